@@ -161,7 +161,7 @@ def test_flipped_bits_of_an_early_record(sound: Sound, tmp_path: Path) -> None:
     ],
     ids=["units", "index header", "slots", "entries", "checkpoint"],
 )
-def test_flipped_bits_of_what_leads_to_records(
+def test_flipped_bits_of_units_and_index(
     sound: Sound, tmp_path: Path, find: Callable[[Path], Path], positions: range
 ) -> None:
     for position in positions:
@@ -196,7 +196,7 @@ def test_lost_files_and_directories(sound: Sound, tmp_path: Path) -> None:
         sound.judge(tmp_path / "copy", lambda root, name=name: (root / name).unlink(), name)
 
 
-def test_store_without_its_log_is_not_taken_for_an_empty_one(sound: Sound, tmp_path: Path) -> None:
+def test_store_without_its_log_does_not_open_as_an_empty_one(sound: Sound, tmp_path: Path) -> None:
     """As where the log has a disk of its own that is not mounted."""
     shutil.rmtree(sound.root / "commitlog")
     with pytest.raises(StoreError, match="storePathCommitLog"):

@@ -85,7 +85,7 @@ NO_PLACE = [
 
 @pytest.mark.parametrize(("call", "number"), NO_PLACE)
 @pytest.mark.parametrize("after", range(3))
-def test_no_place_for_a_record_is_said_and_passes(
+def test_full_disk_refuses_a_put_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int
 ) -> None:
     """The next file of the log cannot be made, at whichever step; later it can."""
@@ -108,7 +108,7 @@ def test_no_place_for_a_record_is_said_and_passes(
 @pytest.mark.parametrize(
     ("call", "number"), [*NO_PLACE, ("sync_pages", errno.EIO), ("fdatasync", errno.EIO), ("fsync", errno.EIO)]
 )
-def test_whatever_fails_while_dispatching_and_vouching_is_made_up_for_by_opening(
+def test_failed_dispatch_or_checkpoint_is_completed_by_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     for after in range(12):
@@ -139,7 +139,7 @@ def test_whatever_fails_while_dispatching_and_vouching_is_made_up_for_by_opening
         assert check(root) == []
 
 
-def test_flush_that_failed_once_is_never_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_flush_is_never_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore(config(tmp_path))
     store.open(1)
     store.put(inner(), 1)
@@ -181,9 +181,7 @@ def test_one_of_many_queues_that_fails_at_the_end_fails_the_store(
     assert check(tmp_path) == []
 
 
-def test_name_that_was_lost_while_pages_were_touched_is_lost_for_the_flush(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_sync_error_during_warming_fails_the_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that touches pages goes on after any error, and the kernel tells of one only once."""
     store = MessageStore(config(tmp_path))
     store.open(1)
@@ -201,9 +199,7 @@ def test_name_that_was_lost_while_pages_were_touched_is_lost_for_the_flush(
     assert check(tmp_path) == []
 
 
-def test_flush_that_failed_is_not_believed_by_who_flushed_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_flush_fails_for_every_waiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells of a lost page once, to the first who asks."""
     store = MessageStore(config(tmp_path))
     store.open(1)
@@ -250,7 +246,7 @@ def small_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             yield full.close
 
 
-def test_full_disk_takes_nothing_that_it_said_yes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_no_acknowledged_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not injected where it can be mounted: a mapped write to a page that such a disk cannot give ends the process."""
     sizes = {
         "mapped_file_size_commit_log": 65536,
@@ -300,7 +296,7 @@ def test_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
     assert check(tmp_path) == []
 
 
-def test_out_of_descriptors_is_no_end(tmp_path: Path) -> None:
+def test_store_recovers_from_lack_of_descriptors(tmp_path: Path) -> None:
     """Not injected either: this process has no descriptor left when a file has to be made."""
     store = MessageStore(config(tmp_path / "store"))
     store.open(1)
@@ -360,7 +356,7 @@ def read_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_crashed", [False, True], ids=["clean stop", "crash"])
-def test_on_a_read_only_disk_everything_is_read_and_nobody_serves(
+def test_read_only_disk_can_be_read_but_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_crashed: bool
 ) -> None:
     root = tmp_path / "disk" / "store"
@@ -392,7 +388,7 @@ def test_on_a_read_only_disk_everything_is_read_and_nobody_serves(
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["open", "ftruncate", "posix_fallocate"])
-def test_disk_that_turns_bad_while_it_is_served_takes_nothing_more_and_is_read(
+def test_failing_disk_refuses_puts_and_serves_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """The kernel makes a disk that has errors read-only; unlike a full one, it is not asked again."""
@@ -425,7 +421,7 @@ def test_config_file_that_cannot_be_written_stays_as_it_was(
     assert read_config(path) == {"v": 1}
 
 
-def test_second_broker_process_is_turned_away(tmp_path: Path) -> None:
+def test_second_broker_process_is_refused(tmp_path: Path) -> None:
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as first:
         first.addresses()
         second = run("standalone", "--store", tmp_path / "store", *FREE_PORTS)

@@ -74,7 +74,7 @@ BOTH, OTHER = {"broker-a", "broker-b"}, {"broker-b"}
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["side by side", "in order"])
-async def test_clients_of_a_master_that_dies_and_comes_back(machines: Machines, orderly: bool) -> None:
+async def test_clients_survive_a_restart_of_the_master(machines: Machines, orderly: bool) -> None:
     """Consumers go on at its slave, but in order: a slave gives no locks. Producers go on at the other master."""
 
     master = machines.broker("master", "SYNC_MASTER")
@@ -121,7 +121,7 @@ async def create_topic(address: str) -> None:
     await remoting.close()
 
 
-async def test_a_group_that_begins_while_the_master_is_away(machines: Machines) -> None:
+async def test_group_starts_while_the_master_is_down(machines: Machines) -> None:
     """It begins where the slave knows the group to be, and finds all that the slave has."""
 
     master = machines.broker("master", "SYNC_MASTER")

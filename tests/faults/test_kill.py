@@ -246,7 +246,7 @@ async def send_until_killed(process: subprocess.Popen[str], namesrv: str, random
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-def test_killed_broker_has_all_that_it_acknowledged(tmp_path: Path, flush: FlushDiskType) -> None:
+def test_killed_broker_has_all_acknowledged_messages(tmp_path: Path, flush: FlushDiskType) -> None:
     (tmp_path / "broker.conf").write_text(
         f"flushDiskType={flush.name}\nmappedFileSizeCommitLog=65536\nmappedFileSizeConsumeQueue=2000\n"
         "maxHashSlotNum=100\nmaxIndexNum=400\n"

@@ -172,7 +172,7 @@ def live(at: StoreConfig, ledger: Ledger, random: Random, crashes: Path, steps: 
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_the_disk_holds_what_was_flushed_is_there(
+def test_flushed_messages_survive_any_state_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, seed: int
 ) -> None:
     without_waiting(monkeypatch)  # for the true disk below
@@ -193,7 +193,7 @@ def test_whatever_the_disk_holds_what_was_flushed_is_there(
 
 
 @pytest.mark.parametrize(("is_flushed", "left"), [(False, []), (True, [b"sent"])], ids=["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_what_a_power_cut_takes(tmp_path: Path, is_flushed: bool, left: list[bytes]) -> None:
+def test_power_cut_loses_only_unflushed_messages(tmp_path: Path, is_flushed: bool, left: list[bytes]) -> None:
     """SYNC_FLUSH answers after the flush, ASYNC_FLUSH before; the worst that a disk can do lies between them."""
     root = tmp_path / "store"
     root.mkdir()
@@ -212,9 +212,7 @@ def test_what_a_power_cut_takes(tmp_path: Path, is_flushed: bool, left: list[byt
     assert check(tmp_path / "after") == []
 
 
-def test_files_that_go_when_the_power_fails_go_in_an_order_that_loses_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_power_cut_during_retention_loses_no_other_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the names that were removed any may be there again, but no queue has forgotten what the log still has."""
     without_waiting(monkeypatch)  # for the true disk below
     root = tmp_path / "store"
@@ -262,7 +260,7 @@ def test_files_that_go_when_the_power_fails_go_in_an_order_that_loses_nothing_el
         assert check(crash) == []
 
 
-def test_units_that_came_without_those_before_them_are_erased(tmp_path: Path) -> None:
+def test_units_without_their_predecessors_are_erased(tmp_path: Path) -> None:
     """Pages reach the disk in any order: the first unit that was not flushed is missing, the second is there."""
     with MessageStore(config(tmp_path / "store", mapped_file_size_consume_queue=2000)) as store:
         store.put(inner(body=bytes(3500)), 1)
@@ -285,7 +283,7 @@ def test_units_that_came_without_those_before_them_are_erased(tmp_path: Path) ->
     assert check(root) == []
 
 
-def test_names_that_a_killed_broker_did_not_sync_are_synced_by_the_next(tmp_path: Path) -> None:
+def test_file_names_not_synced_before_a_kill_are_synced_on_opening(tmp_path: Path) -> None:
     """What a kill leaves is there, but not on disk: neither bytes nor names, until the next broker flushes them."""
     bodies = [bytes(3900), b"in the second file"]
     root = tmp_path / "store"
@@ -314,7 +312,7 @@ def test_names_that_a_killed_broker_did_not_sync_are_synced_by_the_next(tmp_path
         assert check(after) == []
 
 
-def test_units_of_messages_that_were_lost_are_gone_from_the_disk_too(tmp_path: Path) -> None:
+def test_units_of_lost_messages_are_erased(tmp_path: Path) -> None:
     """Units can reach the disk before their records. A checkpoint after the recovery vouches for their being zeros."""
     with MessageStore(config(tmp_path / "store")) as store:
         for number in range(11):
@@ -339,7 +337,7 @@ def test_units_of_messages_that_were_lost_are_gone_from_the_disk_too(tmp_path: P
 
 @pytest.mark.parametrize("first_file", [0, 1 << 32])
 @pytest.mark.parametrize("lacks", [slice(0, 4), slice(4, 20)], ids=["its first bytes", "its last bytes"])
-def test_unit_of_which_a_page_has_only_a_part_is_none(tmp_path: Path, first_file: int, lacks: slice) -> None:
+def test_torn_unit_is_dropped(tmp_path: Path, first_file: int, lacks: slice) -> None:
     """Units lie across the edges of sectors and pages, and above 4 GiB the half of an address looks like an old one."""
     root = tmp_path / "store"
     (root / "commitlog").mkdir(parents=True)
@@ -369,7 +367,7 @@ def test_unit_of_which_a_page_has_only_a_part_is_none(tmp_path: Path, first_file
     assert check(root) == []
 
 
-def test_config_file_is_the_old_or_the_new_one_whole(tmp_path: Path) -> None:
+def test_config_file_is_the_whole_old_or_new_one(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir()
     path = config_path(root, "topics")

@@ -114,7 +114,7 @@ def is_prefix(slave: Path, master: Path) -> bool:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("role", MASTERS)
-def test_what_a_kill_of_the_master_takes(machines: Machines, role: str, flush: str) -> None:
+def test_losses_of_a_killed_master(machines: Machines, role: str, flush: str) -> None:
     """Nothing of the master; of the slave nothing where the answer waited for it. Then they go on together."""
     path = machines.path
     slave = machines.broker("slave", "SLAVE", flushDiskType=flush)
@@ -157,7 +157,7 @@ async def in_step(machines: Machines) -> None:
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-def test_what_a_kill_of_the_slave_takes(machines: Machines, flush: str) -> None:
+def test_losses_of_a_killed_slave(machines: Machines, flush: str) -> None:
     """Nothing, and messages are taken again as safely as before as soon as it is back."""
     path = machines.path
     master = machines.broker("master", "SYNC_MASTER", slaveTimeout="300")
@@ -181,7 +181,7 @@ def test_what_a_kill_of_the_slave_takes(machines: Machines, flush: str) -> None:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("role", [*MASTERS, "no slave"])
-def test_what_the_loss_of_the_master_s_disk_takes(machines: Machines, role: str, flush: str) -> None:
+def test_losses_of_a_lost_master_disk(machines: Machines, role: str, flush: str) -> None:
     """Everything without a slave; what the slave did not get where nobody waited for it; nothing where they did."""
     path = machines.path
     if role == "no slave":
@@ -253,7 +253,7 @@ class Wire:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("role", [*MASTERS, "no slave"])
-def test_what_a_power_cut_of_the_master_takes(tmp_path: Path, role: str, flush: str) -> None:
+def test_losses_of_a_power_cut_of_the_master(tmp_path: Path, role: str, flush: str) -> None:
     """The answer comes after the flush with SYNC_FLUSH, and after the report with a SYNC_MASTER. The master's disk
     keeps what was flushed and no more; the slave, whose power is not cut, what it got."""
     root = tmp_path / "master"
@@ -283,7 +283,7 @@ def test_what_a_power_cut_of_the_master_takes(tmp_path: Path, role: str, flush: 
         assert check(tmp_path / directory) == []
 
 
-def test_what_a_power_cut_of_both_takes(tmp_path: Path) -> None:
+def test_losses_of_a_power_cut_of_both(tmp_path: Path) -> None:
     """Nothing, where the slave's flushDiskType is SYNC_FLUSH, so that it reports what it has flushed."""
     roots = [tmp_path / "all" / name for name in ("master", "slave")]
     for root in roots:

@@ -46,7 +46,7 @@ def index_of(directory: Path, pieces: list[list[DispatchRequest]], skip: int) ->
 
 
 @given(batch=batches(), data=st.data())
-def test_many_entries_are_what_they_are_one_by_one(
+def test_vectorized_entries_equal_single_entries(
     tmp_path_factory: pytest.TempPathFactory, batch: list[DispatchRequest], data: st.DataObject
 ) -> None:
     hashes, physical_offsets, store_timestamps = index_entries_of(batch)

@@ -32,7 +32,7 @@ def test_config_files_of_apache_come_back_byte_for_byte(golden: Path, tmp_path: 
         assert target.read_bytes() == source.read_bytes(), name
 
 
-def test_what_was_asked_for_last_stays_in_a_config_file(tmp_path: Path) -> None:
+def test_last_prepared_write_wins(tmp_path: Path) -> None:
     file = ConfigFile(config_path(tmp_path, "consumerOffset"))
     first, second, third = (file.prepare_write(lambda n=n: {"offsetTable": {"T@G": {0: n}}}) for n in range(3))
     first()
@@ -43,7 +43,7 @@ def test_what_was_asked_for_last_stays_in_a_config_file(tmp_path: Path) -> None:
     assert ConfigFile(file.path).read() == {"offsetTable": {"T@G": {0: 2}}}
 
 
-def test_opening_removes_what_a_crash_left_of_config_files(open_store: OpenStore, tmp_path: Path) -> None:
+def test_opening_removes_temporary_config_files(open_store: OpenStore, tmp_path: Path) -> None:
     path = config_path(tmp_path / "store", "topics")
     write_config(path, {"a": 1})
     path.with_name("topics.json.tmp").write_text("{")
@@ -53,7 +53,7 @@ def test_opening_removes_what_a_crash_left_of_config_files(open_store: OpenStore
     assert read_config(path) == {"a": 1}
 
 
-def test_the_content_before_is_kept(tmp_path: Path) -> None:
+def test_previous_content_is_kept_in_bak(tmp_path: Path) -> None:
     path = config_path(tmp_path, "delayOffset")
     assert read_config(path) is None
     write_config(path, {"offsetTable": {1: 1}})
@@ -66,7 +66,7 @@ def test_the_content_before_is_kept(tmp_path: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["delayOffset.json.bak"]
 
 
-def test_a_write_cut_off_anywhere_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = config_path(tmp_path, "topics")
     write_config(path, {"v": 1})
     write_config(path, {"v": 2})
@@ -90,7 +90,7 @@ def test_a_write_cut_off_anywhere_leaves_a_whole_file(tmp_path: Path, monkeypatc
     assert read_config(path) == {"v": 2}
 
 
-def test_a_broken_file_is_named_when_nothing_else_is_there(tmp_path: Path) -> None:
+def test_damaged_config_file_without_bak_is_named(tmp_path: Path) -> None:
     path = config_path(tmp_path, "topics")
     write_config(path, {"v": 1})
     path.write_bytes(b'{"v":')
@@ -108,7 +108,7 @@ entries = st.lists(st.tuples(st.integers(0, 2**31 - 1) | st.integers(0, 9), st.i
 
 @settings(max_examples=60)
 @given(entries, st.lists(st.integers(1, 50), min_size=1), st.sampled_from([0, 1_795_217_264_729]))
-def test_many_entries_are_as_one_by_one(
+def test_put_many_equals_single_puts(
     tmp_path_factory: pytest.TempPathFactory, put: list[tuple[int, int]], sizes: list[int], begin_ms: int
 ) -> None:
     root = tmp_path_factory.mktemp("index")
@@ -142,7 +142,7 @@ def test_index_files_are_named_in_order_even_when_the_clock_is_not(tmp_path: Pat
     index.close()
 
 
-def test_a_chain_that_runs_in_circles_ends(tmp_path: Path) -> None:
+def test_cyclic_chain_ends(tmp_path: Path) -> None:
     index = Index(tmp_path / "index", 1, 10, [])
     for offset in range(5):
         index.put([4], offset, 1000)
@@ -164,7 +164,7 @@ def advice(path: Path) -> set[str]:
     return found
 
 
-def test_the_kernel_is_told_that_an_index_is_read_here_and_there(tmp_path: Path) -> None:
+def test_index_is_mapped_without_read_ahead(tmp_path: Path) -> None:
     """A key in a file of 420 MB costs a page or two then, and not what the kernel reads ahead."""
     index = Index(tmp_path, 10, 40, [])
     index.put([1], 0, 1000)
@@ -178,7 +178,7 @@ def test_the_kernel_is_told_that_an_index_is_read_here_and_there(tmp_path: Path)
         again.close()
 
 
-def test_a_clock_that_was_set_back_gives_no_entry_a_time_before_its_file(tmp_path: Path) -> None:
+def test_entry_before_its_file_after_clock_change_has_zero_seconds(tmp_path: Path) -> None:
     """Apache's readers take a negative difference for the end of the chain, and find nothing behind it."""
     for number, put in enumerate((IndexFile.put, None)):
         file = IndexFile.create(tmp_path / f"{number:017d}", 10, 40)
@@ -211,7 +211,7 @@ def test_sizes_of_index_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now_ms", [-1, 0, 253_402_300_800_000, (1 << 63) - 1])
-def test_a_time_that_no_name_has_room_for_names_a_file_all_the_same(tmp_path: Path, now_ms: int) -> None:
+def test_time_beyond_the_name_format_still_names_a_file(tmp_path: Path, now_ms: int) -> None:
     index = Index.open(tmp_path / "index", 1, 3, writable=True)
     for k in range(6):
         index.put([k], 1000 * k, now_ms)
@@ -225,7 +225,7 @@ def test_a_time_that_no_name_has_room_for_names_a_file_all_the_same(tmp_path: Pa
 # consume queues and mapped files -------------------------------------------------------------------------------------
 
 
-def test_a_queue_without_its_beginning_is_filled(tmp_path: Path) -> None:
+def test_queue_that_begins_late_gets_fillers(tmp_path: Path) -> None:
     queue = ConsumeQueue("T", 0, MappedFileQueue(tmp_path / "T" / "0", 200, []))
     queue.append(25, b"".join(pack_unit(1000 + k, 10, k) for k in range(20)))
     queue.files.close()
@@ -249,7 +249,7 @@ def test_a_queue_without_its_beginning_is_filled(tmp_path: Path) -> None:
     )
 
 
-def test_a_directory_that_another_makes_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_created_concurrently_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = os.mkdir
 
     def made_by_another(path: str, mode: int = 0o777) -> None:
@@ -285,7 +285,7 @@ def test_reserve_and_erase(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", [None, 0, 1, 7000])
-def test_what_is_written_by_a_call_is_in_the_mapping(
+def test_bytes_written_by_pwrite_are_in_the_mapping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int | None
 ) -> None:
     """Also what the system does not take, be it some of the bytes or, for want of a descriptor, all."""
@@ -309,7 +309,7 @@ def _no_descriptor(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_blocks_that_warming_takes_meanwhile_are_not_asked_for_again(
+def test_blocks_reserved_by_concurrent_warming_are_not_requested_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that warms may overtake the writer just when that opens the file."""

@@ -54,7 +54,9 @@ QUERIES: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
 
 @pytest.mark.parametrize("exhaustive", [False, True])
 @pytest.mark.parametrize("number", range(len(QUERIES)))
-def test_every_way_finds_the_same(store: Path, messages: list[MessageExt], number: int, exhaustive: bool) -> None:
+def test_every_access_path_finds_the_same_messages(
+    store: Path, messages: list[MessageExt], number: int, exhaustive: bool
+) -> None:
     query, fits = QUERIES[number]
     expected = [message.physical_offset for message in messages if fits(message)]
     query.exhaustive = exhaustive
@@ -71,7 +73,7 @@ def test_compressed_bodies_are_searched_as_they_were_sent(store: Path, messages:
     assert decompress(stored.body, stored.sys_flag) == compressed.body
 
 
-def test_a_key_reads_only_what_the_index_leads_to(golden: Path, tmp_path: Path) -> None:
+def test_key_search_reads_only_indexed_messages(golden: Path, tmp_path: Path) -> None:
     """With damage in another message the index still answers; without an index the damage is met."""
     store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
     with StoreReader(store) as reader:
@@ -87,7 +89,7 @@ def test_a_key_reads_only_what_the_index_leads_to(golden: Path, tmp_path: Path) 
         found(store, query)
 
 
-def test_an_index_that_lags_behind_is_not_trusted(golden: Path, tmp_path: Path, messages: list[MessageExt]) -> None:
+def test_incomplete_index_is_not_used(golden: Path, tmp_path: Path, messages: list[MessageExt]) -> None:
     store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
     *_, last = sorted((store / "index").iterdir())
     last.unlink()
@@ -99,7 +101,7 @@ def test_an_index_that_lags_behind_is_not_trusted(golden: Path, tmp_path: Path, 
     ]
 
 
-def test_progress_ends_with_all(store: Path) -> None:
+def test_progress_ends_at_the_total(store: Path) -> None:
     for query in (SearchQuery(), SearchQuery(topic="GA")):
         seen: list[tuple[int, int]] = []
         with StoreReader(store) as reader:

@@ -48,7 +48,7 @@ def queue_bodies(store: MessageStore, queue_id: int = 0, topic: str = "T") -> li
     return found
 
 
-def test_what_is_put_can_be_got(open_store: OpenStore) -> None:
+def test_put_message_can_be_read(open_store: OpenStore) -> None:
     store = open_store()
     results = [store.put(inner(body=b"%d" % k, queue_id=k % 2), 1000 + k) for k in range(6)]
     assert [result.status for result in results] == [PutMessageStatus.PUT_OK] * 6
@@ -68,7 +68,7 @@ def test_what_is_put_can_be_got(open_store: OpenStore) -> None:
     assert store.queues() == {("T", 0): (0, 3), ("T", 1): (0, 3)}
 
 
-def test_files_roll_and_everything_stays_in_place(open_store: OpenStore, tmp_path: Path) -> None:
+def test_messages_keep_their_offsets_across_files(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     put = [
         store.put(inner(body=bytes([k]) * (100 + 37 * k % 300), keys=f"k{k}", unique_key=f"u{k}"), k)
@@ -92,7 +92,7 @@ def test_files_roll_and_everything_stays_in_place(open_store: OpenStore, tmp_pat
         assert reader.queues() == {("T", 0): (0, 100)}
 
 
-def test_a_closed_store_goes_on(open_store: OpenStore) -> None:
+def test_reopened_store_continues(open_store: OpenStore) -> None:
     for k in range(5):
         store = open_store()
         assert store.put(inner(body=b"%d" % k, keys="key"), 1000 + k).queue_offset == k
@@ -149,7 +149,7 @@ def test_batches_are_contiguous_and_whole(open_store: OpenStore) -> None:
     assert store.max_offset("T", 0) == 11
 
 
-def test_transactions_take_no_place(open_store: OpenStore) -> None:
+def test_prepared_messages_take_no_queue_offset(open_store: OpenStore) -> None:
     store = open_store()
     store.put(inner(body=b"plain"), 1)
     half = store.put(inner(body=b"half", keys="h", sys_flag=sysflag.TRANSACTION_PREPARED), 2)
@@ -162,7 +162,7 @@ def test_transactions_take_no_place(open_store: OpenStore) -> None:
     assert [len(store.query("T", key, 64).records) for key in "hrc"] == [1, 0, 1]
 
 
-def test_delayed_messages_keep_when_they_are_due(open_store: OpenStore, tmp_path: Path) -> None:
+def test_unit_of_delayed_message_has_its_delivery_time(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     store.put(inner(topic=SCHEDULE_TOPIC, queue_id=2, properties=b"DELAY\x013\x02TAGS\x01A"), 5_000)
     store.put(inner(topic=SCHEDULE_TOPIC, queue_id=17, properties=b"DELAY\x0199"), 5_000)
@@ -178,7 +178,7 @@ def test_delayed_messages_keep_when_they_are_due(open_store: OpenStore, tmp_path
 # dispatch ------------------------------------------------------------------------------------------------------------
 
 
-def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None:
+def test_arrivals_are_reported_once_and_before_a_read(open_store: OpenStore) -> None:
     arrived: list[tuple[str, dict[int, int], list[int]]] = []
     sizes: list[int] = []
 
@@ -200,7 +200,7 @@ def test_arrivals_are_told_once_and_before_a_read(open_store: OpenStore) -> None
     assert sum(sizes) == store.max_physical_offset
 
 
-def test_the_first_put_after_each_dispatch_is_told(open_store: OpenStore) -> None:
+def test_on_pending_is_called_once_per_dispatch(open_store: OpenStore) -> None:
     told: list[int] = []
     store = open_store(on_pending=lambda: told.append(store.max_physical_offset))
     store.put(inner(topic=""), 1)  # refused
@@ -293,7 +293,7 @@ def test_get_answers_as_apache_does(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize(("byte", "bit"), [(0, 7), (2, 0), (6, 1), (7, 0), (8, 7), (9, 0), (11, 0), (11, 6)])
-def test_a_unit_that_points_elsewhere_is_passed_over(
+def test_damaged_unit_is_skipped(
     open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, byte: int, bit: int
 ) -> None:
     """Who reads gets the messages of the queue and no other bytes, and the store says where one is missing."""
@@ -323,7 +323,7 @@ def test_a_unit_that_points_elsewhere_is_passed_over(
     assert check(tmp_path / "store") == []
 
 
-def test_less_is_read_at_once_from_the_disk_than_from_memory(open_store: OpenStore) -> None:
+def test_reads_from_disk_have_lower_limits(open_store: OpenStore) -> None:
     store = open_store()
     store.config.max_transfer_count_on_message_in_disk, store.config.access_message_in_memory_max_ratio = 3, 0
     for k in range(9):
@@ -366,7 +366,7 @@ def test_records_by_address(open_store: OpenStore) -> None:
 # to disk -------------------------------------------------------------------------------------------------------------
 
 
-def test_flush_says_how_far(open_store: OpenStore) -> None:
+def test_flushed_offset_advances_with_flush(open_store: OpenStore) -> None:
     store = open_store()
     assert store.flushed_physical_offset == 0
     for k in range(50):
@@ -382,9 +382,7 @@ def test_flush_says_how_far(open_store: OpenStore) -> None:
     assert store.flushed_physical_offset == store.max_physical_offset
 
 
-def test_a_flush_asks_for_what_was_put_since_the_last_and_no_more(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flush_syncs_only_new_bytes(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     sync_pages = mapped_file.sync_pages
     flushed: list[tuple[int, int]] = []
@@ -408,7 +406,7 @@ def test_a_flush_asks_for_what_was_put_since_the_last_and_no_more(
     assert flushed == [(first.size + second.size, size), (0, last.size)], "with the blank, and the file behind it"
 
 
-def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsync_error_refuses_puts_but_not_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore(config(tmp_path / "store"))
     store.open(1)
     store.put(inner(body=b"before"), 1)
@@ -456,7 +454,7 @@ def test_warm_changes_nothing(open_store: OpenStore, tmp_path: Path) -> None:
 # one broker a directory ----------------------------------------------------------------------------------------------
 
 
-def test_a_second_store_is_turned_away(open_store: OpenStore, tmp_path: Path) -> None:
+def test_second_store_on_a_directory_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     with pytest.raises(StoreLocked):
         MessageStore(config(tmp_path / "store")).open(1)
@@ -506,7 +504,7 @@ def test_a_crash_loses_nothing_that_the_kernel_has(open_store: OpenStore, tmp_pa
     assert check(tmp_path / "crashed") == []
 
 
-def test_a_clock_that_was_set_back_vouches_for_nothing_that_came_after(open_store: OpenStore, tmp_path: Path) -> None:
+def test_checkpoint_goes_back_with_the_clock(open_store: OpenStore, tmp_path: Path) -> None:
     """Files that begin before the time of the checkpoint are taken for flushed, so it goes back with the clock."""
     store = open_store()
     for k in range(5):
@@ -531,7 +529,7 @@ def test_a_clock_that_was_set_back_vouches_for_nothing_that_came_after(open_stor
     assert check(tmp_path / "crashed") == []
 
 
-def test_a_log_cut_at_any_byte_gives_back_all_before(open_store: OpenStore, tmp_path: Path) -> None:
+def test_truncated_log_keeps_all_messages_before_the_cut(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     results = [store.put(inner(body=b"%d" % k, keys=f"k{k}"), 1000 * k) for k in range(3)]
     store.reput()
@@ -549,7 +547,7 @@ def test_a_log_cut_at_any_byte_gives_back_all_before(open_store: OpenStore, tmp_
         assert check(tmp_path / f"cut{cut}") == []
 
 
-def test_stale_records_behind_a_cut_never_come_back(open_store: OpenStore, tmp_path: Path) -> None:
+def test_truncated_records_never_reappear(open_store: OpenStore, tmp_path: Path) -> None:
     """Five records of one size, the second damaged: what lies behind must not continue a new second one."""
     store = open_store()
     results = [store.put(inner(body=b"old %d" % k), 1000 * k) for k in range(5)]
@@ -568,7 +566,7 @@ def test_stale_records_behind_a_cut_never_come_back(open_store: OpenStore, tmp_p
     assert check(tmp_path / "crashed") == check(tmp_path / "again") == []
 
 
-def test_a_topic_made_anew_starts_over(open_store: OpenStore, tmp_path: Path) -> None:
+def test_recreated_topic_starts_at_zero(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for k in range(30):
         store.put(inner(body=b"%d" % k), k)
@@ -581,9 +579,7 @@ def test_a_topic_made_anew_starts_over(open_store: OpenStore, tmp_path: Path) ->
     assert store.queues() == {("T", 0): (0, 30)}, "the log remembers"
 
 
-def test_queues_that_contradict_the_log_are_rebuilt_even_after_a_clean_stop(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
+def test_contradicting_queues_are_rebuilt_even_after_a_clean_stop(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for k in range(8):
         store.put(inner(body=b"%d" % k, keys=f"k{k}"), 1000 * k)

@@ -37,7 +37,7 @@ def test_the_keys_of_retention_and_their_defaults() -> None:
     assert {key: defaults[key] for key in keys} == keys
 
 
-def test_the_tools_do_what_stands_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_tools_work_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with MessageStore(StoreConfig(Path("data"), HOST)) as store:
         places = [

@@ -57,7 +57,7 @@ def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     queue.files.close()
 
 
-def test_idle_queues_take_no_descriptors_and_busy_ones_take_one(open_store: OpenStore, tmp_path: Path) -> None:
+def test_idle_queue_takes_no_descriptor_and_busy_one_takes_one(open_store: OpenStore, tmp_path: Path) -> None:
     """A process has a thousand descriptors where nobody asked for more, and a broker may have ten thousand queues."""
     names = [(f"Topic{number // 8}", number % 8) for number in range(200)]
     sizes = {"mapped_file_size_commit_log": 1 << 16, "mapped_file_size_consume_queue": 6000}
@@ -80,7 +80,7 @@ def test_idle_queues_take_no_descriptors_and_busy_ones_take_one(open_store: Open
     assert _descriptors() == before
 
 
-def test_a_checkpoint_vouches_for_queues_when_all_have_had_their_turn(open_store: OpenStore, tmp_path: Path) -> None:
+def test_checkpoint_advances_after_all_dirty_queues_are_flushed(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
 
     def vouched_ms() -> tuple[int, int]:
@@ -108,7 +108,7 @@ def test_a_checkpoint_vouches_for_queues_when_all_have_had_their_turn(open_store
     assert vouched_ms() == (30_000, 30_000)
 
 
-def test_recovery_of_queues_that_are_whole_writes_nothing_to_them(
+def test_recovery_does_not_write_to_intact_queues(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ten thousand queues most are whole after a crash, and each file that is made anew or synced takes a while."""
@@ -146,7 +146,7 @@ def test_recovery_of_queues_that_are_whole_writes_nothing_to_them(
     again=st.integers(0, 35),
     same=st.integers(0, 35),
 )
-def test_a_queue_that_was_rewound_is_as_if_it_had_been_written_so(
+def test_rewound_queue_equals_one_that_was_written_directly(
     tmp_path_factory: pytest.TempPathFactory, begin: int, count: int, rewound: int, again_at: int, again: int, same: int
 ) -> None:
     """Whatever comes after a rewind, the same units for a while, others then: nothing of before is left behind it."""
@@ -176,7 +176,7 @@ def test_a_queue_that_was_rewound_is_as_if_it_had_been_written_so(
     queue.files.close()
 
 
-def test_much_is_dispatched_a_part_at_a_time(open_store: OpenStore) -> None:
+def test_large_backlog_is_dispatched_in_parts(open_store: OpenStore) -> None:
     store = open_store()
     prepared = inner("Half", 0, sys_flag=sysflag.TRANSACTION_PREPARED)
     for message in (inner(queue_id=0), inner(queue_id=0), inner(queue_id=1), prepared, inner(queue_id=2), inner()):
@@ -194,7 +194,7 @@ def test_much_is_dispatched_a_part_at_a_time(open_store: OpenStore) -> None:
     assert store.queues() == {("T", queue_id): (0, 1 + 2 * (queue_id == 0)) for queue_id in [*range(4), *range(10, 20)]}
 
 
-def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
+def test_arrival_listener_may_read(open_store: OpenStore) -> None:
     """A held pull reads when it hears of a message; that must not dispatch what follows before its turn."""
     seen: list[tuple[int, int]] = []
 
@@ -210,7 +210,7 @@ def test_who_is_told_of_a_part_may_read(open_store: OpenStore) -> None:
     assert seen == [(0, 1), (1, 1), (1, 2), (0, 2)]
 
 
-def test_who_is_told_of_messages_hears_the_same_whether_they_are_spread_or_not(open_store: OpenStore) -> None:
+def test_arrivals_are_equal_for_both_ways_to_write_units(open_store: OpenStore) -> None:
     """A batch is written one by one or queue by queue, as the one before it had many queues or few."""
     told: list[dict[str, tuple[dict[int, int], list[int]]]] = []
     sizes: list[int] = []
@@ -241,7 +241,7 @@ def test_who_is_told_of_messages_hears_the_same_whether_they_are_spread_or_not(o
     assert sorted(sizes) == sorted(put)
 
 
-def test_a_queue_that_was_deleted_and_made_anew_gets_its_units(tmp_path: Path) -> None:
+def test_queue_that_was_deleted_and_created_again_gets_its_units(tmp_path: Path) -> None:
     queues = ConsumeQueues(tmp_path, PER_FILE * UNIT_SIZE)
     dispatcher = Dispatcher(queues, None, ())
     pending = [DispatchRequest("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]

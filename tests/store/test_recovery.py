@@ -13,7 +13,7 @@ from rucola.store import recovery
 from support.stores import OpenStore, crashed_copy, inner
 
 
-def test_a_long_recovery_says_how_far_it_is(
+def test_long_recovery_logs_its_progress(
     open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()

@@ -80,7 +80,7 @@ def test_golden(golden: Path, tmp_path: Path, variant: str) -> None:
             assert without_unit(rows[row["commitLogOffset"]]) == without_unit(row)
 
 
-def test_a_sound_store_is_copied_byte_by_byte(golden: Path, tmp_path: Path) -> None:
+def test_intact_store_is_copied_byte_by_byte(golden: Path, tmp_path: Path) -> None:
     source = golden / "g1-clean" / "store"
     told: list[float] = []
     done = repair(
@@ -227,7 +227,7 @@ def test_one_damaged_byte_costs_at_most_its_own_record(whole: Path, data: st.Dat
         assert len(list(undamaged(whole, copy, but=but))) == len(rows) - len(but)
 
 
-def test_without_units_two_records_that_claim_one_queue_offset_may_be_exchanged(whole: Path, tmp_path: Path) -> None:
+def test_without_units_two_claims_of_one_queue_offset_may_be_exchanged(whole: Path, tmp_path: Path) -> None:
     """TopicA|0|n and TopicA|1|n are neighbours in the log. If the first claims queue 1, nothing tells them apart."""
     rows = rows_of(whole)
     (hit,) = (k for k, row in rows.items() if row["cq"] == "TopicA|0|8")
@@ -251,7 +251,7 @@ def test_without_units_two_records_that_claim_one_queue_offset_may_be_exchanged(
     [(3, "its size was"), (4, "magic number"), (35, "its physical offset was"), (27, "and is TopicA|1|2"),
      (12, "and is TopicA|1|2"), (39, "and is TopicA|1|2"), (56, "store time"), (92, "and is TopicA|1|2")],
 )  # fmt: skip
-def test_a_field_that_can_be_known_is_put_right(whole: Path, damaged: Path, position: int, what: str) -> None:
+def test_redundant_field_is_corrected(whole: Path, damaged: Path, position: int, what: str) -> None:
     begin = next(k for k, row in rows_of(whole).items() if row["cq"] == "TopicA|1|2")
     assert rows_of(whole)[begin]["bodyLength"] == 4
     log = damaged / "commitlog" / f"{0:020d}"
@@ -268,7 +268,7 @@ def test_a_field_that_can_be_known_is_put_right(whole: Path, damaged: Path, posi
     list(undamaged(whole, damaged.with_name("copy"), but=frozenset((begin,) if position == 56 else ())))
 
 
-def test_a_lost_message_has_a_stand_in(whole: Path, damaged: Path) -> None:
+def test_lost_message_gets_a_placeholder(whole: Path, damaged: Path) -> None:
     begin, row = next((k, row) for k, row in rows_of(whole).items() if row["cq"] == "TopicA|0|5")
     log = damaged / "commitlog" / f"{begin // FILE_SIZE * FILE_SIZE:020d}"
     content = bytearray(log.read_bytes())
@@ -288,7 +288,7 @@ def test_a_lost_message_has_a_stand_in(whole: Path, damaged: Path) -> None:
 # whole files ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_becomes_places(whole: Path, damaged: Path) -> None:
+def test_missing_file_becomes_placeholders(whole: Path, damaged: Path) -> None:
     shutil.copytree(damaged, damaged.with_name("more"))
     store = MessageStore(config(damaged.with_name("more")))
     store.open(1)
@@ -305,7 +305,7 @@ def test_a_missing_file_becomes_places(whole: Path, damaged: Path) -> None:
     assert [rows[k] for k in before if k < FILE_SIZE] == [row for k, row in before.items() if k < FILE_SIZE]
 
 
-def test_a_file_cut_short(whole: Path, damaged: Path) -> None:
+def test_truncated_file_loses_only_its_missing_records(whole: Path, damaged: Path) -> None:
     log = damaged / "commitlog" / f"{0:020d}"
     log.write_bytes(log.read_bytes()[:2000])
     done = repaired(damaged)
@@ -315,7 +315,7 @@ def test_a_file_cut_short(whole: Path, damaged: Path) -> None:
     assert all(rows[k] == row for k, row in rows_of(whole).items() if k >= FILE_SIZE or k + row["storeSize"] <= 2000)
 
 
-def test_what_an_earlier_recovery_cut_off_stays_away(whole: Path, damaged: Path) -> None:
+def test_records_cut_off_by_an_earlier_recovery_stay_out(whole: Path, damaged: Path) -> None:
     """Apache's broker leaves behind the end of the log what it cuts off, and writes over it."""
     records = sorted(rows_of(whole).items())
     cut, _ = records[-6]
@@ -341,7 +341,7 @@ def test_what_an_earlier_recovery_cut_off_stays_away(whole: Path, damaged: Path)
 # the rest of the directory --------------------------------------------------------------------------------------------
 
 
-def test_the_copy_goes_on_as_a_store(whole: Path, damaged: Path) -> None:
+def test_copy_accepts_new_messages(whole: Path, damaged: Path) -> None:
     log = damaged / "commitlog" / f"{0:020d}"
     content = bytearray(log.read_bytes())
     content[100:1500] = bytes(1400)
@@ -366,7 +366,7 @@ def test_the_copy_goes_on_as_a_store(whole: Path, damaged: Path) -> None:
     assert len(rows_of(copy)) >= 50 + 4 - lost
 
 
-def test_config_files_come_from_bak_where_they_are_broken(damaged: Path) -> None:
+def test_damaged_config_file_is_replaced_by_its_bak(damaged: Path) -> None:
     (damaged / "config" / "topics.json").write_text('{"a":')
     (damaged / "config" / "delayOffset.json").write_text("")
     (damaged / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:33}}}')
@@ -380,7 +380,7 @@ def test_config_files_come_from_bak_where_they_are_broken(damaged: Path) -> None
     assert [line.split()[0] for line in done.config] == ["delayOffset.json", "topics.json"]
 
 
-def test_where_it_may_not_write(damaged: Path, tmp_path: Path) -> None:
+def test_repair_refuses_unsuitable_targets(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not empty"):
         repair(damaged, damaged)
     with pytest.raises(StoreError, match="is inside"):

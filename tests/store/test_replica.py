@@ -88,7 +88,7 @@ def slave_of(path: Path) -> MessageStore:
 
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 1500), min_size=1, max_size=6))
-def test_the_copy_is_the_log_byte_for_byte(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+def test_replica_log_is_equal_byte_for_byte(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     size = cycle(sizes).__next__
     path = tmp_path_factory.mktemp("pair")
     with MessageStore(config(path / "m")) as master, slave_of(path / "s") as slave:
@@ -103,7 +103,7 @@ def test_the_copy_is_the_log_byte_for_byte(tmp_path_factory: pytest.TempPathFact
     assert check(path / "s") == []
 
 
-def test_a_slave_takes_no_message(tmp_path: Path) -> None:
+def test_slave_refuses_puts(tmp_path: Path) -> None:
     with slave_of(tmp_path / "s") as slave:
         assert slave.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert slave.put_batch(batch(inner()), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
@@ -111,7 +111,7 @@ def test_a_slave_takes_no_message(tmp_path: Path) -> None:
         assert slave.write_state.reason == "the broker is a slave: its log takes only what the master sends"
 
 
-def test_an_empty_slave_begins_with_the_newest_file(tmp_path: Path) -> None:
+def test_empty_slave_begins_with_the_newest_file(tmp_path: Path) -> None:
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
         fill(master, 40)
         begin = master.max_physical_offset // FILE * FILE
@@ -133,7 +133,7 @@ def test_an_empty_slave_begins_with_the_newest_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
-def test_half_a_record_does_not_stay(tmp_path: Path, is_killed: bool) -> None:
+def test_incomplete_record_is_truncated(tmp_path: Path, is_killed: bool) -> None:
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
         fill(master, 20)
         whole = master.max_physical_offset
@@ -156,7 +156,7 @@ def test_half_a_record_does_not_stay(tmp_path: Path, is_killed: bool) -> None:
 
 
 @pytest.mark.parametrize("damage", ["zeros", "bits", "magic"])
-def test_a_damaged_tail_is_cut_off_and_sent_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_tail_is_truncated_and_sent_again(tmp_path: Path, damage: str) -> None:
     """What a crash of the slave's machine leaves of its last record; the master's is whole."""
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
         fill(master, 10)
@@ -195,7 +195,7 @@ def test_a_full_disk_stops_the_copy_until_there_is_room(tmp_path: Path, monkeypa
     assert check(tmp_path / "s") == []
 
 
-def test_a_master_that_lost_its_end_is_found_out(tmp_path: Path) -> None:
+def test_master_that_lost_its_newest_records_is_detected(tmp_path: Path) -> None:
     """Its new messages lie where the slave has others, record for record as long as they."""
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
         master.put(inner(body=b"both have it"), 1)
@@ -214,7 +214,7 @@ def test_a_master_that_lost_its_end_is_found_out(tmp_path: Path) -> None:
     assert check(tmp_path / "s") == []
 
 
-def test_what_is_no_record_is_not_kept(tmp_path: Path) -> None:
+def test_invalid_bytes_are_refused_and_truncated(tmp_path: Path) -> None:
     large = {"mapped_file_size_commit_log": 1 << 16}
     with (
         MessageStore(config(tmp_path / "m", **large)) as master,
@@ -244,7 +244,7 @@ def test_what_is_no_record_is_not_kept(tmp_path: Path) -> None:
     assert check(tmp_path / "s") == []
 
 
-def test_bytes_behind_the_end_of_the_log_are_an_error(tmp_path: Path) -> None:
+def test_bytes_after_the_end_of_the_log_are_refused(tmp_path: Path) -> None:
     with MessageStore(config(tmp_path / "m")) as master, slave_of(tmp_path / "s") as slave:
         with pytest.raises(StoreError, match="mappedFileSizeCommitLog"):
             replica(slave).append(FILE + 1, memoryview(b"x"))
@@ -274,7 +274,7 @@ def test_queue_of_recreated_topic_starts_at_zero_again(tmp_path: Path) -> None:
         assert slave.get("Old", 0, 0, 32).records == master.get("Old", 0, 0, 32).records
 
 
-def test_a_file_without_a_byte_keeps_no_slave_from_another_beginning(tmp_path: Path) -> None:
+def test_empty_log_file_does_not_fix_the_begin_of_a_slave(tmp_path: Path) -> None:
     directory = tmp_path / "s" / "commitlog"
     directory.mkdir(parents=True)
     (directory / file_name(0)).write_bytes(bytes(FILE))

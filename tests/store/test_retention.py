@@ -78,7 +78,7 @@ def bodies(store: MessageStore) -> list[str]:
 # when ----------------------------------------------------------------------------------------------------------------
 
 
-def test_files_go_when_all_their_messages_are_older_than_the_reserved_time(open_store: OpenStore) -> None:
+def test_file_expires_when_all_its_messages_are_older_than_the_reserved_time(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 6)
     # A file is as young as the first record behind it: file k is of hour k, and was full at hour k + 1.
@@ -91,20 +91,22 @@ def test_files_go_when_all_their_messages_are_older_than_the_reserved_time(open_
 @pytest.mark.parametrize(
     ("when", "hour", "gone"), [("04", 4, 5), ("04", 5, 0), ("04;16", 16, 5), ("4", 4, 5), ("00", 0, 5), ("23", 22, 0)]
 )
-def test_the_hour_decides(open_store: OpenStore, tmp_path: Path, when: str, hour: int, gone: int) -> None:
+def test_files_expire_only_in_the_configured_hours(
+    open_store: OpenStore, tmp_path: Path, when: str, hour: int, gone: int
+) -> None:
     store = open_store(config(tmp_path / "store", delete_when=when))
     fill(store, 6)
     assert run_round(store, 999 * HOUR_MS, hour=hour) == gone
 
 
-def test_an_hour_that_no_day_has_means_never(tmp_path: Path) -> None:
+def test_impossible_hour_means_never(tmp_path: Path) -> None:
     """Apache's brokers are configured so where files shall go only by hand or when the disk is full."""
     with MessageStore(config(tmp_path / "store", delete_when="99")) as store:
         assert store.write_state.is_writable
 
 
 @pytest.mark.parametrize("when", ["", "four", "04:00", "-1"])
-def test_an_hour_that_is_none_is_refused_before_anything_is_served(tmp_path: Path, when: str) -> None:
+def test_invalid_hour_is_refused_on_opening(tmp_path: Path, when: str) -> None:
     with pytest.raises(ConfigError, match="deleteWhen"):
         MessageStore(config(tmp_path / "store", delete_when=when)).open(1)
 
@@ -127,7 +129,7 @@ def test_an_hour_that_is_none_is_refused_before_anything_is_served(tmp_path: Pat
         (95, 999, {"disk_max_used_space_ratio": 100, "disk_space_clean_forcibly_ratio": 99}, 0, True),
     ],
 )
-def test_the_disk_decides(
+def test_disk_usage_decides_on_expiry_and_refusal(
     open_store: OpenStore,
     tmp_path: Path,
     percent: float,
@@ -142,7 +144,7 @@ def test_the_disk_decides(
     assert (not store.write_state.is_writable) == refuses
 
 
-def test_the_fullest_disk_counts(open_store: OpenStore) -> None:
+def test_fullest_disk_decides(open_store: OpenStore) -> None:
     store = open_store()
     store.begin_retention_round(
         1, 12, [DiskUsage(Path("a"), 1, 100), DiskUsage(Path("b"), 95, 100), DiskUsage(DISK, 0, 0)]
@@ -150,7 +152,7 @@ def test_the_fullest_disk_counts(open_store: OpenStore) -> None:
     assert "the disk of b is 95 % full" in str(store.write_state.reason)
 
 
-def test_by_hand_the_hour_does_not_count_but_the_age_does(open_store: OpenStore) -> None:
+def test_manual_deletion_ignores_the_hour_but_not_the_age(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 6)
     store.request_manual_deletion()
@@ -162,7 +164,7 @@ def test_by_hand_the_hour_does_not_count_but_the_age_does(open_store: OpenStore)
     assert run_round(store, 999 * HOUR_MS) == 3
 
 
-def test_a_round_ends_with_the_tenth_file(open_store: OpenStore) -> None:
+def test_round_deletes_at_most_ten_files(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 15)
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == MAX_FILES_A_ROUND == 10
@@ -170,7 +172,7 @@ def test_a_round_ends_with_the_tenth_file(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("percent", [50, 99])
-def test_the_file_that_is_written_stays_and_so_does_one_made_ahead(open_store: OpenStore, percent: float) -> None:
+def test_file_being_written_and_preallocated_file_are_kept(open_store: OpenStore, percent: float) -> None:
     store = open_store()
     last_ms = fill(store, 3)
     store.warm()
@@ -209,7 +211,7 @@ def test_queues_and_index_follow_the_log(open_store: OpenStore) -> None:
         assert [message.queue_offset for message in reader.walk()] == [117, 118, 119]
 
 
-def test_reads_of_what_is_gone_are_sent_to_what_is_there(open_store: OpenStore) -> None:
+def test_read_of_deleted_offset_is_redirected_to_the_first_message(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 6, queues=1)
     first = store.get("T", 0, 0, 1)
@@ -228,7 +230,7 @@ def test_reads_of_what_is_gone_are_sent_to_what_is_there(open_store: OpenStore) 
     assert store.units("T", 0, 3, 1) == []
 
 
-def test_a_queue_that_lost_all_its_messages_goes_on_counting(open_store: OpenStore) -> None:
+def test_queue_without_messages_keeps_its_next_offset(open_store: OpenStore) -> None:
     store = open_store()
     for _ in range(4):
         store.put(inner(topic="Old"), 1)
@@ -287,7 +289,7 @@ def first_file(store: MessageStore, monkeypatch: pytest.MonkeyPatch, held: Calla
         monkeypatch.undo()
 
 
-def test_a_file_in_use_waits_and_then_goes(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_file_is_deleted_after_the_forced_interval(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     fill(store, 6)
     now_ms = 999 * HOUR_MS
@@ -309,7 +311,7 @@ def waits(store: MessageStore) -> None:
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == 0
 
 
-def test_a_file_goes_as_soon_as_nobody_uses_it(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_deleted_as_soon_as_it_is_released(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     fill(store, 6)
     first_file(store, monkeypatch, lambda: waits(store))
@@ -317,7 +319,7 @@ def test_a_file_goes_as_soon_as_nobody_uses_it(open_store: OpenStore, monkeypatc
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == 5
 
 
-def test_closing_waits_for_no_round(open_store: OpenStore) -> None:
+def test_close_deletes_detached_files(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 6)
     store.begin_retention_round(999 * HOUR_MS, DAY, disk(50))
@@ -327,7 +329,7 @@ def test_closing_waits_for_no_round(open_store: OpenStore) -> None:
     assert check(store.config.store_path_root_dir) == []
 
 
-def test_nothing_goes_before_what_lies_before_it(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_deleted_in_order(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     fill(store, 6)
     now_ms = 999 * HOUR_MS
@@ -348,7 +350,7 @@ def test_nothing_goes_before_what_lies_before_it(open_store: OpenStore, monkeypa
 
 
 @pytest.mark.parametrize("calls", range(1, 12))
-def test_a_crash_at_any_step_leaves_a_sound_store(
+def test_crash_at_any_step_leaves_a_valid_store(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """The process dies before the n-th file is removed: everything that was not expired is there after recovery."""
@@ -405,7 +407,7 @@ def test_a_full_disk_refuses_messages_until_there_is_space(open_store: OpenStore
     assert store.put(inner(body=b"after"), 1).queue_offset == put.queue_offset + 1
 
 
-def test_space_does_not_heal_a_failure(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_does_not_reset_a_failure(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     store.put(inner(), 1)
 
@@ -427,7 +429,7 @@ def test_space_does_not_heal_a_failure(open_store: OpenStore, monkeypatch: pytes
     open_store(store.config).close()
 
 
-def test_a_store_that_is_closed_with_a_full_disk_is_closed_in_order(open_store: OpenStore) -> None:
+def test_store_on_a_full_disk_closes_cleanly(open_store: OpenStore) -> None:
     store = open_store()
     store.put(inner(), 1)
     store.begin_retention_round(1, 12, disk(99))
@@ -457,7 +459,7 @@ def archive_up_to(store: MessageStore, physical_offset: int, *, name: str | None
 
 
 @pytest.mark.parametrize("percent", [50, 80, 88, 95])
-def test_no_file_goes_before_the_archive_has_it(open_store: OpenStore, tmp_path: Path, percent: float) -> None:
+def test_file_is_kept_until_it_is_archived(open_store: OpenStore, tmp_path: Path, percent: float) -> None:
     store = open_store(archiving(tmp_path))
     fill(store, 6)
     store.request_manual_deletion()
@@ -468,7 +470,7 @@ def test_no_file_goes_before_the_archive_has_it(open_store: OpenStore, tmp_path:
     assert run_round(store, 999 * HOUR_MS, hour=DAY, percent=percent) == 4
 
 
-def test_archived_files_go_no_sooner_than_others(open_store: OpenStore, tmp_path: Path) -> None:
+def test_archived_files_expire_no_earlier_than_others(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(archiving(tmp_path, archive_name="mine"))
     fill(store, 6)
     archive_up_to(store, store.max_physical_offset, name="mine")
@@ -476,7 +478,7 @@ def test_archived_files_go_no_sooner_than_others(open_store: OpenStore, tmp_path
     assert run_round(store, 75 * HOUR_MS, hour=DAY) == 2
 
 
-def test_an_archive_of_something_else_counts_for_nothing(open_store: OpenStore, tmp_path: Path) -> None:
+def test_archive_of_another_store_does_not_count(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(archiving(tmp_path))
     fill(store, 6)
     path = store.config.archive_progress_path
@@ -502,9 +504,7 @@ def test_an_archive_of_something_else_counts_for_nothing(open_store: OpenStore, 
     assert gone() == 5
 
 
-def test_a_damaged_lake_counts_for_nothing(
-    open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_lake_does_not_count(open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Progress outlives the files that it is about; deletion asks for these, too, as far as they matter."""
     store = open_store(archiving(tmp_path))
     fill(store, 6)
@@ -534,7 +534,7 @@ def test_a_damaged_lake_counts_for_nothing(
     assert gone() == 5
 
 
-def test_a_disk_that_is_full_of_what_is_not_archived_says_so(open_store: OpenStore, tmp_path: Path) -> None:
+def test_refusal_names_unarchived_range(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(archiving(tmp_path))
     fill(store, 6)
     archive_up_to(store, 5000)
@@ -542,7 +542,7 @@ def test_a_disk_that_is_full_of_what_is_not_archived_says_so(open_store: OpenSto
     assert f"The log from 0 to {store.max_physical_offset} is archived up to 5000" in str(store.write_state.reason)
 
 
-def test_archived_first_needs_to_know_the_archive(tmp_path: Path) -> None:
+def test_delete_only_archived_requires_the_progress_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="archiveProgressPath"):
         MessageStore(config(tmp_path / "store", delete_only_archived=True)).open(1)
 
@@ -557,7 +557,7 @@ def test_archived_first_needs_to_know_the_archive(tmp_path: Path) -> None:
     ),
     crash=st.booleans(),
 )
-def test_whatever_goes_the_rest_is_there(
+def test_remaining_messages_survive_any_retention(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int, int]], crash: bool
 ) -> None:
     """Puts and rounds in any order: queues hold exactly the records from the log's beginning on, also when reopened."""
