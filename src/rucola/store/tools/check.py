@@ -10,7 +10,7 @@
     other files   the checkpoint is not ahead of the log; there are no temporary or unknown files; the store was closed
                   cleanly
 
-The store must be closed, or a copy: what a running broker is writing would look like damage. Nothing is written.
+The store must be closed, or a copy: unfinished writes of a running broker would look like damage. Nothing is written.
 
 The idea is bbolt's `check`, which ends each of its tests, as it does here.
 """

@@ -64,7 +64,7 @@ class RecordLocation(NamedTuple):
 
 @dataclass(slots=True)
 class Reconstruction:
-    """What has to change so that every queue of the log is consecutive."""
+    """The changes that make every queue of the log consecutive."""
 
     holes: list[Hole]
     """The holes of the log and the strays that became holes, in order."""
@@ -214,7 +214,7 @@ class _Reconstructor:
         """Split the records of a queue where it starts at 0 again because its topic was deleted and created again.
 
         A record that claims offset 0 in the middle may also be damaged. It starts an epoch if the next record has
-        offset 1, or the units say so, and unless it just stands in for the next offset of the old epoch:
+        offset 1, or its unit is the first of the queue, unless it only lost the next offset of the old epoch:
 
             5 6 0 1 2     an epoch begins at 0
             5 6 0 8 9     offset 7 is damaged
