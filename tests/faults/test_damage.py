@@ -198,7 +198,7 @@ def test_store_rebuilds_or_names_lost_files_and_directories(sound: Sound, tmp_pa
         sound.judge(tmp_path / "copy", lambda root, name=name: (root / name).unlink(), name)
 
 
-def test_store_without_its_log_is_not_taken_for_an_empty_one(sound: Sound, tmp_path: Path) -> None:
+def test_store_without_its_log_does_not_open_as_an_empty_one(sound: Sound, tmp_path: Path) -> None:
     """As where the log has a disk of its own that is not mounted."""
     shutil.rmtree(sound.root / "commitlog")
     with pytest.raises(StoreError, match="storePathCommitLog"):

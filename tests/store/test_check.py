@@ -61,15 +61,15 @@ CHECKPOINT = Path("checkpoint")
         (lambda store: flip(store / LOG, 15 * 109 + 50), LOG, 15 * 109, "other than zeros"),
         (lambda store: flip(store / QUEUE, 5 * 20 + 7), QUEUE, 100, "points at"),
         (lambda store: flip(store / QUEUE, 5 * 20 + 11), QUEUE, 100, "points at"),
-        (lambda store: flip(store / SECOND_QUEUE_FILE, 199), SECOND_QUEUE_FILE, 100, "behind the last unit"),
+        (lambda store: flip(store / SECOND_QUEUE_FILE, 199), SECOND_QUEUE_FILE, 100, "after the last unit"),
         (lambda store: (store / QUEUE).write_bytes(bytes(200)), QUEUE, 0, "points at"),
         (lambda store: write_checkpoint(store, 1, 2_000_000, 3), CHECKPOINT, 8, "logicsMsgTimestamp is 2000000"),
         (lambda store: (store / CHECKPOINT).write_bytes(b""), CHECKPOINT, 0, "4096"),
         (lambda store: (store / CHECKPOINT).unlink(), CHECKPOINT, 0, "no checkpoint"),
-        (lambda store: (store / "abort").touch(), Path("abort"), 0, "not closed in order"),
-        (lambda store: (store / "notes.txt").touch(), Path("notes.txt"), 0, "belongs into"),
-        (lambda store: (store / "commitlog" / "x.tmp").touch(), Path("commitlog") / "x.tmp", 0, "belongs into"),
-        (lambda store: (store / QUEUE).with_name("x").touch(), QUEUE.with_name("x"), 0, "belongs into"),
+        (lambda store: (store / "abort").touch(), Path("abort"), 0, "not closed cleanly"),
+        (lambda store: (store / "notes.txt").touch(), Path("notes.txt"), 0, "belongs in"),
+        (lambda store: (store / "commitlog" / "x.tmp").touch(), Path("commitlog") / "x.tmp", 0, "belongs in"),
+        (lambda store: (store / QUEUE).with_name("x").touch(), QUEUE.with_name("x"), 0, "belongs in"),
     ],
 )
 def test_damage_is_found_at_its_offset(
@@ -132,7 +132,7 @@ def test_findings_are_bounded(store: Path) -> None:
         (store / f"stray{number}").touch()
     findings = check(store)
     assert len(findings) == MAX_FINDINGS + 1
-    assert "there is more" in findings[-1].what
+    assert "there are more" in findings[-1].what
 
 
 def test_golden_stores_are_sound(golden: Path, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_golden_stores_are_sound(golden: Path, tmp_path: Path) -> None:
     assert check(golden / "g2-crash" / "store-after-restart") == []
     findings = check(golden / "g2-crash" / "store")
     assert [finding.what.split(";")[0] for finding in findings] == [
-        "the store is open, or was not closed in order",
+        "the store is open, or was not closed cleanly",
         "message 154 of GSpam-2 has no unit",
     ]
     assert check(tmp_path) == []

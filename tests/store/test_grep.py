@@ -27,14 +27,14 @@ def messages(store: Path) -> list[MessageExt]:
         return list(reader.walk())
 
 
-def found(store: Path, question: SearchQuery) -> list[int]:
+def found(store: Path, query: SearchQuery) -> list[int]:
     with StoreReader(store) as reader:
-        return [message.physical_offset for message in grep(reader, question)]
+        return [message.physical_offset for message in grep(reader, query)]
 
 
 BEGIN, END = 1795217264761, 1795217270000
 
-QUESTIONS: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
+QUERIES: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
     (SearchQuery(topic="GA"), lambda m: m.topic == "GA"),
     (SearchQuery(topic="GA", queue_id=2), lambda m: (m.topic, m.queue_id) == ("GA", 2)),
     (SearchQuery(topic="GA", tag="TagB"), lambda m: (m.topic, m.tags) == ("GA", "TagB")),
@@ -59,8 +59,8 @@ def test_every_search_path_finds_the_same(
 ) -> None:
     question, fits = QUESTIONS[number]
     expected = [message.physical_offset for message in messages if fits(message)]
-    question.exhaustive = exhaustive
-    assert sorted(found(store, question)) == expected
+    query.exhaustive = exhaustive
+    assert sorted(found(store, query)) == expected
 
 
 def test_compressed_bodies_are_searched_decompressed(store: Path, messages: list[MessageExt]) -> None:
@@ -82,11 +82,11 @@ def test_a_key_search_reads_only_indexed_records(golden: Path, tmp_path: Path) -
     content = bytearray(log.read_bytes())
     content[other.physical_offset + 88] ^= 1
     log.write_bytes(content)
-    question = SearchQuery(topic="GA", key="order-6")
-    assert found(store, question)
+    query = SearchQuery(topic="GA", key="order-6")
+    assert found(store, query)
     shutil.rmtree(store / "index")
     with pytest.raises(StoreCorrupt, match="CRC"):
-        found(store, question)
+        found(store, query)
 
 
 def test_a_lagging_index_is_not_trusted(golden: Path, tmp_path: Path, messages: list[MessageExt]) -> None:
@@ -102,10 +102,10 @@ def test_a_lagging_index_is_not_trusted(golden: Path, tmp_path: Path, messages: 
 
 
 def test_progress_ends_at_the_total(store: Path) -> None:
-    for question in (SearchQuery(), SearchQuery(topic="GA")):
+    for query in (SearchQuery(), SearchQuery(topic="GA")):
         seen: list[tuple[int, int]] = []
         with StoreReader(store) as reader:
-            for _ in grep(reader, question, lambda *far, seen=seen: seen.append(far)):
+            for _ in grep(reader, query, lambda *far, seen=seen: seen.append(far)):
                 pass
         assert seen == sorted(seen)
         assert seen[-1][0] == seen[-1][1]

@@ -409,7 +409,7 @@ def test_a_flush_syncs_only_pages_written_since_the_last(
     assert flushed == [(first.size + second.size, size), (0, last.size)], "with the blank, and the file behind it"
 
 
-def test_an_fsync_error_ends_writing_but_not_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsync_error_refuses_puts_but_not_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore(config(tmp_path / "store"))
     store.open(1)
     store.put(inner(body=b"before"), 1)
@@ -582,9 +582,7 @@ def test_a_recreated_topic_starts_at_offset_zero(open_store: OpenStore, tmp_path
     assert store.queues() == {("T", 0): (0, 30)}, "the log remembers"
 
 
-def test_queues_that_contradict_the_log_are_rebuilt_even_after_a_clean_stop(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
+def test_contradicting_queues_are_rebuilt_even_after_a_clean_stop(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for k in range(8):
         store.put(inner(body=b"%d" % k, keys=f"k{k}"), 1000 * k)

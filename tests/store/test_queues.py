@@ -57,7 +57,7 @@ def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     queue.files.close()
 
 
-def test_idle_queues_take_no_descriptors_and_busy_ones_take_one(open_store: OpenStore, tmp_path: Path) -> None:
+def test_idle_queue_takes_no_descriptor_and_busy_one_takes_one(open_store: OpenStore, tmp_path: Path) -> None:
     """A process has a thousand descriptors where nobody asked for more, and a broker may have ten thousand queues."""
     names = [(f"Topic{number // 8}", number % 8) for number in range(200)]
     sizes = {"mapped_file_size_commit_log": 1 << 16, "mapped_file_size_consume_queue": 6000}

@@ -80,7 +80,7 @@ def test_damaged_golden_stores_are_repaired(golden: Path, tmp_path: Path, varian
             assert without_unit(rows[row["commitLogOffset"]]) == without_unit(row)
 
 
-def test_a_sound_store_is_copied_byte_by_byte(golden: Path, tmp_path: Path) -> None:
+def test_intact_store_is_copied_byte_by_byte(golden: Path, tmp_path: Path) -> None:
     source = golden / "g1-clean" / "store"
     told: list[float] = []
     done = repair(
@@ -222,7 +222,7 @@ def test_damage_of_any_byte_is_repaired(whole: Path, data: st.DataObject, with_u
         assert len(list(undamaged(whole, copy, but=but))) == len(rows) - len(but)
 
 
-def test_without_units_two_records_that_claim_one_queue_offset_may_be_exchanged(whole: Path, tmp_path: Path) -> None:
+def test_without_units_two_claims_of_one_queue_offset_may_be_exchanged(whole: Path, tmp_path: Path) -> None:
     """TopicA|0|n and TopicA|1|n are neighbours in the log. If the first claims queue 1, nothing tells them apart."""
     rows = rows_of(whole)
     (hit,) = (k for k, row in rows.items() if row["cq"] == "TopicA|0|8")
@@ -361,7 +361,7 @@ def test_the_repaired_copy_can_be_served(whole: Path, damaged: Path) -> None:
     assert len(rows_of(copy)) >= 50 + 4 - lost
 
 
-def test_config_files_come_from_bak_where_they_are_broken(damaged: Path) -> None:
+def test_damaged_config_file_is_replaced_by_its_bak(damaged: Path) -> None:
     (damaged / "config" / "topics.json").write_text('{"a":')
     (damaged / "config" / "delayOffset.json").write_text("")
     (damaged / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:33}}}')

@@ -88,7 +88,7 @@ def slave_of(path: Path) -> MessageStore:
 
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 1500), min_size=1, max_size=6))
-def test_the_copy_is_the_log_byte_for_byte(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+def test_replica_log_is_equal_byte_for_byte(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     size = cycle(sizes).__next__
     path = tmp_path_factory.mktemp("pair")
     with MessageStore(config(path / "m")) as master, slave_of(path / "s") as slave:

@@ -144,7 +144,7 @@ def test_disk_usage_decides_what_is_deleted_and_refused(
     assert (not store.write_state.is_writable) == refuses
 
 
-def test_the_fullest_disk_counts(open_store: OpenStore) -> None:
+def test_fullest_disk_decides(open_store: OpenStore) -> None:
     store = open_store()
     store.begin_retention_round(
         1, 12, [DiskUsage(Path("a"), 1, 100), DiskUsage(Path("b"), 95, 100), DiskUsage(DISK, 0, 0)]
@@ -164,7 +164,7 @@ def test_on_command_expired_files_are_deleted_at_any_hour(open_store: OpenStore)
     assert run_round(store, 999 * HOUR_MS) == 3
 
 
-def test_a_round_ends_with_the_tenth_file(open_store: OpenStore) -> None:
+def test_round_deletes_at_most_ten_files(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 15)
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == MAX_FILES_A_ROUND == 10
@@ -352,7 +352,7 @@ def test_files_are_deleted_only_in_order(open_store: OpenStore, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("calls", range(1, 12))
-def test_a_crash_at_any_step_leaves_a_sound_store(
+def test_crash_at_any_step_leaves_a_valid_store(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """The process dies before the n-th file is removed: everything that was not expired is there after recovery."""
@@ -431,7 +431,7 @@ def test_free_space_does_not_end_another_failure(open_store: OpenStore, monkeypa
     open_store(store.config).close()
 
 
-def test_a_store_that_is_closed_with_a_full_disk_is_closed_in_order(open_store: OpenStore) -> None:
+def test_store_on_a_full_disk_closes_cleanly(open_store: OpenStore) -> None:
     store = open_store()
     store.put(inner(), 1)
     store.begin_retention_round(1, 12, disk(99))

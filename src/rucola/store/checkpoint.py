@@ -25,7 +25,7 @@ from typing import Final
 
 CHECKPOINT_SIZE: Final = 4096
 MARGIN_MS: Final = 3000
-"""What a recovery subtracts, as Apache does: messages of one moment may be flushed in any order."""
+"""The margin that a recovery subtracts, like Apache's: messages of one moment may be flushed in any order."""
 
 _FIELDS: Final = struct.Struct(">qqq")
 

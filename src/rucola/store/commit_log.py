@@ -2,8 +2,8 @@
 
     commitlog/<20 digits>       1 GiB each by default; a file name is the physical offset of its first byte
 
-The log runs from the first byte of its first file to `end`, where the next record begins. A record never spans two
-files: if a record and the 8 bytes of a blank do not fit into the file, a blank takes the rest,
+The log runs from the first byte of its first file to `end`, the physical offset of the next record. A record never
+spans two files: if a record and the 8 bytes of a blank do not fit into the file, a blank takes the rest,
 
     position  bytes  field
            0      4  size, of the rest of the file
@@ -139,7 +139,7 @@ class CommitLog:
             copied += size
 
     def start_at(self, physical_offset: int) -> None:
-        """Start an empty log at a physical offset, where a file begins. Raises OSError."""
+        """Start an empty log at a physical offset, a multiple of the file size. Raises OSError."""
         self.truncate(-1)
         self.end = self.flushed_end = physical_offset
 

@@ -258,7 +258,7 @@ def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
     # 2. Each record's physical offset and store time, once per key.
     physical_offsets = np.array([request.physical_offset for request in batch], np.int64).repeat(counts)
     timestamps = np.array([request.store_timestamp for request in batch], np.int64).repeat(counts)
-    # 3. The hashes of all keys go on from those of their prefixes, in one call.
+    # 3. The hashes of all keys continue those of their prefixes, in one call.
     return index_hashes(keys, prefixes), physical_offsets, timestamps
 
 

@@ -74,7 +74,7 @@ class Flusher:
         self._flushing: set[ConsumeQueue] = set()
         """Queues that the current pass over the dirty queues has still to flush. Belongs to `checkpoint`."""
         self._flushing_timestamp = 0
-        """What the checkpoint may say of the queues when the pass ends. Belongs to `checkpoint`."""
+        """The store time that the checkpoint gets for the queues when the pass ends. Belongs to `checkpoint`."""
         self._error: OSError | None = None
         """The first fsync error. Set once, by any thread; never reset."""
 
@@ -120,7 +120,7 @@ class Flusher:
         if index is not None:
             self._sync(index.flush_full_files)
             point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
-        # 5. Only now the file that says so.
+        # 5. The checkpoint file, last.
         self._sync(point.write)
 
     def _sync(self, flush: Callable[[], object]) -> None:

@@ -239,17 +239,7 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add entries that all fit, to a file that has its beginning; the arrays have the same shape (n,).
-
-        The chains must be those of n calls of `put`: each entry points to the one before it in its slot. Example with
-        5 slots, four entries numbered from 7 on, and slots that hold 0 3 0 6 0 before:
-
-            numbers             7  8  9 10
-            slot_of             1  3  1  1      hash modulo 5
-            order               0  2  3  1      a stable sort by slot: 7 9 10 of slot 1, then 8 of slot 3
-            is_first            1  0  0  1      entries 7 and 8 are the first of their slots
-            previous            3  7  9  6      in this order: what the slot held, or the entry before
-            slots               0 10  0  8  0   each slot gets its last entry
+        """Add entries that all fit, to a file that has its first entry; the arrays have the same shape (n,).
 
         1,000 entries take 70 microseconds, a sixteenth of 1,000 calls of `put`.
         """
@@ -259,24 +249,8 @@ class IndexFile:
         self.file.reserve(end, _RESERVE_WINDOW)
         slots = np.frombuffer(self.file.map, ">i4", self.slot_count, HEADER_SIZE)
         slot_of = key_hashes % self.slot_count
-        numbers = np.arange(number, number + count, dtype=np.int32)
-        # 1. Sort by slot; the sort is stable, so the entries of a slot stay in order.
-        order = slot_of.argsort(kind="stable")
-        sorted_slots, sorted_numbers = slot_of[order], numbers[order]
-        # 2. Find the first entry of each slot.
-        is_first = np.empty(count, bool)
-        is_first[0] = True
-        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_first[1:])
-        firsts = is_first.nonzero()[0]
-        # 3. Chain: the first entry of a slot to what the slot holds (0 if that is no earlier entry), the others to the
-        # entry before them.
-        touched = sorted_slots[firsts]
-        held = slots[touched].astype(np.int32)
-        held[(held < 0) | (held >= number)] = 0
-        sorted_previous = np.empty(count, np.int32)
-        sorted_previous[1:] = sorted_numbers[:-1]
-        sorted_previous[firsts] = held
-        # 4. Write the entries in their own order, with one copy.
+        order, previous, touched, lasts, new_slots = _chain(slots, slot_of, number)
+        # Write the entries in their own order, with one copy.
         entries = np.empty(count, ENTRY)
         entries["hash"] = key_hashes
         entries["physical_offset"] = physical_offsets
@@ -284,16 +258,13 @@ class IndexFile:
             entries["seconds"] = ((store_timestamps - self.begin_timestamp) // 1000).clip(0, _MAX_SECONDS)
         else:
             entries["seconds"] = 0
-        entries["previous"][order] = sorted_previous
+        entries["previous"][order] = previous
         self.file.map[begin:end] = entries.tobytes()
-        # 5. Point each slot to its last entry, then count: a reader never follows a slot to an entry not yet written.
-        lasts = np.empty_like(firsts)
-        lasts[:-1] = firsts[1:] - 1
-        lasts[-1] = count - 1
-        slots[touched] = sorted_numbers[lasts]
+        # Point each slot to its last entry only now: a crash must not leave a slot that points to no entry.
+        slots[touched] = lasts
         self._advance(
             count,
-            int((held == 0).sum()),
+            new_slots,
             (int(physical_offsets[0]), int(store_timestamps[0])),
             (int(physical_offsets[-1]), int(store_timestamps[-1])),
         )
@@ -326,6 +297,48 @@ class IndexFile:
             self.slots_used,
             self.count,
         )
+
+
+def _chain(
+    slots: npt.NDArray[np.int32], slot_of: npt.NDArray[np.int32], number: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
+    """Chain new entries, numbered from `number` on, whose slots are `slot_of`, as single calls of `put` would.
+
+    Each entry points to the one before it in its slot. Returns (order, previous number of each entry in that order,
+    touched slots, last number of each of these, how many of them were empty). Example with 5 slots that hold
+    0 3 0 6 0 and four entries from 7 on:
+
+        numbers      7  8  9 10
+        slot_of      1  3  1  1
+        order        0  2  3  1      a stable sort by slot: 7 9 10 of slot 1, then 8 of slot 3
+        is_first     1  0  0  1      entries 7 and 8 are the first of their slots
+        previous     3  7  9  6      in this order: the slot's entry, or the entry before
+        touched      1  3            the slots become 0 10 0 8 0
+        lasts       10  8
+    """
+    count = len(slot_of)
+    numbers = np.arange(number, number + count, dtype=np.int32)
+    # 1. Sort by slot; the sort is stable, so the entries of a slot stay in order.
+    order = slot_of.argsort(kind="stable")
+    sorted_slots, sorted_numbers = slot_of[order], numbers[order]
+    # 2. Find the first entry of each slot.
+    is_first = np.empty(count, bool)
+    is_first[0] = True
+    np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_first[1:])
+    firsts = is_first.nonzero()[0]
+    # 3. Point the first entry of a slot to what the slot holds (0 if that is no earlier entry), the others to the entry
+    # before them.
+    touched = sorted_slots[firsts]
+    held = slots[touched].astype(np.int32)
+    held[(held < 0) | (held >= number)] = 0
+    previous = np.empty(count, np.int32)
+    previous[1:] = sorted_numbers[:-1]
+    previous[firsts] = held
+    # 4. Find the last entry of each slot.
+    lasts = np.empty_like(firsts)
+    lasts[:-1] = firsts[1:] - 1
+    lasts[-1] = count - 1
+    return order, previous, touched, sorted_numbers[lasts], int((held == 0).sum())
 
 
 class Index:

@@ -14,7 +14,7 @@ How a file is written:
 2. `reserve` requests blocks ahead of the writes, in windows. A mapped write to a hole that the full disk cannot fill
    would kill the process (SIGBUS); `reserve` turns that into an OSError.
 3. `warm` touches the pages of the next window in another thread, so that the writer gets no page faults.
-4. `flush` syncs only the pages that it is asked for. Warmed pages would otherwise be written to disk twice, and fault
+4. `flush` syncs only the requested pages. Warmed pages would otherwise be written to disk twice, and fault
    again at their first write.
 5. The first flush also makes the file's name durable (`sync_name`): only callers that wait for the bytes wait for it.
    The next file is not created before that, because a gap between files could not be repaired.

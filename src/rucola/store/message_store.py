@@ -2,7 +2,7 @@
 
     <store>/commitlog/      the records of all messages                                    commit_log
            /consumequeue/   for each queue, where its records are                          consume_queue
-           /index/          for each key, where the records with it are                    index
+           /index/          for each key, the offsets of its records                       index
            /config/         the broker's small tables                                      config_files
            /checkpoint      the store times up to which log, queues and index are on disk  checkpoint
            /abort           exists while the store is open, and after a crash

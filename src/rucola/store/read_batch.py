@@ -38,18 +38,14 @@ def read_batch(
 ) -> tuple[GetMessageStatus, int, list[bytes], int]:
     """Return (status, queue offset to continue from, records, their bytes).
 
-    `units` are the units from `queue_offset` on. At most `max_count` records are returned, and after the first at most
-    `max_bytes`. `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue
-    offset of each damaged unit.
-
-    The loop runs for every message that consumers read, so its variables are locals, the log file of the last record
-    is kept, and a record is checked by one comparison of three fields in place (`place_of`) and copied once.
+    `units` begin at `queue_offset`. At most `max_count` records are returned, and after the first at most `max_bytes`.
+    `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue offset of each
+    damaged unit. The loop runs for every message that consumers read: it has no calls but those that it needs, keeps
+    the log file of the last record, checks a record by one comparison (`place_of`), and copies it once.
     """
-    status = GetMessageStatus.NO_MATCHED_MESSAGE
+    status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
     records: list[bytes] = []
-    total = 0
-    following = queue_offset
-    skip_before = _NO_OFFSET
+    total, following = 0, queue_offset
     # The log file of the last record: its bytes, its physical offset, and how many of them the log has written.
     mapped: mmap | bytes = b""
     begin = written = 0

@@ -132,7 +132,7 @@ class StoreReader:
         return scan(self._log, self._log.begin if begin is None else begin)
 
     def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
-        """Yield the messages from physical offset `begin`, where a record begins, up to `end`, in order.
+        """Yield the messages from physical offset `begin`, the start of a record, up to `end`, in order.
 
         By default up to the end of the log. Raises StoreCorrupt at an invalid record before that.
         """

@@ -335,7 +335,7 @@ class Recovery:
         )
 
     def _read_old_files(self, begin: int, end: int, units_begin: int, index_begin: int, entries_there: int) -> None:
-        """Dispatch from `begin`, where a record begins, up to `end`, where a file begins. Truncates nothing."""
+        """Dispatch from `begin`, the start of a record, up to `end`, the start of a file. Truncates nothing."""
         offset = begin
         while offset < end:
             file = self._files.find(offset)

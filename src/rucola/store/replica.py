@@ -4,8 +4,8 @@ The master sends pieces of its log that may begin and end anywhere, each with it
 them there and, as soon as a record is complete, queues it for dispatch. It checks everything it gets:
 
 * A piece begins at the end of this log, or before it. Bytes that the log has already must be equal. After a
-  reconnection the master is asked to begin a little before the end (`begin`), so that the comparison finds a master
-  whose log is another one: it lost its newest records with its disk, or it is the wrong master.
+  reconnection the slave asks the master to begin a little before the end (`begin`), so that the comparison detects a
+  master whose log is another one: it lost its newest records with its disk, or it is the wrong master.
 * The first piece of an empty log begins where a file begins. That may be any file: the queues then begin with the
   queue offsets of their first records.
 * Every record states its own physical offset, and is the next of its queue or the first of a queue that starts at 0

@@ -158,7 +158,7 @@ class Retention:
             reserved_ms = self._config.file_reserved_time * _HOUR_MS
             if record is None or now_ms - peek(record).store_timestamp < reserved_ms:
                 return False
-        # 3. The archive, which costs a `stat` per file of the lake, is asked last.
+        # 3. The archive, which costs a `stat` per file of the lake, comes last.
         if self._config.delete_only_archived and following > archived_physical_offset(self._config, self._log):
             path = self._log.files.files[0].path
             log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)

@@ -69,7 +69,7 @@ class ScanEnd:
 
 
 def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
-    """Yield the valid records from physical offset `begin`, where a record begins, and finally one ScanEnd.
+    """Yield the valid records from physical offset `begin`, the start of a record, and finally one ScanEnd.
 
     The log ends at an offset that is in no file.
     """

@@ -200,16 +200,16 @@ def grep(
         raise click.UsageError("--table and --json exclude each other")
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise click.UsageError("-b must be before -e")
-    question = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
+    query = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
-        question.end_ms = end_ms
+        query.end_ms = end_ms
     rows: list[tuple[object, ...]] = []
     count = 0
     with (
         StoreReader(directory, index_slots=index_slots(config_file)) as reader,
         progress_bar(f"grep {directory}") as progress,
     ):
-        for message in grep_store(reader, question, progress):
+        for message in grep_store(reader, query, progress):
             count += 1
             if table:
                 position = message.topic, message.queue_id, message.queue_offset, message.physical_offset

@@ -1,18 +1,18 @@
-"""Every invariant of a store directory, walked from end to end.
+"""Check: verify every invariant of a store directory.
 
-    the log       files follow each other; every record is sound (sizes, magic, CRC, own offset); every file but the
-                  last ends with a blank or to the byte; behind the end there are only zeros. A body that has changed
-                  hides nothing behind it; where the way to the next record is lost, the walk ends
-    a queue       unit k points at a whole record of that topic and queue whose queueOffset is k; every record of the
-                  log that belongs into a queue has its unit; nothing lies behind the last unit
-    the index     slots and chains lead to smaller entries of their own slot; every entry points at a record; counts
-                  agree with what is there
-    the rest      the checkpoint vouches for nothing younger than the log; no temporary or unknown files; whether the
-                  store was closed in order
+    log           files are contiguous; every record is valid (sizes, magic, CRC, own offset); every file but the last
+                  ends with a blank or exactly with a record; after the end there are only zeros. The walk continues
+                  after a changed body, and ends if the way to the next record is lost
+    queues        unit k points at a record of that topic and queue whose queueOffset is k; every record that belongs to
+                  a queue has its unit; after the last unit there are only zeros
+    index         slots and chains lead to earlier entries of the same slot; every entry points at a record; the counts
+                  in the header are right
+    other files   the checkpoint is not ahead of the log; there are no temporary or unknown files; the store was closed
+                  cleanly
 
-The store must be closed, or a copy: what a running broker is just writing would look like damage. Nothing is written.
+The store must be closed, or a copy: unfinished writes of a running broker would look like damage. Nothing is written.
 
-The idea is bbolt's `check`, which ends each of its tests; so it does here.
+The idea is bbolt's `check`, which ends each of its tests, as it does here.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
 
 MAX_FINDINGS: Final = 1000
-"""A store with more than that wrong with it is not described further."""
+"""The check ends after this many findings."""
 
 _KNOWN: Final = {"abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
 
 
 class CheckFinding(NamedTuple):
-    """Something that should not be: in which file, at which byte, and what."""
+    """A violated invariant: the file, the position in it, and a description."""
 
     path: Path
     position: int
@@ -50,26 +50,28 @@ class CheckFinding(NamedTuple):
         return f"{self.path} at byte {self.position}: {self.what}"
 
 
-class _Log:
-    """What a walk through the log found: its end, and every record that has a place in a queue."""
+class _LogSummary:
+    """The records of a log, as the checks of queues and index need them."""
 
     def __init__(self, files: MappedFileQueue) -> None:
         self.files = files
         self.end = files.begin
         self.last_timestamp = 0
         self.offsets: list[int] = []
+        """The physical offsets of all records, ascending."""
         self.timestamps: list[int] = []
-        self.belongs: dict[tuple[str, int], dict[int, int]] = {}
-        """{(topic, queue id): {queue offset: physical offset}}"""
+        """The store times of all records, in the same order."""
+        self.queues: dict[tuple[str, int], dict[int, int]] = {}
+        """{(topic, queue id): {queue offset: physical offset}} of all records that need a unit."""
 
 
 def check(
     path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> list[CheckFinding]:
-    """Return everything that is wrong with the store at `path`; an empty list for a sound one.
+    """Return everything that is wrong with the store at `path`; an empty list if nothing is.
 
-    `index_slots` is as in `reader.StoreReader`. `progress` is told (done, in all) of bytes of the log. Raises
-    StoreError when `path` is no directory.
+    `index_slots` is that of `reader.StoreReader`. `progress` gets (bytes done, bytes in total) of the log. Raises
+    StoreError if `path` is no directory.
     """
     store = Path(path)
     if not store.is_dir():
@@ -78,7 +80,7 @@ def check(
     for finding in _check(store, index_slots, progress):
         findings.append(finding)
         if len(findings) == MAX_FINDINGS:
-            findings.append(CheckFinding(store, 0, f"there is more; only {MAX_FINDINGS} findings are given"))
+            findings.append(CheckFinding(store, 0, f"the check ended after {MAX_FINDINGS} findings; there are more"))
             break
     return findings
 
@@ -91,13 +93,13 @@ def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] |
         yield CheckFinding(Path(error.path), error.position, error.why)
         return
     try:
-        log = _Log(files)
+        log = _LogSummary(files)
         yield from _check_log(log, progress)
         for topic, queue_id, directory in queue_directories(store / "consumequeue"):
             yield from _check_queue(log, topic, queue_id, directory)
-        for (topic, queue_id), places in sorted(log.belongs.items()):
-            offset = min(places.values())
-            yield _at(files, offset, f"{len(places)} records of {topic}-{queue_id} have no unit, this one first")
+        for (topic, queue_id), expected in sorted(log.queues.items()):
+            offset = min(expected.values())
+            yield _at(files, offset, f"{len(expected)} records of {topic}-{queue_id} have no unit, this one first")
         yield from _check_index(log, store / "index", index_slots)
         yield from _check_checkpoint(log, store / "checkpoint")
         if progress is not None:
@@ -116,36 +118,36 @@ def _at(files: MappedFileQueue, physical_offset: int, what: str) -> CheckFinding
 def _check_names(store: Path) -> Iterator[CheckFinding]:
     for path in sorted(store.iterdir()):
         if path.name not in _KNOWN:
-            yield CheckFinding(path, 0, "nothing of this name belongs into a store")
+            yield CheckFinding(path, 0, "no file of this name belongs in a store")
     if (store / "abort").exists():
         yield CheckFinding(
-            store / "abort", 0, "the store is open, or was not closed in order; opening it will recover it"
+            store / "abort", 0, "the store is open, or was not closed cleanly; opening it will recover it"
         )
     for directory, belongs in (("commitlog", is_file_name), ("index", is_index_name)):
         if (store / directory).is_dir():
             for path in sorted((store / directory).iterdir()):
                 if not belongs(path.name):
-                    yield CheckFinding(path, 0, f"nothing of this name belongs into {directory}/")
+                    yield CheckFinding(path, 0, f"no file of this name belongs in {directory}/")
     for path in sorted((store / "config").glob("*.tmp")):
-        yield CheckFinding(path, 0, "a config file that was never finished")
+        yield CheckFinding(path, 0, "a temporary config file, left by a crash")
     for _, _, directory_path in queue_directories(store / "consumequeue"):
         for path in sorted(directory_path.iterdir()):
             if not is_file_name(path.name):
-                yield CheckFinding(path, 0, "nothing of this name belongs into a ConsumeQueue")
+                yield CheckFinding(path, 0, "no file of this name belongs in a ConsumeQueue")
 
 
-def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
+def _check_log(log: _LogSummary, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
     ended = False
     for file in log.files:
         if ended:
             if not file.is_zero_from(0):
-                yield CheckFinding(file.path, 0, "the log has ended before this file, yet there is something in it")
+                yield CheckFinding(file.path, 0, "the log ends before this file, but the file is not empty")
             continue
-        for item in _through(file):
+        for item in _scan_past_changed_bodies(file):
             if isinstance(item, CheckFinding):
                 yield item
             elif isinstance(item, RecordRun):
-                yield from _take_in(log, item)
+                yield from _add_run(log, item)
                 if progress is not None:
                     progress(item.end - log.files.begin, log.files.end - log.files.begin)
             elif item.damage is not None:
@@ -155,15 +157,13 @@ def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterat
                 ended = True
                 position = item.physical_offset - file.begin
                 if not file.is_zero_from(position):
-                    yield CheckFinding(
-                        file.path, position, "behind the end of the log there is something other than zeros"
-                    )
+                    yield CheckFinding(file.path, position, "after the end of the log there are bytes other than zeros")
             else:
                 log.end = file.end
 
 
-def _through(file: MappedFile) -> Iterator[RecordRun | ScanEnd | CheckFinding]:
-    """Scan a file of the log, going on behind a record of which only the body has changed."""
+def _scan_past_changed_bodies(file: MappedFile) -> Iterator[RecordRun | ScanEnd | CheckFinding]:
+    """Scan a log file, continuing after records of which only the body has changed."""
     position = 0
     while True:
         for item in scan_file(file, position):
@@ -180,7 +180,7 @@ def _through(file: MappedFile) -> Iterator[RecordRun | ScanEnd | CheckFinding]:
         position = one.end - file.begin
 
 
-def _take_in(log: _Log, run: RecordRun) -> Iterator[CheckFinding]:
+def _add_run(log: _LogSummary, run: RecordRun) -> Iterator[CheckFinding]:
     log.end = run.end
     log.last_timestamp = max(log.last_timestamp, int(run.store_timestamps.max()))
     log.timestamps += run.store_timestamps.tolist()
@@ -192,21 +192,21 @@ def _take_in(log: _Log, run: RecordRun) -> Iterator[CheckFinding]:
             yield CheckFinding(run.file.path, position, str(error))
             continue
         if sysflag.is_dispatched(outline.sys_flag):
-            places = log.belongs.setdefault((outline.topic, outline.queue_id), {})
-            if outline.queue_offset == 0 and places:
-                places.clear()  # the topic was deleted and made anew
-            elif places and (outline.queue_offset - 1 not in places or outline.queue_offset in places):
+            expected = log.queues.setdefault((outline.topic, outline.queue_id), {})
+            if outline.queue_offset == 0 and expected:
+                expected.clear()  # the topic was deleted and created again
+            elif expected and (outline.queue_offset - 1 not in expected or outline.queue_offset in expected):
                 yield CheckFinding(
                     run.file.path,
                     position,
                     f"queueOffset is {outline.queue_offset}, but the record before it in "
-                    f"{outline.topic}-{outline.queue_id} has {max(places)}",
+                    f"{outline.topic}-{outline.queue_id} has {max(expected)}",
                 )
-            places[outline.queue_offset] = outline.physical_offset
+            expected[outline.queue_offset] = outline.physical_offset
 
 
-def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:
-    places = log.belongs.pop((topic, queue_id), {})
+def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:
+    records = log.queues.pop((topic, queue_id), {})
     try:
         files = MappedFileQueue.open(directory)
     except StoreCorrupt as error:
@@ -214,36 +214,35 @@ def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Itera
         return
     try:
         queue = ConsumeQueue(topic, queue_id, files)
+        # 1. Every unit points at its record. Found records are removed, so that 2. those without a unit are left.
         for queue_offset in range(queue.min_offset, queue.max_offset):
             physical_offset, size, _ = queue.unit(queue_offset)
             if physical_offset < log.files.begin:
                 continue
-            expected = places.pop(queue_offset, None)
+            actual = records.pop(queue_offset, None)
             what = None
             if size == FILLER_SIZE:
-                what = f"unit {queue_offset} is a filler behind the first unit"
-            elif expected is None:
+                what = f"unit {queue_offset} is a filler, but not before the first unit"
+            elif actual is None:
                 what = f"unit {queue_offset} points at {physical_offset}, but the log has no such message"
-            elif expected != physical_offset or size != _size_at(log.files, physical_offset):
-                what = (
-                    f"unit {queue_offset} points at {size} bytes from {physical_offset}; the record lies at {expected}"
-                )
+            elif actual != physical_offset or size != _size_at(log.files, physical_offset):
+                what = f"unit {queue_offset} points at {size} bytes from {physical_offset}; the record is at {actual}"
             if what is not None:
                 file = files.find(queue_offset * UNIT_SIZE)
                 assert file is not None
                 yield CheckFinding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
-        for queue_offset, physical_offset in sorted(places.items()):
+        for queue_offset, physical_offset in sorted(records.items()):
             yield _at(log.files, physical_offset, f"message {queue_offset} of {topic}-{queue_id} has no unit")
-        yield from _check_behind(files, queue.max_offset * UNIT_SIZE)
+        yield from _check_zeros_after(files, queue.max_offset * UNIT_SIZE)
     finally:
         files.close()
 
 
-def _check_behind(files: MappedFileQueue, end: int) -> Iterator[CheckFinding]:
+def _check_zeros_after(files: MappedFileQueue, end: int) -> Iterator[CheckFinding]:
     for file in files:
         position = max(end - file.begin, 0)
         if not file.is_zero_from(position):
-            yield CheckFinding(file.path, position, "behind the last unit there is something other than zeros")
+            yield CheckFinding(file.path, position, "after the last unit there are bytes other than zeros")
 
 
 def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
@@ -254,7 +253,7 @@ def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
         return -1
 
 
-def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[CheckFinding]:
+def _check_index(log: _LogSummary, directory: Path, slot_count: int) -> Iterator[CheckFinding]:
     offsets, times = np.array(log.offsets, np.int64), np.array(log.timestamps, np.int64)
     files: list[IndexFile] = []
     try:
@@ -272,55 +271,69 @@ def _check_index(log: _Log, directory: Path, slot_count: int) -> Iterator[CheckF
 def _check_index_file(
     index: IndexFile, offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64], begin: int
 ) -> Iterator[CheckFinding]:
+    """Check header, slots and entries; `begin` is that of the log, whose records are at `offsets`."""
     path = index.file.path
+    # 1. The counts in the header, on which all else depends.
     if not 1 <= index.count <= index.max_count:
         yield CheckFinding(path, 36, f"indexCount is {index.count}; the file has room for {index.max_count}")
         return
     entries, slots = index.entries(), index.slots().astype(np.int64)
-    entries_at = HEADER_SIZE + 4 * index.slot_count
-    numbers = np.arange(1, index.count)
-    previous = entries["previous"].astype(np.int64)
-    hashes = entries["hash"].astype(np.int64)
     used = np.flatnonzero(slots)
     if len(used) != index.slots_used:
         yield CheckFinding(path, 32, f"hashSlotCount is {index.slots_used}, but {len(used)} slots are in use")
+    # 2. The slots.
     outside = (slots < 0) | (slots >= index.count)
     for slot in np.flatnonzero(outside)[:10].tolist():
-        yield CheckFinding(path, HEADER_SIZE + 4 * slot, f"the slot leads to entry {slots[slot]} of {index.count - 1}")
+        yield CheckFinding(path, HEADER_SIZE + 4 * slot, f"the slot points at entry {slots[slot]} of {index.count - 1}")
     if outside.any() or not len(entries):
         return
+    # 3. The entries and their chains.
+    yield from _check_entries(index, entries, slots[used], offsets, begin)
+    # 4. The ends that the header states.
+    for position, name, stated, entry in (
+        (16, "beginPhyOffset", index.begin_physical_offset, 0),
+        (24, "endPhyOffset", index.end_physical_offset, -1),
+    ):
+        if stated != int(entries["physical_offset"][entry]):
+            actual = int(entries["physical_offset"][entry])
+            which = ("first", "last")[entry]
+            yield CheckFinding(path, position, f"{name} is {stated}, but the {which} entry has {actual}")
+    yield from _check_index_times(index, entries, offsets, times)
+
+
+def _check_entries(
+    index: IndexFile,
+    entries: npt.NDArray[np.void],
+    used_slots: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    begin: int,
+) -> Iterator[CheckFinding]:
+    """Check all entries at once: each is in exactly one chain, which leads back within one slot."""
+    numbers = np.arange(1, index.count)
+    previous = entries["previous"].astype(np.int64)
+    hashes = entries["hash"].astype(np.int64)
     wrong = (previous < 0) | (previous >= numbers)
+    # Count what points at each entry: a slot or a later entry. Entry 0 means the end of a chain.
     reached = np.zeros(index.count, np.int64)
-    np.add.at(reached, slots[used], 1)
+    np.add.at(reached, used_slots, 1)
     np.add.at(reached, previous[~wrong], 1)
     reached[0] = 1
     other_slot = np.zeros(len(entries), bool)
     linked = (previous > 0) & ~wrong
     other_slot[linked] = hashes[linked] % index.slot_count != hashes[previous[linked] - 1] % index.slot_count
+    physical_offsets = entries["physical_offset"]
+    unknown = (physical_offsets < 0) | (physical_offsets >= begin) & ~np.isin(physical_offsets, offsets)
+    entries_at = HEADER_SIZE + 4 * index.slot_count
     for bad, what in (
         (wrong, "the chain does not lead back"),
         (other_slot, "the chain leads into another slot"),
         (reached[1:] != 1, "the entry is in no chain, or in two"),
         (hashes < 0, "the hash is negative"),
         (entries["seconds"] < 0, "the time difference is negative"),
-        (
-            (entries["physical_offset"] < 0)
-            | (entries["physical_offset"] >= begin) & ~np.isin(entries["physical_offset"], offsets),
-            "the entry points at no record of the log",
-        ),
+        (unknown, "the entry points at no record of the log"),
     ):
         for k in np.flatnonzero(bad)[:10].tolist():
-            yield CheckFinding(path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
-    for position, name, stated, entry in (
-        (16, "beginPhyOffset", index.begin_physical_offset, 0),
-        (24, "endPhyOffset", index.end_physical_offset, -1),
-    ):
-        if stated != int(entries["physical_offset"][entry]):
-            there = int(entries["physical_offset"][entry])
-            yield CheckFinding(
-                path, position, f"{name} is {stated}, but the {('first', 'last')[entry]} entry has {there}"
-            )
-    yield from _check_index_times(index, entries, offsets, times)
+            yield CheckFinding(index.file.path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
 
 
 def _check_index_times(
@@ -338,8 +351,8 @@ def _check_index_times(
             yield CheckFinding(
                 index.file.path, position, f"{name} is {stated}, but the message has {int(stored[entry])}"
             )
-    expected = ((stored - index.begin_timestamp) // 1000).clip(0, 0x7FFFFFFF)  # as far as an entry can say
-    # The first entry was made before the file had its beginTimestamp.
+    expected = ((stored - index.begin_timestamp) // 1000).clip(0, 0x7FFFFFFF)  # the range of the field
+    # The first entry was written before the file had its beginTimestamp.
     wrong = known & (entries["seconds"] != expected) & (index.begin_timestamp > 0)
     for k in np.flatnonzero(wrong[1:])[:10].tolist():
         position = HEADER_SIZE + 4 * index.slot_count + 20 * (k + 2)
@@ -348,7 +361,7 @@ def _check_index_times(
         )
 
 
-def _check_checkpoint(log: _Log, path: Path) -> Iterator[CheckFinding]:
+def _check_checkpoint(log: _LogSummary, path: Path) -> Iterator[CheckFinding]:
     if not path.exists():
         if log.offsets:
             yield CheckFinding(path, 0, "there is no checkpoint")

@@ -1,12 +1,11 @@
-"""A store as JSON lines: one object a message, in the order of the log.
+"""Dump: a store as JSON lines, one object per message, in the order of the log.
 
     commitLogOffset topic queueId queueOffset storeSize msgId offsetMsgId storeTimestamp bornTimestamp bornHost
     storeHost sysFlag flag bodyCRC reconsumeTimes preparedTransactionOffset properties bodyLength bodySha256
     storedBodyLength storedBodySha256 tagsCode cq
 
-Properties are ordered by name. The body's length and SHA-256 are given twice: after decompression, and as stored.
-tagsCode and cq ("topic|queueId|queueOffset") come from the ConsumeQueue unit that points at the record; both are null
-where none does.
+Properties are sorted by name. Length and SHA-256 of the body are given twice: decompressed, and as stored. tagsCode and
+cq ("topic|queueId|queueOffset") are those of the ConsumeQueue unit that points at the record; null if none does.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from rucola.store.scan import ScanEnd
 def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
     """Yield every message of the store at `path` as a dict with the fields above, in that order.
 
-    `progress` is told (done, in all) of bytes of the log. Raises StoreCorrupt where the log is damaged before its end,
-    after all messages before the damage.
+    `progress` gets (bytes done, bytes in total) of the log. If the log is damaged, raises StoreCorrupt after all
+    messages before the damage.
     """
     with StoreReader(path) as reader:
         units = _units_by_record(reader)
@@ -53,7 +52,7 @@ def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -
 
 
 def dump_lines(path: str | Path) -> Iterator[str]:
-    """Yield `dump` as lines of compact JSON, without line ends."""
+    """Yield the messages of `dump` as lines of compact JSON, without line ends."""
     for row in dump(path):
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
@@ -70,7 +69,7 @@ def _units_by_record(reader: StoreReader) -> dict[int, tuple[str, int]]:
 
 
 def message_row(message: MessageExt, unit: tuple[str, int] | None) -> dict[str, Any]:
-    """Return the fields above for a message with its body as stored; `unit` is (cq, tags code) where it has one."""
+    """Return the fields above for a message with its body as stored; `unit` is its (cq, tags code), if it has one."""
     body = decompress(message.body, message.sys_flag)
     return {
         "commitLogOffset": message.physical_offset,

@@ -1,17 +1,17 @@
-"""Searching a store for messages: by topic and queue, tag, key, store time and text in the body.
+"""Grep: search a store for messages by topic, queue, tag, key, store time and text in the body.
 
-The work is narrowed as far as the question allows:
+The access path depends on the query:
 
-    with a key and a topic      the index leads to the few messages with that hash, where it reaches (see below)
-    with a topic                the ConsumeQueues lead to its messages; units whose tags code is another's are passed
-                                over; the store time is searched for by halving, as it rises in a queue
-    otherwise                   the whole log is read, from the file before that in which the time begins
+    key and topic    the index finds the messages with that hash, if it covers the whole log
+    topic            the ConsumeQueues list its messages; units with another tags code are skipped, and the begin of the
+                     time window is found by bisection, since store times rise along a queue
+    otherwise        the whole log is read, from the file before the one in which the time window begins
 
-`exhaustive` reads the whole log in any case: so are found messages that no unit leads to (half and rolled-back ones,
-what is not dispatched yet) and keys in an index that lags behind or is damaged.
+`exhaustive` always reads the whole log. It also finds messages without a unit (half messages, rolled-back ones, those
+not dispatched yet) and keys that are missing from a damaged index.
 
-An index hit stands for whole seconds and for all keys with its hash, so every condition is compared with the message
-itself. Bodies are compared after decompression: text as its bytes in UTF-8, an expression on the bytes.
+Index entries have whole seconds and hashes only, so every condition is compared with the message itself. Bodies are
+compared after decompression: text as its UTF-8 bytes, a regular expression on the bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.store.reader import StoreReader
 from rucola.store.scan import RecordRun
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 _FOREVER = (1 << 63) - 1
 _INDEX_HITS = 1 << 31
@@ -38,7 +38,7 @@ _STEP = 4096
 
 @dataclass(slots=True)
 class SearchQuery:
-    """What to look for; a message has to meet all that is given. Times are in milliseconds, `end_ms` not included."""
+    """The conditions of a search, all of which a message must meet. Times are in milliseconds, `end_ms` exclusive."""
 
     topic: str | None = None
     queue_id: int | None = None
@@ -50,18 +50,18 @@ class SearchQuery:
     pattern: re.Pattern[bytes] | None = None
     exhaustive: bool = False
 
-    def fits(self, message: MessageExt) -> bool:
-        """Tell whether a message, with its body as stored, is an answer."""
+    def matches(self, message: MessageExt) -> bool:
+        """Tell whether a message, with its body as stored, meets all conditions."""
         return (
             self.topic in (None, message.topic)
             and self.queue_id in (None, message.queue_id)
             and self.tag in (None, message.tags)
             and self.begin_ms <= message.store_timestamp < self.end_ms
             and (self.key is None or self.key in (message.unique_key, *(message.keys or "").split(" ")))
-            and self._fits_body(message)
+            and self._matches_body(message)
         )
 
-    def _fits_body(self, message: MessageExt) -> bool:
+    def _matches_body(self, message: MessageExt) -> bool:
         if self.text is None and self.pattern is None:
             return True
         body = decompress(message.body, message.sys_flag)
@@ -70,36 +70,36 @@ class SearchQuery:
         return self.pattern is None or self.pattern.search(body) is not None
 
 
-def grep(reader: StoreReader, question: SearchQuery, progress: Progress | None = None) -> Iterator[MessageExt]:
-    """Yield the messages that answer, each once, their bodies as stored.
+def grep(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None = None) -> Iterator[MessageExt]:
+    """Yield the messages that match, each once, with their bodies as stored.
 
-    They come in the order of the log; by queue, and in the order of the queue, where the ConsumeQueues were used.
-    `progress` is told (done, in all) of bytes of the log, or of units. Raises StoreCorrupt at damage that is met.
+    They come in the order of the log, or queue by queue if the ConsumeQueues are used. `progress` gets (done, total) in
+    bytes of the log or in units. Raises StoreCorrupt at damage in the part that is read.
     """
-    if question.topic is None or question.exhaustive:
-        yield from _in_log(reader, question, progress)
-    elif question.key is not None and _index_reaches_everything(reader):
-        yield from _by_index(reader, question)
+    if query.topic is None or query.exhaustive:
+        yield from _in_log(reader, query, progress)
+    elif query.key is not None and _index_covers_log(reader):
+        yield from _by_index(reader, query)
     else:
-        yield from _in_queues(reader, question, progress)
+        yield from _in_queues(reader, query, progress)
 
 
-def _by_index(reader: StoreReader, question: SearchQuery) -> Iterator[MessageExt]:
-    assert question.topic is not None
-    assert question.key is not None
-    # Every file is asked about all of its time: the window is whole seconds there, and compared below.
-    hits = reader.index.query(question.topic, question.key, _INDEX_HITS)
+def _by_index(reader: StoreReader, query: SearchQuery) -> Iterator[MessageExt]:
+    assert query.topic is not None
+    assert query.key is not None
+    # Without a time window, which the index compares in whole seconds only; the query compares it exactly.
+    hits = reader.index.query(query.topic, query.key, _INDEX_HITS)
     for physical_offset in sorted(set(hits)):
         if physical_offset >= reader.min_physical_offset:
             message = _record(reader, physical_offset)
-            if question.fits(message):
+            if query.matches(message):
                 yield message
 
 
-def _index_reaches_everything(reader: StoreReader) -> bool:
-    """Tell whether the index begins with the log and goes on to its last message with keys, as far as can be told.
+def _index_covers_log(reader: StoreReader) -> bool:
+    """Tell whether the index covers the whole log, as far as its ends show.
 
-    Behind the message that was indexed last there may be only messages without keys.
+    After the message that was indexed last there may be only messages without keys.
     """
     files = reader.index.files
     if not files or files[0].begin_physical_offset > reader.min_physical_offset:
@@ -114,20 +114,20 @@ def _next_record(reader: StoreReader, physical_offset: int) -> int:
     return physical_offset + reader.record(physical_offset).store_size
 
 
-def _in_queues(reader: StoreReader, question: SearchQuery, progress: Progress | None) -> Iterator[MessageExt]:
-    names = [name for name in reader.queues() if name[0] == question.topic and question.queue_id in (None, name[1])]
+def _in_queues(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None) -> Iterator[MessageExt]:
+    names = [name for name in reader.queues() if name[0] == query.topic and query.queue_id in (None, name[1])]
     ranges = {name: reader.queues()[name] for name in names}
     total, done = sum(end - begin for begin, end in ranges.values()), 0
-    code = tags_code(question.tag) if question.tag is not None and question.topic not in DUE_TIME_TOPICS else None
+    code = tags_code(query.tag) if query.tag is not None and query.topic not in DUE_TIME_TOPICS else None
     for (topic, queue_id), (begin, end) in sorted(ranges.items()):
-        first = _first_in_time(reader, topic, queue_id, begin, end, question.begin_ms)
+        first = _first_in_time(reader, topic, queue_id, begin, end, query.begin_ms)
         done += first - begin
         for step in range(first, end, _STEP):
             units = reader.units(topic, queue_id, step, min(step + _STEP, end))
             wanted = units if code is None else units[units["tags_code"] == code]
             for physical_offset in wanted["physical_offset"].tolist():
                 message = _record(reader, physical_offset)
-                if question.fits(message):
+                if query.matches(message):
                     yield message
             done += len(units)
             if progress is not None:
@@ -135,9 +135,9 @@ def _in_queues(reader: StoreReader, question: SearchQuery, progress: Progress | 
 
 
 def _first_in_time(reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, begin_ms: int) -> int:
-    """Return the first queue offset whose message was stored at `begin_ms` or later, less a margin.
+    """Return the first queue offset whose message was stored at `begin_ms` or later, minus 1,000.
 
-    Store times rise along a queue except where a clock was set back; a thousand messages make up for a small step.
+    Store times rise along a queue unless a clock was set back; the margin makes up for a small step.
     """
     low, high = begin, end
     while begin_ms > 0 and low < high:
@@ -150,8 +150,8 @@ def _first_in_time(reader: StoreReader, topic: str, queue_id: int, begin: int, e
     return max(low - 1000, begin)
 
 
-def _in_log(reader: StoreReader, question: SearchQuery, progress: Progress | None) -> Iterator[MessageExt]:
-    begin = _begin_in_time(reader, question.begin_ms)
+def _in_log(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None) -> Iterator[MessageExt]:
+    begin = _begin_in_time(reader, query.begin_ms)
     total = sum(file.size for file in reader.commit_log_files if file.begin >= begin)
     for item in reader.runs(begin):
         if not isinstance(item, RecordRun):
@@ -159,12 +159,12 @@ def _in_log(reader: StoreReader, question: SearchQuery, progress: Progress | Non
                 file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
                 raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
             break
-        in_time = (item.store_timestamps >= question.begin_ms) & (item.store_timestamps < question.end_ms)
+        in_time = (item.store_timestamps >= query.begin_ms) & (item.store_timestamps < query.end_ms)
         for position in item.positions[in_time].tolist():
             outline = peek(item.file.map, position)
-            if question.topic in (None, outline.topic) and question.queue_id in (None, outline.queue_id):
+            if query.topic in (None, outline.topic) and query.queue_id in (None, outline.queue_id):
                 message = decode(item.file.map, position, decompress=False, check_crc=False)
-                if question.fits(message):
+                if query.matches(message):
                     yield message
         if progress is not None:
             progress(item.end - begin, total)
@@ -173,7 +173,10 @@ def _in_log(reader: StoreReader, question: SearchQuery, progress: Progress | Non
 
 
 def _begin_in_time(reader: StoreReader, begin_ms: int) -> int:
-    """Return where the file before that begins whose first message is not younger; clocks may have been set back."""
+    """Return the begin of the scan: one file before the last one that begins at `begin_ms` or earlier.
+
+    The additional file makes up for a clock that was set back.
+    """
     files = reader.commit_log_files
     for number in range(len(files) - 1, 0, -1):
         first = next(reader.runs(files[number].begin))

@@ -26,7 +26,8 @@ For example, queue T-0 without surviving units, as queueOffset@physicalOffset in
 The result can be wrong in one case: without units, a record damaged in its queue id or topic claims the offset of an
 intact record of another queue, and both records are between the neighbours of both offsets. For example T-0 and T-1
 have 0@0 and 0@100, then offset 1 of both at 200 and 300, and the damaged one claims T-1, too. Nothing in the log says
-which of the two is damaged. The first one keeps T-1 then, so the two records may be exchanged.
+which of the two is damaged. The first one keeps T-1 then, so the two records may be exchanged. (If both are the last of
+their queues, not even the lost offset shows, and the second one becomes offset 2 of T-1.)
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class RecordLocation(NamedTuple):
 
 @dataclass(slots=True)
 class Reconstruction:
-    """What has to change so that every queue of the log is consecutive."""
+    """The changes that make every queue of the log consecutive."""
 
     holes: list[Hole]
     """The holes of the log and the strays that became holes, in order."""
@@ -213,11 +214,11 @@ class _Reconstructor:
         """Split the records of a queue where it starts at 0 again because its topic was deleted and created again.
 
         A record that claims offset 0 in the middle may also be damaged. It starts an epoch if the next record has
-        offset 1, or the units say so, and unless it just stands in for the next offset of the old epoch:
+        offset 1, or its unit is the first of the queue, unless it only lost the next offset of the old epoch:
 
             5 6 0 1 2     an epoch begins at 0
             5 6 0 8 9     offset 7 is damaged
-            0 0 1 2       an epoch begins at the second 0, unless a similar queue lacks offset 0: then one 0 is its record
+            0 0 1 2       an epoch begins at the second 0, unless a similar queue lacks offset 0 and one of them is its
         """
         all_records = _locations(name, records)
         begin = 0
@@ -271,7 +272,30 @@ class _Reconstructor:
         begin = before.physical_offset if before else self._log.begin - 1
         is_expected = self._units.at(tail.queue, expected)[0] == tail.physical_offset
         untrusted = sum(1 for record in candidates if begin < record.physical_offset < tail.physical_offset)
-        return not is_expected and self._room(begin, tail) + untrusted >= tail.queue_offset - expected
+        room = self._room(begin, tail) + self._count_hidden(begin, tail, expected)
+        return not is_expected and room + untrusted >= tail.queue_offset - expected
+
+    def _count_hidden(self, begin: int, tail: RecordLocation, expected: int) -> int:
+        """Return the number of offsets from `expected` up to the tail's whose records may only look like others.
+
+        Such a record is marked as prepared, or one of two that claim the same offset of a similar queue.
+        """
+        found = set()
+        for at, (queue, queue_offset, _) in self._log.undispatched.items():
+            if (
+                queue == tail.queue
+                and begin < at < tail.physical_offset
+                and expected <= queue_offset < tail.queue_offset
+            ):
+                found.add(queue_offset)
+        for name, records in self._log.queues.items():
+            if _is_similar(name, tail.queue):
+                offsets = records.queue_offsets
+                for queue_offset, at in zip(offsets, records.physical_offsets, strict=True):
+                    is_between = begin < at < tail.physical_offset and expected <= queue_offset < tail.queue_offset
+                    if is_between and at not in self._strays and offsets.count(queue_offset) > 1:
+                        found.add(queue_offset)
+        return len(found)
 
     def _belongs_elsewhere(self, lone: RecordLocation) -> bool:
         """Tell whether a record can belong to a queue with a similar name that lacks its offset."""
@@ -358,7 +382,8 @@ class _Reconstructor:
     def _correct_ends(self) -> None:
         """Give strays after the last trusted record of their queue the next offsets.
 
-        They get them if one of them claims the next offset, if all claim 0, or if the units confirm it.
+        They get them if the units confirm it, if one of them claims the next offset, or if all claim 0 or all the last
+        one. Otherwise a stray that has the right offset is trusted only if all before it are.
         """
         after: dict[QueueName, list[RecordLocation]] = {}
         for stray in sorted(self._strays.values(), key=lambda stray: stray.physical_offset):
@@ -368,12 +393,16 @@ class _Reconstructor:
         for name, strays in after.items():
             last, _ = self._ends[name]
             claims = {stray.queue_offset for stray in strays}
+            are_next = last + 1 in claims or claims == {0} or claims == {last + len(strays)}
+            is_complete = True
             for queue_offset, stray in enumerate(strays, last + 1):
                 is_known = self._units.at(name, queue_offset) == (stray.physical_offset, stray.size)
-                if stray.queue_offset == queue_offset:
+                if stray.queue_offset == queue_offset and (is_known or is_complete):
                     del self._strays[stray.physical_offset]
-                elif is_known or last + 1 in claims or claims == {0}:
+                elif is_known or are_next:
                     self._correct(stray, name, queue_offset)
+                else:
+                    is_complete = False
 
     def _assign(self, record: RecordLocation, missing: _Missing, queue_offset: int) -> None:
         """Give a missing offset to a record."""

@@ -76,7 +76,7 @@ class LostRange:
 
 @dataclass(slots=True)
 class RepairResult:
-    """What a repair did. All offsets are physical. The fields are those of `rucola store repair --json`."""
+    """The outcome of a repair. All offsets are physical. The fields are those of `rucola store repair --json`."""
 
     source: Path
     out: Path
@@ -86,7 +86,7 @@ class RepairResult:
     rebuilt: RebuildResult
     left_out: list[LostRange] = field(default_factory=list)
     mended: list[tuple[int, str]] = field(default_factory=list)
-    """Corrected fields: (physical offset, what was wrong)."""
+    """Corrected fields: (physical offset, damage)."""
     moved: list[str] = field(default_factory=list)
     """Lost messages whose queue offset could not be kept, so that later messages of the queue moved up."""
     config: list[str] = field(default_factory=list)

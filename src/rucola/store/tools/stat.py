@@ -1,10 +1,9 @@
-"""What a store directory holds, in numbers: what is in the log, in each queue, in each index file, and what is waste.
+"""Stat: a store directory in numbers: log, queues, index files, and wasted space.
 
-Sizes are of bytes that mean something; `allocated` is what the file system gave for them, less where files are sparse
-and more where they are prepared ahead. Waste in the log is the blanks that close its files, and what lies unused
-behind its end.
+Sizes count bytes in use; `allocated` is what the file system has allocated, which is less if files are sparse, and more
+if blocks are reserved ahead. The log wastes the blanks at the ends of its files, and the bytes after its end.
 
-A damaged log is counted up to the damage, which `damage` names.
+A damaged log is counted up to the first invalid record, which `damage` describes.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from rucola.store.scan import RecordRun, ScanEnd
 
 @dataclass(slots=True)
 class RecordCounts:
-    """A count of records: how many, their bytes, the store times of the first and the last, how many keys they have.
+    """Counts over records: messages, bytes, first and last store time, keys.
 
-    `keys` are what the index holds for them: one for a unique key and one for each word of KEYS.
+    `keys` are the index entries of the records: one for a unique key and one for each word of KEYS.
     """
 
     messages: int = 0
@@ -48,7 +47,7 @@ class RecordCounts:
 
 @dataclass(slots=True)
 class LogStat:
-    """The CommitLog: physical offsets of begin and end, files, blanks, what is unused behind the end."""
+    """The CommitLog. `begin` and `end` are physical offsets; sizes, blanks and unused space are in bytes."""
 
     files: int = 0
     file_size: int = 0
@@ -64,9 +63,9 @@ class LogStat:
 
 @dataclass(slots=True)
 class QueueStat:
-    """A queue: its range of queue offsets, half-open, its files, and the records of the log that name it.
+    """A queue: its half-open range of queue offsets, its files, and its records in the log.
 
-    `in_log` differs from `max_offset - min_offset` where messages are not dispatched yet, or units are damaged.
+    `in_log.messages` differs from `max_offset - min_offset` if messages are not dispatched yet or units are damaged.
     """
 
     topic: str
@@ -79,7 +78,7 @@ class QueueStat:
 
 @dataclass(slots=True)
 class IndexFileStat:
-    """An index file: entries of how many, slots in use of how many, store times of its messages."""
+    """An index file: entries and slots, used and in total, and the store times of its first and last message."""
 
     name: str
     entries: int
@@ -102,14 +101,14 @@ class StoreStat:
     checkpoint: tuple[int, int, int]
     """physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp."""
     abort: bool
-    """Whether the store is open, or was not closed in order."""
+    """Whether the store is open, or was not closed cleanly."""
 
 
 def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None) -> StoreStat:
     """Count everything in the store at `path`, in one walk through its log.
 
-    `index_slots` is as in `reader.StoreReader`. Raises StoreError where there is no store, and StoreCorrupt where its
-    files do not fit each other.
+    `index_slots` is that of `reader.StoreReader`. Raises StoreError if there is no store, and StoreCorrupt if its files
+    contradict each other.
     """
     store = Path(path)
     with StoreReader(store, index_slots=index_slots) as reader:
@@ -157,7 +156,7 @@ def _log(
 
 
 def _blank(log: LogStat, begin: int) -> None:
-    """Count what was passed over from the last record to the one at `begin`."""
+    """Count the bytes between the last record and the one at `begin`, which are a blank."""
     if begin > log.end:
         log.blanks += 1
         log.blank_size += begin - log.end
