@@ -255,7 +255,10 @@ class BrokerCollector(Collector):
         yield from (tps, size, done, returned, latency, *diffs.values(), self._members())
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the age of the next message of a group in a queue, in ms; 0 if there is none."""
+        """Return the age of a group's next message in a queue, in ms.
+
+        0 if there is none.
+        """
         next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
         return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
 
