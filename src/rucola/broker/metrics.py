@@ -20,7 +20,7 @@ the failures are gauges. A topic or group without messages has the value 0.
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
 The replication lag and the failures (see `broker.delivery.internal_puts`) are additions to the exporter's metrics. The
-last row stands for the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
+last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
 rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys

@@ -193,7 +193,7 @@ class _ReplicationSession:
                 raise RemotingConnectError("it closed the connection; its log has the reason if that was on purpose")
             if store.failure is not None:
                 raise OSError(store.failure)
-            # 2. Compare with the own log, and append what is behind its end.
+            # 2. Compare with the own log, and append the bytes behind its end.
             for physical_offset, piece in decoder.receive_data(data):
                 self._replica.take(physical_offset, piece)
                 if not self._is_compared and physical_offset + len(piece) >= self._compared_end:
