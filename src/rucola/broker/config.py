@@ -137,9 +137,10 @@ class BrokerConfig:
 
 
 def local_address() -> str:
-    """Return an IPv4 address of this machine that others can reach, or the loopback address if there is none.
+    """Return an IPv4 address of this machine that others can reach.
 
-    Connecting a UDP socket sends nothing, but makes the kernel select the source address of the default route.
+    Without a default route, that is the loopback address. Connecting a UDP socket sends nothing, but makes the
+    kernel select the source address of the default route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -20,7 +20,7 @@ the failures are gauges. A topic or group without messages has the value 0.
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
 The replication lag and the failures (see `broker.delivery.internal_puts`) are additions to the exporter's metrics. The
-last row stands for the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
+last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
 rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
@@ -255,7 +255,10 @@ class BrokerCollector(Collector):
         yield from (tps, size, done, returned, latency, *diffs.values(), self._members())
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the age of the next message of a group in a queue, in ms; 0 if there is none."""
+        """Return the age of a group's next message in a queue, in ms.
+
+        0 if there is none.
+        """
         next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
         return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
 

@@ -24,7 +24,7 @@ from rucola.store.dispatch import TopicArrivals
 
 @dataclass(slots=True)
 class MidnightTotals:
-    """Values of a total at the last midnight (`today`) and at the one before (`yesterday`)."""
+    """Values of a total at the last midnight and at the one before."""
 
     yesterday: int = 0
     today: int = 0
@@ -104,7 +104,7 @@ class BrokerStats:
             self.get_at_midnight = MidnightTotals(self.get_at_midnight.today, self.get_nums.sum)
 
     def view(self, name: str, key: str, now_ms: int) -> BrokerStatsData | None:
-        """Return the windows of a statistic; None if nothing was recorded under that name and key."""
+        """Return the windows of a statistic, or None if nothing was recorded."""
         item = self._find(name, key)
         if item is None:
             return None
@@ -115,7 +115,7 @@ class BrokerStats:
         )
 
     def consume_tps(self, group: str, topic: str, now_ms: int) -> float:
-        """Return the messages per second that a group read from a topic in the last minute."""
+        """Return the rate at which a group read a topic in the last minute."""
         items = self._groups.get((topic, group))
         return items[0].minute(now_ms).tps if items else 0.0
 

@@ -21,7 +21,7 @@ from rucola.store.dispatch import TopicArrivals
 
 
 class Delivery:
-    """The services that deliver waiting messages, each with the task that wakes it when a message is due.
+    """The services that deliver waiting messages, each with the task that wakes it.
 
     A slave builds them, since requests ask for their state, but neither loads transactions nor delivers anything.
     """
@@ -81,7 +81,7 @@ class Delivery:
         self._timer_delivery.schedule_at(now_ms)
 
     async def prepare_delete(self) -> bool:
-        """Roll the timer messages of the oldest log file, so that it may be deleted; False if that failed.
+        """Roll the timer messages of the oldest log file; return False if that failed.
 
         The copies are flushed and the rolled offset is written before the file is deleted: otherwise a power failure
         could destroy the copies after the originals are gone.

@@ -19,7 +19,7 @@ PERSIST_FILTERS_INTERVAL_MS = 10_000
 
 
 class Metadata:
-    """Tables, their persistence, and the client that talks to name servers (and, on a slave, to the master).
+    """Tables, their persistence, and the client for requests to name servers and to the master.
 
     Topics and groups are written after every change, consumer offsets and filters periodically and at the stop.
     """

@@ -29,7 +29,7 @@ class Replication(Protocol):
         ...
 
     def replication_lag(self) -> dict[str, int]:
-        """Return the bytes of the log that each connected slave does not have yet, by "ip:port"."""
+        """Return the replication lag of each connected slave in bytes, by "ip:port"."""
         ...
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:

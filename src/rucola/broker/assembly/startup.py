@@ -45,7 +45,7 @@ async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) 
     connections = Connections(environment, metadata)
     connections.bind(running)
 
-    # 2. to 5. Load everything that requests need.
+    # 2. to 5. Load the state that requests need.
     storage = Storage(environment, connections.hold)
     await storage.open(running)
     metadata.open(running, None if environment.is_slave else storage.store.max_offset)

@@ -49,9 +49,10 @@ class Storage:
         self._arrival_listeners.append(listener)
 
     async def start(self, scheduler: Scheduler, prepare_delete: Callable[[], Awaitable[bool]]) -> None:
-        """Measure the disks, so that a full one refuses the first message, and schedule flush and retention.
+        """Measure the disks, then schedule flush, checkpoint and retention.
 
-        `prepare_delete` is awaited before a log file is deleted, see `RetentionTask`.
+        A full disk refuses the first message. `prepare_delete` is awaited before a log file is deleted, see
+        `RetentionTask`.
         """
         config = self._environment.store_config
         clock, probe_disk = self._environment.clock, self._environment.probe_disk

@@ -42,7 +42,10 @@ class GroupCommit:
         """The task that flushes until there is no waiter; None while idle."""
 
     async def wait_flushed(self, physical_offset: int, timeout_ms: int) -> bool:
-        """Wait until all bytes below `physical_offset` are on disk; False after a failed flush or the timeout."""
+        """Wait until all bytes below `physical_offset` are on disk.
+
+        Returns False after a failed flush or the timeout.
+        """
         if self._store.flushed_physical_offset >= physical_offset:
             return True
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -55,12 +58,18 @@ class GroupCommit:
             return False
 
     def start_flush(self) -> None:
-        """Start a flush unless one is running; the running task flushes again while there are waiters."""
+        """Start a flush unless one is running.
+
+        The running task flushes again while there are waiters.
+        """
         if self._running is None:
             self._running = asyncio.ensure_future(self._run())
 
     async def checkpoint(self) -> None:
-        """Flush the log, some queues and the index, then the checkpoint that covers them, concurrently with flushes."""
+        """Flush log, queues and index, then write the checkpoint, concurrently with flushes.
+
+        One call flushes QUEUES_PER_CHECKPOINT queues at most.
+        """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, QUEUES_PER_CHECKPOINT)
 

@@ -128,7 +128,7 @@ class DueTask:
         self._is_stopped = False
 
     def schedule_at(self, due_ms: int) -> None:
-        """Run the step at `due_ms`, immediately if that has passed, unless it is scheduled for an earlier time."""
+        """Run the step at `due_ms`, unless it is scheduled for an earlier time."""
         if self._is_stopped or (self._due_ms is not None and self._due_ms <= due_ms):
             return
         self._due_ms = due_ms
@@ -169,7 +169,10 @@ class Scheduler:
         self._tasks: list[asyncio.Task[None]] = []
 
     def every(self, interval_ms: int, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
-        """Run `step` every `interval_ms`, counted from the end of the previous run; await its result, if any."""
+        """Run `step` every `interval_ms`, counted from the end of the previous run.
+
+        An awaitable result is awaited.
+        """
         self._tasks.append(asyncio.create_task(self._run(interval_ms / 1000, name, step), name=name))
 
     async def stop(self) -> None:

@@ -113,7 +113,10 @@ class ScheduleMessageService:
         config_files.write_config(self._path, {"offsetTable": dict(offsets)})
 
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver due messages, DELIVERY_BATCH per level at most; return when to call again, or None if none wait."""
+        """Deliver due messages, DELIVERY_BATCH per level at most.
+
+        Returns the time of the next call in milliseconds, or None if no message waits.
+        """
         due = [self._deliver_level(level, now_ms) for level in self._offsets]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
@@ -144,7 +147,7 @@ class ScheduleMessageService:
         return now_ms if units else now_ms + FIRST_RETRY_MS
 
     def _begin(self, level: int) -> int:
-        """Return the first queue offset of a level that is neither delivered nor removed by retention."""
+        """Return the first queue offset of a level that is still to be delivered."""
         begin, kept = self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1)
         if begin < kept:
             logger.error(

@@ -36,7 +36,7 @@ _MAX_QUEUE_ID = (1 << 31) - 1
 def deliver(
     store: MessageStore, puts: InternalPuts, kind: str, physical_offset: int, now_ms: int, *, check_duplicate: bool
 ) -> bool:
-    """Put the waiting message at a physical offset into its own queue; return False if the put failed.
+    """Put a waiting message into its own queue; return False if the put failed.
 
     `kind` names the put in logs and metrics. A record that is damaged or names no queue is skipped with an error in the
     log. `check_duplicate` looks the message up in the index first.
@@ -78,7 +78,7 @@ def _own_queue(message: MessageExt) -> tuple[str, int]:
 
 
 def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
-    """Return whether the message's own queue contains it, in a record behind the physical offset `since`."""
+    """Return whether the message's own queue contains it, behind the physical offset `since`."""
     if waiting.unique_key is None:
         return False
     for record in store.query(waiting.topic, waiting.unique_key, DELIVERY_BATCH).records:
@@ -90,6 +90,6 @@ def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
 
 
 def _identity(message: MessageExt) -> tuple[object, ...]:
-    """Return the fields that a waiting and a delivered record share, and two different messages do not."""
+    """Return the fields that identify a message in its waiting and delivered records."""
     queue = (message.topic, message.queue_id, message.reconsume_times)
     return *queue, message.born_timestamp, message.body_crc, message.properties

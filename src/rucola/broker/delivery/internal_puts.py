@@ -56,7 +56,7 @@ class Backoff:
     _until_ms: int = 0
 
     def failed(self, now_ms: int) -> int:
-        """Double the wait after a failure and return the time of the next attempt, in milliseconds."""
+        """Double the wait after a failure; return the time of the next attempt."""
         self._wait_ms = min(max(2 * self._wait_ms, FIRST_RETRY_MS), LAST_RETRY_MS)
         self._until_ms = now_ms + self._wait_ms
         return self._until_ms
@@ -137,7 +137,10 @@ class InternalPuts:
         return result
 
     def put_buffered(self, now_ms: int) -> int | None:
-        """Put buffered messages; return the time of the next attempt, or None if the buffer is empty."""
+        """Put buffered messages in their order.
+
+        Returns the time of the next attempt in milliseconds, or None if the buffer is empty.
+        """
         if (due_ms := self._backoff.next_ms(now_ms)) is not None:
             return due_ms
         while self._buffer:

@@ -259,7 +259,10 @@ class TimerMessageService:
         )
 
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver due messages, DELIVERY_BATCH at most; return when to call again, or None if none wait."""
+        """Deliver due messages, DELIVERY_BATCH at most.
+
+        Returns the time of the next call in milliseconds, or None if no message waits.
+        """
         # Step 3. During a backoff nothing is delivered, but the scan below continues.
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
@@ -280,7 +283,7 @@ class TimerMessageService:
         return due_ms if retry_ms is None or due_ms > now_ms else retry_ms
 
     async def roll(self, clock: Callable[[], int]) -> bool:
-        """Put the waiting messages of the oldest log file again, so that the file may be deleted.
+        """Put the waiting messages of the oldest log file again, before its deletion.
 
         Returns False if a put failed. Does nothing while the oldest file is the only one. Yields to the event loop
         after each DELIVERY_BATCH units.
@@ -384,7 +387,7 @@ class TimerMessageService:
             self._put_far(key)
 
     def _scan_segment(self) -> None:
-        """Scan one more segment; after the last, move the nearest messages found into the heap (steps 4 and 5)."""
+        """Scan one more segment (step 4); after the last, refill the heap (step 5)."""
         self._store.max_offset(*_QUEUE)  # dispatches pending records now, so that none arrive within this step
         scan = self._scan
         if scan is None:

@@ -46,7 +46,10 @@ class TransactionCheckService:
         self._clock = clock
 
     async def run(self) -> None:
-        """Send a check request for each transaction that timed out; skip groups without a connected producer."""
+        """Send a check request for each transaction that timed out.
+
+        Groups without a connected producer are skipped, and checked by the next run.
+        """
         for number, check in enumerate(self._transactions.check(self._clock()), 1):
             # Any connected member of the group may answer; the request is one-way, the answer is an END_TRANSACTION.
             producer = self._clients.next_producer(check.group)
@@ -59,7 +62,7 @@ class TransactionCheckService:
         await self.commit_offsets()
 
     async def commit_offsets(self) -> None:
-        """Commit the offsets of the half and op queues, after a flush of the records that justify them."""
+        """Flush the log, then commit the offsets of the half and op queues."""
         # The offsets are taken before the flush: an op message put during the flush is not covered by it.
         committed = self._transactions.offsets()
         timeout_ms = self._store.config.sync_flush_timeout

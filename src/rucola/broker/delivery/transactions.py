@@ -257,10 +257,10 @@ class TransactionalMessageService:
     # -- check ---------------------------------------------------------------------------------------------------------
 
     def check(self, now_ms: int) -> Iterator[TransactionCheckRequest]:
-        """Visit the half messages that exist now, and yield a check request for each that timed out.
+        """Yield a check request for each half message that timed out.
 
-        Other methods may be called between two requests. Ends early at a message that is too young, since all behind
-        it are younger, and at a failed put.
+        Visits the half messages that exist at the first step. Other methods may be called between two requests. Ends
+        early at a message that is too young, since all behind it are younger, and at a failed put.
         """
         if not self._put_missing_ops(now_ms):
             return
@@ -320,7 +320,7 @@ class TransactionalMessageService:
             return None
 
     def _is_ended_by_first(self, half: MessageExt) -> bool:
-        """Return whether the first message of this copy was ended, as an op message before a restart shows."""
+        """Return whether the original of this copy was ended before a restart."""
         first = half.properties.get(properties.TRAN_PREPARED_QUEUE_OFFSET)
         return first is not None and _number(first, -1) in self._ended
 
@@ -329,7 +329,7 @@ class TransactionalMessageService:
         return self._timeout_ms if value == -1 else value * 1000
 
     def _copy(self, half: MessageExt, now_ms: int) -> PutResult | None:
-        """Put a copy of the half message at the end of its queue; None if that failed and must be retried.
+        """Put a copy of the half message at the end of its queue; None if that failed.
 
         If the properties leave no space for those that a check adds (another broker admitted the message), the message
         is discarded unchanged, and the result is PROPERTIES_SIZE_EXCEEDED.
@@ -378,7 +378,7 @@ class TransactionalMessageService:
         )
 
     def _forget_ended(self) -> None:
-        """Drop the state of half messages before `_half_begin`, after a check has visited all of them."""
+        """Drop the state of half messages before `_half_begin`, after a complete check."""
         # Entries before `_half_begin` serve to recognize the copies of ended messages (`_is_ended_by_first`). All
         # copies were visited now; keeping the entries would hold back the offset of the op queue.
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}

@@ -98,14 +98,14 @@ class HAClient:
                 await self._registration.wait_registered()
 
     def _log_once(self, message: str, *arguments: object) -> None:
-        """Log why this slave does not follow, unless it is the reason that was logged last."""
+        """Log why this slave does not follow, once until the reason changes."""
         text = message % arguments
         if text != self._logged:
             logger.warning("%s", text)
             self._logged = text
 
     async def _follow(self, address: str) -> float:
-        """Run one session, log why it ended, and return the delay before the next one, in seconds."""
+        """Run one session; return the delay before the next one, in seconds."""
         self._is_following = False
         try:
             stream = await open_stream(address)
@@ -195,7 +195,7 @@ class _ReplicationSession:
                 raise RemotingConnectError("it closed the connection; its log has the reason if that was on purpose")
             if store.write_state.failure is not None:
                 raise OSError(store.write_state.failure)
-            # 2. Compare with the own log, and append what is behind its end.
+            # 2. Compare with the own log, and append the bytes behind its end.
             for physical_offset, piece in decoder.receive_data(data):
                 self._replica.append(physical_offset, piece)
                 if not self._is_compared and physical_offset + len(piece) >= self._compared_end:
@@ -224,7 +224,7 @@ class _ReplicationSession:
             await self._stream.write(encode_report(reported))
 
     async def _is_safe(self, end: int) -> bool:
-        """Wait until the log may be reported up to `end`; False if the flush failed or timed out."""
+        """Wait until the log may be reported up to `end`; False after a failed flush."""
         if self._group_commit is None:
             return True
         return await self._group_commit.wait_flushed(end, self._store.config.sync_flush_timeout)

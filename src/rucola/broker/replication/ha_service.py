@@ -80,7 +80,10 @@ class HAService:
         await self._server.stop()
 
     def replication_lag(self) -> dict[str, int]:
-        """Return the bytes of the log that each slave does not have yet, by "ip:port", after its first report."""
+        """Return the replication lag of each slave in bytes, by "ip:port".
+
+        A slave is included after its first report.
+        """
         end = self._store.max_physical_offset
         return {
             connection.peer: end - connection.reported for connection in self._connections if connection.reported >= 0
@@ -131,7 +134,7 @@ class HAService:
                 self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
 
     def _log_disconnect(self, connection: _HAConnection, reason: str) -> None:
-        """Log the reason of a disconnect, once per host until the reason changes or the slave catches on."""
+        """Log the reason of a disconnect, once per host until the reason changes."""
         if self._logged_reasons.get(connection.host) != reason:
             self._logged_reasons[connection.host] = reason
             logger.warning("slave %s disconnected: %s", connection.peer, reason)

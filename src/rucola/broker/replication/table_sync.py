@@ -69,7 +69,7 @@ class SlaveSynchronize:
         """The run that an unknown topic started."""
 
     def on_arrival(self, topic: str) -> None:
-        """Start a run if messages of an unknown topic arrive, once per topic between two periodic runs."""
+        """Start a run if the topic is unknown, once per topic between two periodic runs."""
         if self._topics.get(topic) is None and topic not in self._unknown_topics:
             self._unknown_topics.add(topic)
             # A running one sees the new topic: it repeats until no topic was added.

@@ -87,7 +87,10 @@ class ConsumerFilterTable:
                     _mark_dead(data, max(data.born_time, now_ms - _DEAD_BEFORE_START_MS))
 
     def get(self, topic: str, group: str) -> ConsumerFilterData | None:
-        """Return the registered filter; None if the group filters by tags, or by an invalid expression."""
+        """Return the registered filter.
+
+        None if the group filters by tags, or by an invalid expression.
+        """
         return self._table.get((topic, group))
 
     def matches(self, topic: str, group: str) -> Matches | None:
@@ -95,7 +98,7 @@ class ConsumerFilterTable:
         return self._matches.get((topic, group))
 
     def register(self, group: str, subscriptions: Iterable[SubscriptionData], now_ms: int) -> None:
-        """Register the subscriptions of a heartbeat, and mark the group's filters on other topics as dead."""
+        """Register the subscriptions of a heartbeat; mark filters on other topics as dead."""
         subscribed = {subscription.topic: subscription for subscription in subscriptions}
         # 1. Filters on topics that the group no longer subscribes to are dead.
         for topic, owner in list(self._table):
@@ -114,7 +117,7 @@ class ConsumerFilterTable:
         self.register(group, (), now_ms)
 
     def snapshot_writer(self, now_ms: int) -> Callable[[], None]:
-        """Remove expired filters; return a function that writes the others and may be called in any thread."""
+        """Remove expired filters; return a function that writes the others in any thread."""
         for (topic, group), data in list(self._table.items()):
             if data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
                 self._remove(topic, group)

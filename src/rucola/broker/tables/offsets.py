@@ -69,13 +69,13 @@ class ConsumerOffsetTable:
             self._is_changed = True
 
     def merge(self, table: Mapping[str, dict[int, int]]) -> None:
-        """Replace the offsets of all groups and topics in the table of a master; keep the others."""
+        """Replace the offsets that the table of a master contains; keep the others."""
         if any(self._table.get(key) != queues for key, queues in table.items()):
             self._table.update(table)
             self._is_changed = True
 
     def of(self, group: str, topic: str) -> dict[int, int]:
-        """Return a copy of the non-negative offsets of a group on a topic, by queue id."""
+        """Return the non-negative offsets of a group on a topic by queue id."""
         queues = self._table.get(topic + _SEPARATOR + group, {})
         return {queue_id: queue_offset for queue_id, queue_offset in queues.items() if queue_offset >= 0}
 
@@ -99,11 +99,17 @@ class ConsumerOffsetTable:
         return [owner for name, _, owner in map(_split, self._table) if name == topic]
 
     def table(self) -> Mapping[str, Mapping[int, int]]:
-        """Return the table by `topic@group`, then queue id, as GET_ALL_CONSUMER_OFFSET and the file contain it."""
+        """Return the table by `topic@group`, then queue id.
+
+        GET_ALL_CONSUMER_OFFSET and the file have this form.
+        """
         return self._table
 
     def snapshot_writer(self) -> Callable[[], None]:
-        """Return a function for any thread that writes the current table, or does nothing if it is unchanged."""
+        """Return a function that writes the current table in any thread.
+
+        It does nothing if the table is unchanged.
+        """
         if not self._is_changed:
             # The table is copied only after changes: with many groups the copy costs milliseconds of the event loop.
             return _nothing

@@ -75,7 +75,10 @@ class TopicConfigTable:
         return topics.SYSTEM_TOPICS | self._own
 
     def is_system_topic(self, topic: str) -> bool:
-        """Return whether a topic belongs to the system or this broker; requests may not change those."""
+        """Return whether a topic belongs to the system or this broker.
+
+        Requests may not change those.
+        """
         return topic in self._own or topics.is_system_topic(topic)
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
@@ -124,7 +127,7 @@ class TopicConfigTable:
         return created
 
     def ensure(self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0) -> TopicConfig:
-        """Return a retry or dead letter topic, created with read and write permission if it is missing."""
+        """Return a retry or dead letter topic, created if it is missing."""
         config = self._table.get(topic)
         if config is None:
             config = TopicConfig(
