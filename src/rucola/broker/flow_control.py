@@ -102,7 +102,7 @@ class FlowControl:
 
     def tick(self) -> None:
         """Decide which requests are rejected from now on. To be called every `TICK_MS`."""
-        # 1. The tick is due every TICK_MS: what it is late, the iteration of the loop before it took.
+        # 1. The tick is due every TICK_MS. Its lateness is the length of the loop iteration before it.
         now_ms = self._clock()
         iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS)
         self._last_tick_ms = now_ms

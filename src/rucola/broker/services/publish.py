@@ -99,6 +99,7 @@ class PublishService:
         self._store = state.store
         self._store_config = state.store.config
         self._topics = state.topics
+        self._topic = state.topics.get
         self._clock = state.clock
         self._transactions = state.transactions
         self._durability = durability
@@ -116,7 +117,7 @@ class PublishService:
 
         An awaitable is returned if the topic is created. `version` is that of the client. Raises Refused.
         """
-        topic = self._topics.get(header.topic)
+        topic = self._topic(header.topic)
         if topic is None:
             return self._create_topic(caller, version, header, body, put)
         queue_id = header.queue_id
