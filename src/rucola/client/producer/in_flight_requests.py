@@ -115,6 +115,7 @@ class InFlightRequests:
 
     async def close(self, grace_ms: float) -> None:
         """Give calls `grace_ms` to end, then fail the pending requests. A cancellation ends the grace period."""
+        # Step 1. Calls report their end by `__exit__`, abandoned futures of `send_many` by this callback.
         for future in self._futures:
             future.add_done_callback(lambda _: self._changed.set())
         try:
@@ -125,6 +126,7 @@ class InFlightRequests:
         except TimeoutError:
             pass
         finally:
+            # Steps 2 and 3, also if this is cancelled.
             self._is_closed = True
             for future in self._futures:
                 if not future.done():

@@ -103,7 +103,7 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, execute: Execute, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> TransactionSendResult:
-        """Send the half message, execute the local transaction, and commit or roll back the message accordingly.
+        """Send a half message, execute the local transaction, and end the message's transaction.
 
         `execute` gets the message with its unique key. It is called only if the half message is SEND_OK; with another
         status, such as FLUSH_DISK_TIMEOUT, the half message is rolled back. The errors of sending are those of `send`,
@@ -117,6 +117,7 @@ class TransactionProducer(Producer):
         with self._call():
             result = await self._send(half, None, Deadline(timeout_ms))
             message.unique_key = half.unique_key
+            # The outcome if the half message is not SEND_OK.
             state, why = LocalTransactionState.ROLLBACK_MESSAGE, None
             try:
                 if result.status is SendStatus.SEND_OK:
@@ -162,7 +163,7 @@ class TransactionProducer(Producer):
     def check_transaction(
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """Look up the outcome of a transaction that a broker checks, and send it, in the background."""
+        """Look up and send the outcome of a checked transaction, in the background."""
         self._checks.start(self._run_check(connection, header, message), f"check of transaction {message.msg_id}")
 
     async def _run_check(
