@@ -61,7 +61,7 @@ def of_healthy(*consumers: PushConsumer) -> int:
 
 
 @ORDERLY
-async def test_a_member_begins_with_the_healthy_broker_at_once(tmp_path: Path, orderly: bool) -> None:
+async def test_a_member_starts_with_the_healthy_broker_immediately(tmp_path: Path, orderly: bool) -> None:
     async with two_brokers(tmp_path) as (running, proxy, _):
         proxy.freeze()
         got: Tally[int] = Tally()
@@ -71,7 +71,7 @@ async def test_a_member_begins_with_the_healthy_broker_at_once(tmp_path: Path, o
 
 
 @ORDERLY
-async def test_members_come_and_go_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
+async def test_members_join_and_leave_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
     """Giving up its queues and taking up those of the healthy broker are independent of each other."""
 
     async with two_brokers(tmp_path) as (running, proxy, _):
@@ -93,9 +93,7 @@ async def test_members_come_and_go_while_a_broker_hangs(tmp_path: Path, orderly:
 
 
 @ORDERLY
-async def test_what_was_consumed_of_the_healthy_broker_is_committed_and_free_when_the_member_goes(
-    tmp_path: Path, orderly: bool
-) -> None:
+async def test_a_leaving_member_commits_and_unlocks_at_the_healthy_broker(tmp_path: Path, orderly: bool) -> None:
     async with two_brokers(tmp_path) as (running, proxy, _):
         got: Tally[int] = Tally()
         async with consuming(running, got, orderly=orderly):

@@ -79,7 +79,7 @@ async def leave(member: PushConsumer, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_in_order_members_that_fail_and_go_hand_over_everything(
+async def test_in_order_failing_and_leaving_members_lose_no_message(
     tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     random = Random(seed)
@@ -117,7 +117,7 @@ async def test_in_order_members_that_fail_and_go_hand_over_everything(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_side_by_side_members_that_iterate_and_go_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
+async def test_concurrently_iterating_and_leaving_members_lose_no_message(tmp_path: Path, seed: int) -> None:
     """Iterations end by errors in their bodies, and members by every kind of close."""
     random = Random(seed)
 

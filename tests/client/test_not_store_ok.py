@@ -77,7 +77,7 @@ def play(brokers: Brokers, path: Path, act: Callable[[Producer], Awaitable[None]
 
 @pytest.mark.parametrize("code", LACKING)
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way) -> None:
+def test_another_broker_stores_the_message_as_well(tmp_path: Path, code: ResponseCode, way: Way) -> None:
     brokers = Brokers({"broker-a": code, "broker-b": OK})
 
     async def act(producer: Producer) -> None:
@@ -92,7 +92,7 @@ def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way)
 
 
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Way) -> None:
+def test_by_default_only_one_broker_stores_the_message(tmp_path: Path, way: Way) -> None:
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
     async def act(producer: Producer) -> None:
@@ -115,7 +115,7 @@ def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd"])
-def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Path, names: str) -> None:
+def test_each_broker_gets_one_attempt_within_the_number_of_retries(tmp_path: Path, names: str) -> None:
     brokers = Brokers({f"broker-{name}": LATE for name in names})
 
     async def act(producer: Producer) -> None:
@@ -127,7 +127,7 @@ def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Pa
     play(brokers, tmp_path, act)
 
 
-def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
+def test_failures_of_further_brokers_are_no_error(tmp_path: Path) -> None:
     """Whichever broker is asked first: the one that has it says so in the end."""
     brokers = Brokers({"broker-a": LATE, "broker-b": REFUSED})
 
@@ -143,7 +143,7 @@ def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
     play(brokers, tmp_path, act)
 
 
-async def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:
+async def test_a_half_message_is_rolled_back_instead(tmp_path: Path) -> None:
     """A copy on another broker would be a transaction of its own, and the first one still be asked about."""
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 

@@ -74,7 +74,7 @@ TestProgress = Progress.TestCase
 TestProgress.settings = settings(max_examples=40, stateful_step_count=30)
 
 
-def test_room_ends_with_the_count_and_comes_back() -> None:
+def test_capacity_ends_at_the_count_and_returns() -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(LIMITS.count - 1)], LIMITS.count - 1)
     assert progress.has_capacity
@@ -84,7 +84,7 @@ def test_room_ends_with_the_count_and_comes_back() -> None:
     assert progress.has_capacity
 
 
-def test_room_ends_with_the_bytes() -> None:
+def test_capacity_ends_at_the_size() -> None:
     progress = ProcessQueue(0, LIMITS)
     size = LIMITS.size // 20
     progress.put([message(i, size) for i in range(19)], 19)
@@ -93,7 +93,7 @@ def test_room_ends_with_the_bytes() -> None:
     assert not progress.has_capacity
 
 
-def test_room_ends_with_the_span_that_one_slow_message_causes() -> None:
+def test_capacity_ends_at_the_span_caused_by_one_slow_message() -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(0)], 1)
     for begin in range(1, LIMITS.span, 100):
@@ -107,7 +107,7 @@ def test_room_ends_with_the_span_that_one_slow_message_causes() -> None:
 
 
 @given(st.permutations(range(30)))
-def test_done_in_any_order_ends_at_the_end(order: list[int]) -> None:
+def test_completing_in_any_order_commits_the_end(order: list[int]) -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(30)], 30)
     for offset in order:
