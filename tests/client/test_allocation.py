@@ -1,4 +1,4 @@
-"""Shares of queues: whole, fair, stable, and the same as Apache's."""
+"""Allocation strategies: complete, fair, stable, and with Apache's results."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_the_queues_of_a_leaving_member_are_divided_among_the_others(
     )
 
 
-# What Apache's own classes of 4.9.8 answer, run with so many queues and members: the owner of each queue, by its place
-# among the members, "-" where nobody gets it. Half of the queues, one more where they are odd, are room1@broker-a's,
+# The results of Apache's own classes of 4.9.8 for these numbers of queues and members: each queue's owner, by its index
+# among the members, "-" if no member gets it. Half of the queues, one more where they are odd, are room1@broker-a's,
 # the rest room2@broker-b's; the members are 10.0.0.1@4710, 10.0.0.2@4711 and so on.
 SIZES = [(8, 3), (4, 4), (3, 5), (5, 2), (16, 4), (1, 2)]
 APACHE = {

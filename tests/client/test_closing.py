@@ -1,4 +1,4 @@
-"""Closing: it is done once, awaited by all, expedited by a cancellation, and leaves nothing to starve a successor."""
+"""Closing: once for all callers, expedited by a cancellation, and without delaying the next member."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ each_order = pytest.mark.parametrize("orderly", [False, True])
 
 
 class Blocked:
-    """A listener that has each message in hand until it may end."""
+    """A listener whose calls last until they are released."""
 
     def __init__(self) -> None:
         self.begun: Tally[MessageExt] = Tally()
@@ -249,7 +249,7 @@ def test_a_listener_that_suppresses_cancellation_is_abandoned(
 
 @pytest.mark.parametrize("how", ["directly", "with a timeout"])
 async def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Directly, closing goes on when the listener has ended, and its message is done. In a task it awaits itself."""
+    """Closing continues after the listener has returned, and its message is completed. In a task it waits itself."""
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
     monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
@@ -319,7 +319,7 @@ async def test_every_kind_of_client_is_closed_after_a_cancelled_close(
 
 
 async def hanging_broker(running: Cluster) -> tuple[ScriptedBroker, asyncio.Event]:
-    """A broker that never tells who is in a group, and when it was asked."""
+    """A broker that never returns the members of a group, and the times of the requests."""
     broker, asked = ScriptedBroker(), asyncio.Event()
     broker.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = lambda _, command: asked.set()
     await broker.start(running)

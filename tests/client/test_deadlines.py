@@ -1,4 +1,4 @@
-"""One deadline a call: whatever hangs, every way of sending ends at its timeout, and none waits for another.
+"""Timeouts: whatever hangs, every way of sending ends at its own timeout.
 
 The hanging peers here never answer, so a call that ended late would have waited for a second timeout of some step. The
 bounds are far from both: the timeout is 0.5 s, and calls that queue up, or take a step's own timeout, need 3 s or more.
@@ -172,7 +172,7 @@ async def test_nothing_is_sent_without_time_left(tmp_path: Path) -> None:
 async def test_a_send_with_the_default_timeout_survives_a_hanging_name_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hung one is asked first. Its timeout is the same as the send's: nothing was left for the other."""
+    """The hanging server is queried first. With the send's whole timeout it would leave none for the other one."""
     monkeypatch.setattr(random, "randrange", lambda count: 0)
 
     async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:

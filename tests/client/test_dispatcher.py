@@ -1,4 +1,4 @@
-"""Listeners: batches, what they say of their messages, how long they may take, and how much waits for them."""
+"""Listeners: batches, their exceptions, timeouts and flow control."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_a_suspended_consumer_gets_nothing_until_it_is_resumed(tmp_path: P
 
 
 async def test_a_revoked_queue_accepts_no_requeued_messages(tmp_path: Path) -> None:
-    """It is not done, so whoever has the queue now gets it anyway; sent back it would come twice."""
+    """It is incomplete, so the new owner of the queue gets it anyway; a retry would deliver it twice."""
 
     begun, may_end = asyncio.Event(), asyncio.Event()
 

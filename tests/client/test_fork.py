@@ -1,4 +1,4 @@
-"""Clients and `os.fork`: a client that was not opened gets an id of its own, one that was is its parent's alone."""
+"""Clients and `os.fork`: an unopened client gets an id of its own, an open one belongs to the parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 200
 
 
 def run(program: str, *arguments: str) -> list[Any]:
-    """Run a program to its end; what it printed, a line of JSON each. A minute is enough for anything but a hang."""
+    """Run a program and return its output, one JSON value per line. A minute suffices for anything but a hang."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + program, *arguments], capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""Clients whose connection to a broker is half-open: sends and pulls go on over a new one."""
+"""Clients with a half-open connection to a broker: sends and pulls continue on a new one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_half_open_connection_fails_only_the_send_that_detects_it(tmp_pa
 
 
 async def test_requests_in_flight_are_retried_within_their_timeout(tmp_path: Path) -> None:
-    """The first timeout closes the connection; sends with time left go on over a new one, none of them fails."""
+    """The first timeout closes the connection; sends with time left continue on a new one, and none fails."""
 
     async with cluster(tmp_path) as running:
         broker, proxy = await running.start_broker_behind_proxy()

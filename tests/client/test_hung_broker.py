@@ -1,4 +1,4 @@
-"""One broker of two hangs: members of a group go on with the other, and none of their steps waits for the hung one."""
+"""A hanging broker: members continue with the queues of the other one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERLY = pytest.mark.parametrize("orderly", [False, True], ids=["side by side",
 
 @asynccontextmanager
 async def two_brokers(path: Path) -> AsyncIterator[tuple[Cluster, Proxy, Broker]]:
-    """broker-a behind a proxy that can freeze, and broker-b, with 8 queues of T each; 40 messages lie in broker-b."""
+    """broker-a behind a proxy that can freeze, and broker-b with 40 messages; 8 queues of T each."""
     async with cluster(path) as running:
         hanging, proxy = await running.start_broker_behind_proxy("broker-a")
         healthy = await running.start_broker("broker-b")

@@ -1,4 +1,4 @@
-"""Iterations that end early: what they had in hand comes again to the next one, unless it is settled before."""
+"""Iterations that end early: their message is delivered to the next one, unless it is settled before."""
 
 from __future__ import annotations
 

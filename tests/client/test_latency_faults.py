@@ -1,4 +1,4 @@
-"""Slow and failing brokers: out of turn for as long as Apache's table says, and who sends meanwhile."""
+"""Slow and failing brokers: how long they are unavailable by Apache's table, and which are chosen meanwhile."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_without_fault_tolerance_only_the_last_failed_broker_is_avoided() -> Non
 
 @pytest.mark.parametrize("tolerant", [True, False])
 def test_a_producer_avoids_a_failing_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool) -> None:
-    """With tolerance it is tried once; without, whenever its turn comes. Here no slowness counts, only failures."""
+    """With tolerance it gets one attempt; without, one whenever it is next. Only failures count here, not latency."""
     monkeypatch.setattr(latency_faults, "LATENCY_MAX_MS", (20_000,))
     monkeypatch.setattr(latency_faults, "NOT_AVAILABLE_DURATION_MS", (600_000,))
 

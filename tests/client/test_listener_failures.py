@@ -1,4 +1,4 @@
-"""Listeners that fail with more than an Exception: each is a failure like any other, and every worker survives it."""
+"""Listeners that raise more than an Exception: each is a failure, and every worker survives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that come, fail and go in every way, at random: nothing is lost, and in order nothing overlaps."""
+"""Members that join, fail and leave at random: no message is lost, and in order no deliveries overlap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Panic(BaseException):
 
 
 class Ledger:
-    """What listeners had in hand and what they were done with."""
+    """The messages that listeners received and completed."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

@@ -1,4 +1,4 @@
-"""What clients tell Prometheus, as it reads it."""
+"""Metrics of clients, as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_documentation_lists_exactly_the_metrics() -> None:
 
 
 def beginning(name: str) -> str:
-    """What the short names in a row leave out."""
+    """Expand the abbreviated names of a table row."""
     return "rocketmq_client_consumer" if "consumer" in name else "rocketmq_client_consume"
 
 

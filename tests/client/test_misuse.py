@@ -1,4 +1,4 @@
-"""What a client cannot do, such as serve two event loops, it says at once: no hang, no doubled worker, no silence."""
+"""Misuse of clients raises immediately: no hang, no second worker, no silence."""
 
 from __future__ import annotations
 

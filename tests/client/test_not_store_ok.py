@@ -1,4 +1,4 @@
-"""`retry_another_broker_when_not_store_ok`: what its broker does not vouch for is stored on another one as well."""
+"""`retry_another_broker_when_not_store_ok`: a message without SEND_OK is stored on another broker as well."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def to_a_chosen_queue(producer: Producer, message: Message) -> SendResult:
 
 
 class Brokers:
-    """Brokers with one queue of topic T each, and how each answers a send; `asked` says in which order."""
+    """Brokers with one queue of topic T each, and their responses to a send; `asked` is the order of the requests."""
 
     def __init__(self, codes: dict[str, ResponseCode]) -> None:
         self.codes = codes
@@ -128,7 +128,7 @@ def test_each_broker_gets_one_attempt_within_the_number_of_retries(tmp_path: Pat
 
 
 def test_failures_of_further_brokers_are_no_error(tmp_path: Path) -> None:
-    """Whichever broker is asked first: the one that has it says so in the end."""
+    """Whichever broker gets the first request, the result is that of SEND_OK."""
     brokers = Brokers({"broker-a": LATE, "broker-b": REFUSED})
 
     async def act(producer: Producer) -> None:
@@ -144,7 +144,7 @@ def test_failures_of_further_brokers_are_no_error(tmp_path: Path) -> None:
 
 
 async def test_a_half_message_is_rolled_back_instead(tmp_path: Path) -> None:
-    """A copy on another broker would be a transaction of its own, and the first one still be asked about."""
+    """A copy on another broker would be a transaction of its own, and the first one would still be checked."""
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
     async with brokers.serving(tmp_path) as producer:

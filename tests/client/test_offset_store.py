@@ -1,4 +1,4 @@
-"""Broadcasting: every member gets everything, and keeps its own progress in a file."""
+"""Broadcasting: every member gets every message, and keeps offsets of its own in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consuming in order: one message of a queue at a time, everywhere in the group, and none overtakes another."""
+"""Consuming in order: one delivery of a queue at a time in the whole group, and none overtakes another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class InOrder:
 
 
 async def other_locks(running: Cluster, address: str, client_id: str, code: RequestCode) -> list[MessageQueue]:
-    """Somebody else locks, or unlocks, the four queues of T for group c; those that it has then."""
+    """Lock, or unlock, the four queues of T for group c as another client; return the locked ones."""
     queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
     body = LockBatchRequestBody(client_id=client_id, consumer_group="c", mq_set=queues)
     answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code, body=encode_body(body)))
@@ -174,7 +174,7 @@ async def test_in_order_an_abandoned_message_is_redelivered_first(tmp_path: Path
 
 
 async def test_an_ordered_queue_is_released_only_after_its_delivery_in_flight(tmp_path: Path) -> None:
-    """The first member is held up in every queue while the second comes; what it has in hand ends before the rest."""
+    """The first member is busy in every queue when the second joins; its deliveries end before later ones begin."""
 
     begun: Tally[tuple[str, int, int]] = Tally()
     ended: Tally[tuple[str, int, int]] = Tally()
@@ -258,7 +258,7 @@ def test_a_lost_lock_pauses_its_queue_until_it_is_held_again(
                 broker.gives = False
                 await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
                 may_end.set()
-                await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
+                await broker.asked.reach(len(broker.asked.items) + 2)  # by a member that requests it again
                 assert seen.items == [0]
                 broker.committed = 4
                 broker.gives = True

@@ -1,4 +1,4 @@
-"""Progress on one queue: what may be committed, and when pulling must wait."""
+"""The process queue: which offset may be committed, and when pulling must pause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(queue_offset: int, size: int = 4) -> MessageExt:
 
 
 class Progress(RuleBasedStateMachine):
-    """Pulls and acknowledgements in any order, beside the plainest model: a set of offsets that are not done."""
+    """Pulls and completions in any order, compared with a simple model: a set of incomplete offsets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Progress(RuleBasedStateMachine):
 
     @rule(gaps=st.lists(st.integers(1, 5), max_size=8), beyond=st.integers(0, 5), size=st.integers(1, 100))
     def pull(self, gaps: list[int], beyond: int, size: int) -> None:
-        """Messages with holes between them, as filtered topics have; the next offset may lie beyond the last."""
+        """Messages with gaps, as in filtered topics; the next offset may be beyond the last message."""
         offset = self.progress.next_offset - 1
         offsets = [offset := offset + gap for gap in gaps]
         new = self.progress.put([message(offset, size) for offset in offsets], offset + 1 + beyond)
@@ -51,7 +51,7 @@ class Progress(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def pull_again(self, data: st.DataObject) -> None:
-        """What has been here is not taken in a second time."""
+        """A message that was added before is skipped."""
         offset = data.draw(st.sampled_from(sorted(self.held)))
         assert self.progress.put([message(offset)], offset + 1) == []
 

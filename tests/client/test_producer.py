@@ -1,4 +1,4 @@
-"""Sending: every way of it, to real brokers, and what happens when they cannot take it."""
+"""Sending to real brokers in every way, and retries when they cannot accept messages."""
 
 from __future__ import annotations
 

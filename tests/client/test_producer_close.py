@@ -1,4 +1,4 @@
-"""Closing a producer with sends in flight: what they come to, and that nothing is stored or left open afterwards."""
+"""Closing a producer with sends in flight: their outcome, and nothing is stored or open afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that end without closing their clients: what no listener has seen is not failed, and the group is left."""
+"""Programs that end without closing clients: undelivered messages do not fail, and the group is left."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ for _ in range(count):
 
 
 def run(program: str, *arguments: str) -> tuple[str, str]:
-    """Run a program to its end; what it printed, and what it logged."""
+    """Run a program to its end; return its output and its log."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -84,7 +84,7 @@ def committed(namesrv: str) -> int:
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 @pytest.mark.parametrize("orderly", [False, True])
 def test_undelivered_messages_go_to_the_next_member_without_a_retry(tmp_path: Path, kind: str, orderly: bool) -> None:
-    """In order, the successor needs the locks: they were given back, or it would wait for a minute."""
+    """In order, the successor needs the locks: they were released, or it would wait for a minute."""
     with servers(tmp_path) as namesrv:
         fill(namesrv)
         at_work = 2 if orderly else 4

@@ -1,4 +1,4 @@
-"""Pulling: where to read from, what comes, and how far the group has come."""
+"""Pulling: offsets, messages and committed offsets."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_offsets_are_committed_by_request_and_with_a_pull(tmp_path: Path) 
         assert await consumer.committed(queue) == 3
         await consumer.pull(queue, 3, commit_offset=4)
         assert await consumer.committed(queue) == 4
-        assert await other.committed(queue) == 0  # a young queue: the broker says so of every new group
+        assert await other.committed(queue) == 0  # a young queue: the broker returns 0 to every new group
 
 
 async def test_an_offset_is_found_by_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Consuming as a group: everything at least once, shared among members, resumed where it was left."""
+"""Consuming as a group: at least once, shared among members, continued at committed offsets."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_a_restarted_broker_gets_heartbeats_immediately(tmp_path: Path) ->
 
 
 async def test_a_new_group_starts_at_the_configured_offset(tmp_path: Path) -> None:
-    """On queues that are no longer young: what the broker answers for those decides nothing."""
+    """On queues that are not young: for a young one the broker returns 0, whatever is configured."""
 
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker(committed=None, max_offset=70)

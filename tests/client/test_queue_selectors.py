@@ -1,4 +1,4 @@
-"""Sending by a key: the same queue for the same key, and the queue that Java would choose."""
+"""Queue selectors: one queue per key, and the one that Java selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line: everything is given out once, in its queue's order, and in order to one at a time."""
+"""The ready queue: every message is delivered once, in queue order, and for ordered consumers one at a time."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_queue_that_cannot_be_delivered_is_blocked_until_unblock() -> No
     line.put(own, pulled(own, 1))
     assert line.get_nowait() is None
     may[0] = True
-    assert line.get_nowait() is None  # nobody asks again by himself
+    assert line.get_nowait() is None  # only `unblock` has it checked again
     line.unblock(own)
     assert line.get_nowait() is not None
 

@@ -1,4 +1,4 @@
-"""Request and reply: the asker waits for what the replier says, and nobody waits for ever."""
+"""Request and reply: the requester waits for the reply, and never for ever."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ReplyingBroker:
             RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
         }
         self.port = (await running.scripted_broker("broker-a", "T", processors)).port
-        await running.scripted_broker("broker-b", "c_REPLY_TOPIC", processors)  # another, which knows nobody
+        await running.scripted_broker("broker-b", "c_REPLY_TOPIC", processors)  # another one, which knows no client
 
     def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
         self.clients[decode_body(HeartbeatData, command.body).client_id] = connection
@@ -69,7 +69,7 @@ class ReplyingBroker:
 
 
 def push_of(header: SendMessageRequestHeaderV2, body: bytes) -> RemotingCommand:
-    """What a broker sends to the asker."""
+    """The request that a broker sends to the requester."""
     pushed = ReplyMessageRequestHeader(
         producer_group=header.producer_group,
         topic=header.topic,

@@ -1,4 +1,4 @@
-"""Routes: which queues follow from a name server's answer, and which server answers."""
+"""Routes: the queues of a name server's response, and the choice of name server."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def question() -> RemotingCommand:
 
 
 async def free_address() -> str:
-    """An address of this machine where nobody listens any more."""
+    """An address of this machine on which nothing listens any more."""
     async with Namesrv("127.0.0.1", 0) as gone:
         return f"127.0.0.1:{gone.port}"
 
@@ -141,7 +141,7 @@ async def test_a_hanging_name_server_delays_one_request_and_is_queried_last_afte
 
 
 async def test_the_response_of_a_slow_name_server_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first server answers after the second was asked, and the second never does."""
+    """The first server responds after the second was queried, and the second never does."""
     monkeypatch.setattr(random, "randrange", lambda count: 0)
     monkeypatch.setattr(route_module, "HEDGE_MS", 10)
 

@@ -1,4 +1,4 @@
-"""What clients count of themselves, and what operators are told of it."""
+"""Statistics of clients, and the rates that operators query."""
 
 from __future__ import annotations
 

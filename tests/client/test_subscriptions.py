@@ -1,4 +1,4 @@
-"""What members want: filters by property, and a warning where members of a group want different things."""
+"""Subscriptions: filters by property, and a warning if members of a group have different ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_each_difference_is_logged_once_and_again_when_it_returns(
             del own["T"]
             await watch.run(broker.address)
             assert caplog.text.count("topic T only elsewhere") == 2
-        await watch.run(broker.address)  # nobody is there: no more to say
+        await watch.run(broker.address)  # without other members there is no difference
         assert caplog.text.count("differently") == 2
 
 

@@ -1,4 +1,4 @@
-"""The blocking face: the same clients from a plain thread."""
+"""Blocking clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message trace from the client that writes it to the operator who asks for it."""
+"""Message traces, from the client that writes them to the query of an operator."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_entries_beyond_the_limit_are_dropped(tmp_path: Path, caplog: pytest.Log
 
 
 def test_a_trace_that_cannot_be_sent_is_lost_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Sending goes on; the trace is lost, and the log says so."""
+    """Sending continues; the trace is lost, which is logged."""
 
     async def act(scene: Scene) -> None:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:

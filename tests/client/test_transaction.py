@@ -1,4 +1,4 @@
-"""TransactionProducer against real brokers: work that succeeds, fails, says nothing, or ends with its process."""
+"""TransactionProducer against real brokers: local transactions that succeed, fail, or stay open."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_check_for_a_plain_producer_is_logged(tmp_path: Path, caplog: pytest.L
                 await instance.send_heartbeats()
                 await producer.send(Message("T", b"body", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
                 halves = MessageQueue(TRANS_HALF_TOPIC, broker.config.broker_name, 0)
-                copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection on which it was asked
+                copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection of the check
                 assert copied.messages[0].body == b"body"
 
     asyncio.run(run())

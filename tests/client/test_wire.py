@@ -1,4 +1,4 @@
-"""What Apache's broker asked of Apache's client, as recorded, asked of ours: the answers have the same form."""
+"""Recorded requests of Apache's broker to Apache's client: Rucola's responses have the same form."""
 
 from __future__ import annotations
 
