@@ -1,4 +1,4 @@
-"""Allocation strategies: complete, fair, stable, and with Apache's results."""
+"""Shares of queues: whole, fair, stable, and the same as Apache's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_shares_differ_by_one_at_most_and_follow_the_order(queues: list[MessageQ
 
 
 @given(queues, members, st.data())
-def test_the_queues_of_a_leaving_member_are_divided_among_the_others(
+def test_a_member_that_leaves_gives_its_queues_to_the_others(
     queues: list[MessageQueue], members: list[str], data: st.DataObject
 ) -> None:
     leaving = data.draw(st.sampled_from(members))
@@ -71,8 +71,8 @@ def test_the_queues_of_a_leaving_member_are_divided_among_the_others(
     )
 
 
-# The results of Apache's own classes of 4.9.8 for these numbers of queues and members: each queue's owner, by its index
-# among the members, "-" if no member gets it. Half of the queues, one more where they are odd, are room1@broker-a's,
+# What Apache's own classes of 4.9.8 answer, run with so many queues and members: the owner of each queue, by its place
+# among the members, "-" where nobody gets it. Half of the queues, one more where they are odd, are room1@broker-a's,
 # the rest room2@broker-b's; the members are 10.0.0.1@4710, 10.0.0.2@4711 and so on.
 SIZES = [(8, 3), (4, 4), (3, 5), (5, 2), (16, 4), (1, 2)]
 APACHE = {
@@ -98,7 +98,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_allocations_are_those_of_apache(name: str) -> None:
+def test_the_shares_that_apache_computes(name: str) -> None:
     for (queue_count, member_count), owners in zip(SIZES, APACHE[name].split(), strict=True):
         halves = {"room1@broker-a": (queue_count + 1) // 2, "room2@broker-b": queue_count // 2}
         queues = [MessageQueue("T", broker, i) for broker, count in halves.items() for i in range(count)]
@@ -120,13 +120,13 @@ def test_few_queues_move_on_the_ring_when_a_member_leaves() -> None:
         assert set(before[member]) <= set(allocate(member, queues, members[1:]))
 
 
-def test_by_config_a_member_gets_the_configured_queues_that_exist() -> None:
+def test_by_config_a_member_has_what_it_was_told_as_far_as_it_exists() -> None:
     queues = [MessageQueue("T", "broker-a", i) for i in range(4)]
     allocate = by_config([queues[2], queues[0], MessageQueue("T", "broker-a", 9)])
     assert allocate("me", queues, ["me", "you"]) == [queues[0], queues[2]]
 
 
-def test_impossible_allocations_raise() -> None:
+def test_what_cannot_be_allocated_is_told() -> None:
     with pytest.raises(ConfigError, match="virtual_nodes is 0"):
         consistent_hash(0)
     nearby = machine_room_nearby(average, lambda queue: "", lambda client_id: "room1")

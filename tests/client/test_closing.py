@@ -1,4 +1,4 @@
-"""Closing: once for all callers, expedited by a cancellation, and without delaying the next member."""
+"""Closing: it is done once, awaited by all, expedited by a cancellation, and leaves nothing to starve a successor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ each_order = pytest.mark.parametrize("orderly", [False, True])
 
 
 class Blocked:
-    """A listener whose calls last until they are released."""
+    """A listener that has each message in hand until it may end."""
 
     def __init__(self) -> None:
         self.begun: Tally[MessageExt] = Tally()
@@ -59,9 +59,7 @@ def tasks_of_clients() -> list[str]:
 
 @each_order
 @pytest.mark.parametrize("how", ["cancel", "cancel twice", "timeout"])
-async def test_a_cancelled_close_releases_all_queues_to_the_next_member(
-    tmp_path: Path, orderly: bool, how: str
-) -> None:
+async def test_a_cancelled_close_gives_everything_to_the_successor(tmp_path: Path, orderly: bool, how: str) -> None:
     """The listener never ends. The member would keep its queues, and in order its locks, which expire in a minute."""
 
     async with filled(tmp_path, range(40)) as (running, broker):
@@ -94,7 +92,7 @@ async def test_a_cancelled_close_releases_all_queues_to_the_next_member(
         assert await committed(running) == 40
 
 
-async def test_a_cancelled_close_commits_completed_messages(tmp_path: Path) -> None:
+async def test_what_was_done_is_committed_by_a_cancelled_close(tmp_path: Path) -> None:
     async with filled(tmp_path, range(3), queues=1) as (running, _):
         consumer = consumer_of(running)
         await consumer.open()
@@ -127,7 +125,7 @@ async def test_a_second_close_awaits_the_first(tmp_path: Path) -> None:
         assert broker.left == ["c"]
 
 
-async def test_one_cancelled_caller_expedites_the_close_for_all(tmp_path: Path) -> None:
+async def test_one_cancelled_caller_hurries_the_close_for_all(tmp_path: Path) -> None:
     async with filled(tmp_path, range(1), queues=1) as (running, _):
         blocked = Blocked()
         consumer = consumer_of(running)
@@ -143,7 +141,7 @@ async def test_one_cancelled_caller_expedites_the_close_for_all(tmp_path: Path) 
         assert tasks_of_clients() == []
 
 
-def test_an_expedited_close_does_not_wait_for_a_hanging_broker(
+def test_a_hurried_close_does_not_wait_for_a_broker_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It never answers a commit, for which a close has five seconds; locks and membership are given up all the same."""
@@ -170,7 +168,7 @@ def test_an_expedited_close_does_not_wait_for_a_hanging_broker(
     assert "a step has not ended within 50 ms" in caplog.text
 
 
-async def test_a_cancelled_body_closes_and_a_second_cancellation_expedites(tmp_path: Path) -> None:
+async def test_a_cancelled_body_closes_and_a_second_cancellation_hurries(tmp_path: Path) -> None:
     async with filled(tmp_path, range(4)) as (running, _):
         blocked = Blocked()
         consumer = consumer_of(running, orderly=True)
@@ -216,7 +214,7 @@ def test_the_end_of_the_loop_cannot_keep_a_close_from_finishing(tmp_path: Path) 
             assert [message.body for message in successor.messages(idle_timeout_ms=500)] == [b"0"]
 
 
-def test_a_listener_that_suppresses_cancellation_is_abandoned(
+def test_a_listener_that_does_not_let_itself_be_cancelled_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 10)
@@ -249,7 +247,7 @@ def test_a_listener_that_suppresses_cancellation_is_abandoned(
 
 @pytest.mark.parametrize("how", ["directly", "with a timeout"])
 async def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Closing continues after the listener has returned, and its message is completed. In a task it waits itself."""
+    """Directly, closing goes on when the listener has ended, and its message is done. In a task it awaits itself."""
     monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
     monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
 
@@ -296,7 +294,7 @@ async def connect(client: lifecycle.Lifecycle, address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_every_kind_of_client_is_closed_after_a_cancelled_close(
+async def test_every_client_that_is_cancelled_while_it_closes_is_closed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker never says that it has taken note."""
@@ -319,7 +317,7 @@ async def test_every_kind_of_client_is_closed_after_a_cancelled_close(
 
 
 async def hanging_broker(running: Cluster) -> tuple[ScriptedBroker, asyncio.Event]:
-    """A broker that never returns the members of a group, and the times of the requests."""
+    """A broker that never tells who is in a group, and when it was asked."""
     broker, asked = ScriptedBroker(), asyncio.Event()
     broker.processors[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = lambda _, command: asked.set()
     await broker.start(running)
@@ -327,7 +325,7 @@ async def hanging_broker(running: Cluster) -> tuple[ScriptedBroker, asyncio.Even
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
-async def test_a_cancelled_open_closes_everything_again(tmp_path: Path, how: str) -> None:
+async def test_opening_that_is_broken_off_is_undone(tmp_path: Path, how: str) -> None:
     async with cluster(tmp_path) as running:
         broker, asked = await hanging_broker(running)
         consumer = consumer_of(running)
@@ -351,7 +349,9 @@ async def test_a_cancelled_open_closes_everything_again(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("answers", [False, True])
-async def test_a_requested_lock_is_released_even_if_its_response_was_not_awaited(tmp_path: Path, answers: bool) -> None:
+async def test_a_lock_that_was_asked_for_is_released_though_the_answer_was_not_awaited(
+    tmp_path: Path, answers: bool
+) -> None:
     """The broker may have given it, and would keep it for a minute, for a member that is gone."""
 
     async with cluster(tmp_path) as running:
@@ -372,7 +372,7 @@ async def test_a_requested_lock_is_released_even_if_its_response_was_not_awaited
         assert broker.unlocked
 
 
-async def test_concurrent_opens_open_once_and_all_wait(tmp_path: Path) -> None:
+async def test_two_that_open_at_a_time_open_once_and_both_wait(tmp_path: Path) -> None:
     async with filled(tmp_path, range(8)) as (running, _):
         seen: Tally[int] = Tally()
 
@@ -440,7 +440,7 @@ consumer.close()
 """
 
 
-def test_ctrl_c_expedites_the_close_of_a_blocking_client(tmp_path: Path) -> None:
+def test_ctrl_c_hurries_the_close_of_a_blocking_client(tmp_path: Path) -> None:
     """The close waits for a listener that never ends; the successor gets its queue all the same, and its lock."""
     with servers(tmp_path) as namesrv:
         with blocking.Producer("g", namesrv) as producer:

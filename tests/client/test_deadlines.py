@@ -1,4 +1,4 @@
-"""Timeouts: whatever hangs, every way of sending ends at its own timeout.
+"""One deadline a call: whatever hangs, every way of sending ends at its timeout, and none waits for another.
 
 The hanging peers here never answer, so a call that ended late would have waited for a second timeout of some step. The
 bounds are far from both: the timeout is 0.5 s, and calls that queue up, or take a step's own timeout, need 3 s or more.
@@ -107,20 +107,20 @@ HANGING = {"name server": hung_name_server, "broker": hung_broker, "broker's ker
 
 
 @pytest.mark.parametrize("what", HANGING)
-async def test_every_way_of_sending_respects_its_own_timeout(tmp_path: Path, what: str) -> None:
+async def test_every_way_of_sending_ends_in_time_and_none_waits_for_another(tmp_path: Path, what: str) -> None:
     async with HANGING[what](tmp_path) as namesrv, TransactionProducer("g", namesrv, check=commit) as producer:
         calls = [fails_in_time(name, way(producer)) for name, way in WAYS.items() for _ in range(CONCURRENT)]
         await asyncio.gather(*calls)
 
 
 @pytest.mark.parametrize("what", ["name server", "broker's kernel"])
-async def test_a_oneway_send_respects_its_timeout(tmp_path: Path, what: str) -> None:
+async def test_a_oneway_send_ends_in_time(tmp_path: Path, what: str) -> None:
     async with HANGING[what](tmp_path) as namesrv, Producer("g", namesrv) as producer:
         sends = [producer.send_oneway(Message("T", b"x"), timeout_ms=TIMEOUT_MS) for _ in range(CONCURRENT)]
         await asyncio.gather(*(fails_in_time("oneway", send) for send in sends))
 
 
-async def test_the_blocking_client_respects_its_timeout(tmp_path: Path) -> None:
+async def test_the_synchronous_client_ends_in_time(tmp_path: Path) -> None:
     async with hung_broker(tmp_path) as namesrv:
 
         def send() -> None:
@@ -134,7 +134,7 @@ async def test_the_blocking_client_respects_its_timeout(tmp_path: Path) -> None:
         await asyncio.to_thread(send)
 
 
-async def test_the_requests_of_a_batch_share_its_timeout(tmp_path: Path) -> None:
+async def test_the_parts_of_a_batch_share_its_time(tmp_path: Path) -> None:
     """A broker that takes a part of the time for each request gets some, not each with a time of its own."""
 
     asked = 0
@@ -169,10 +169,10 @@ async def test_nothing_is_sent_without_time_left(tmp_path: Path) -> None:
         assert asked == []
 
 
-async def test_a_send_with_the_default_timeout_survives_a_hanging_name_server(
+async def test_a_send_of_the_default_time_outlives_a_hung_name_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hanging server is queried first. With the send's whole timeout it would leave none for the other one."""
+    """The hung one is asked first. Its timeout is the same as the send's: nothing was left for the other."""
     monkeypatch.setattr(random, "randrange", lambda count: 0)
 
     async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
@@ -189,7 +189,7 @@ async def two_brokers(running: Cluster) -> Any:
     return brokers
 
 
-async def test_a_hanging_route_lookup_leaves_time_for_the_send(tmp_path: Path) -> None:
+async def test_a_lookup_that_hangs_does_not_use_up_the_time_of_a_send(tmp_path: Path) -> None:
     """One broker of two has gone, and the name server hangs: the route at hand names the other."""
 
     async with cluster(tmp_path) as running, Proxy(running.namesrv) as proxy:
@@ -203,7 +203,7 @@ async def test_a_hanging_route_lookup_leaves_time_for_the_send(tmp_path: Path) -
                 assert result.queue.broker_name == "broker-b"
 
 
-async def test_a_broker_that_accepts_no_connection_leaves_time_for_another_one(tmp_path: Path) -> None:
+async def test_a_broker_that_takes_no_connection_leaves_time_for_the_other(tmp_path: Path) -> None:
     async with (
         deaf_broker(tmp_path) as namesrv,
         cluster(tmp_path / "other") as other,
@@ -216,7 +216,7 @@ async def test_a_broker_that_accepts_no_connection_leaves_time_for_another_one(t
             assert result.queue.broker_name == "broker-b"
 
 
-async def test_a_reply_respects_its_timeout(tmp_path: Path) -> None:
+async def test_a_reply_ends_in_time(tmp_path: Path) -> None:
     async with hung_name_server(tmp_path) as namesrv, Producer("g", namesrv) as producer:
         asked = request_message(Message("T", b"x"), "1", "client", 1000)
         asked.properties["CLUSTER"] = "c"

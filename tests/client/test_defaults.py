@@ -1,4 +1,4 @@
-"""The defaults of the Python client are those of Apache's client 4.9.8."""
+"""What the Python client does unless it is told otherwise is what Apache's client of 4.9.8 does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listeners: batches, their exceptions, timeouts and flow control."""
+"""Listeners: batches, what they say of their messages, how long they may take, and how much waits for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.cluster import Tally, cluster
 from support.consumers import ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 
 
-async def test_a_batch_contains_waiting_messages_of_one_queue(tmp_path: Path) -> None:
+async def test_a_batch_is_what_waits_of_one_queue(tmp_path: Path) -> None:
     batches: Tally[list[MessageExt]] = Tally()
 
     async def listen(messages: list[MessageExt]) -> None:
@@ -51,13 +51,13 @@ async def test_a_batch_listener_in_a_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_count", [0, 1025])
-def test_a_batch_size_of_zero_or_too_many_is_rejected(max_count: int) -> None:
+def test_a_batch_of_no_or_too_many_messages_is_refused(max_count: int) -> None:
     consumer = PushConsumer("c", "127.0.0.1:1")
     with pytest.raises(ConfigError, match=f"1 to 1024 messages at a time, not {max_count}"):
         consumer.listen_to_batches(print, max_count)
 
 
-async def test_a_batch_is_completed_up_to_the_ack_index_and_the_rest_is_retried(tmp_path: Path) -> None:
+async def test_up_to_the_ack_index_a_batch_is_done_and_the_rest_comes_again_later(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(6)])
         await broker.start(running)
@@ -74,7 +74,7 @@ async def test_a_batch_is_completed_up_to_the_ack_index_and_the_rest_is_retried(
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), ReconsumeLater(), SuspendCurrentQueueAMoment(5)])
-async def test_concurrently_every_error_retries_the_whole_batch(tmp_path: Path, error: Exception) -> None:
+async def test_side_by_side_every_error_gives_the_whole_batch_back(tmp_path: Path, error: Exception) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(3)])
         await broker.start(running)
@@ -91,7 +91,7 @@ async def test_concurrently_every_error_retries_the_whole_batch(tmp_path: Path, 
         assert broker.committed == 3
 
 
-def test_a_delivery_that_times_out_goes_back_and_the_offset_advances(
+def test_what_is_consumed_for_too_long_goes_back_and_the_offset_moves_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -122,7 +122,7 @@ def test_a_delivery_that_times_out_goes_back_and_the_offset_advances(
     assert "and go back to the broker" in caplog.text
 
 
-async def test_a_message_of_an_iteration_times_out(tmp_path: Path) -> None:
+async def test_an_iteration_that_holds_a_message_for_too_long_loses_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
         await broker.start(running)
@@ -147,9 +147,7 @@ async def test_a_message_of_an_iteration_times_out(tmp_path: Path) -> None:
         (PullLimits(topic_size=20), 2),
     ],
 )
-async def test_pulling_pauses_at_each_limit_and_continues_below_it(
-    tmp_path: Path, limits: PullLimits, held: int
-) -> None:
+async def test_pulling_waits_at_each_limit_and_goes_on_below_it(tmp_path: Path, limits: PullLimits, held: int) -> None:
     """One message a pull, each of ten bytes."""
 
     async with filled(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
@@ -160,7 +158,7 @@ async def test_pulling_pauses_at_each_limit_and_continues_below_it(
         assert await committed(running) == 30
 
 
-def test_limits_of_a_topic_are_divided_among_its_assigned_queues() -> None:
+def test_limits_of_a_topic_are_shared_by_its_own_queues() -> None:
     limits = PullLimits(topic_count=100, topic_size=10)
     assert limits.shared_by(3, in_order=False) == PullLimits(count=33, size=3)
     assert limits.shared_by(1000, in_order=True) == PullLimits(count=1, size=1, span=None)
@@ -168,7 +166,7 @@ def test_limits_of_a_topic_are_divided_among_its_assigned_queues() -> None:
 
 
 @pytest.mark.parametrize("name", ["count", "size", "span", "topic_count", "topic_size"])
-def test_a_limit_below_one_is_rejected(name: str) -> None:
+def test_a_limit_below_one_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"pull limit {name} is 0"):
         PullLimits(**{name: 0})
 
@@ -184,8 +182,8 @@ async def test_a_suspended_consumer_gets_nothing_until_it_is_resumed(tmp_path: P
         assert sorted(await take(consumer, 5)) == [5, 6, 7, 8, 9]
 
 
-async def test_a_revoked_queue_accepts_no_requeued_messages(tmp_path: Path) -> None:
-    """It is incomplete, so the new owner of the queue gets it anyway; a retry would deliver it twice."""
+async def test_a_queue_that_went_to_another_member_takes_nothing_back(tmp_path: Path) -> None:
+    """It is not done, so whoever has the queue now gets it anyway; sent back it would come twice."""
 
     begun, may_end = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The examples: every program in examples/ prints what its docstring promises."""
+"""The cookbook: every program in examples/ prints what its docstring says, against a broker of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOCS = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text(en
 
 
 def promised(path: Path) -> str:
-    """Return the output that the end of the program's docstring promises."""
+    """What the program says that it prints: the end of its docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False)
     assert docstring, f"{path.name} says what it shows and prints"
     return textwrap.dedent(docstring.partition("\n\nIt prints:\n\n")[2]).strip()

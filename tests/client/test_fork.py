@@ -1,4 +1,4 @@
-"""Clients and `os.fork`: an unopened client gets an id of its own, an open one belongs to the parent."""
+"""Clients and `os.fork`: a client that was not opened gets an id of its own, one that was is its parent's alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 200
 
 
 def run(program: str, *arguments: str) -> list[Any]:
-    """Run a program and return its output, one JSON value per line. A minute suffices for anything but a hang."""
+    """Run a program to its end; what it printed, a line of JSON each. A minute is enough for anything but a hang."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + program, *arguments], capture_output=True, text=True, timeout=60
     )
@@ -98,9 +98,7 @@ joined(*children)
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
 @pytest.mark.parametrize("orderly", [False, True])
-def test_child_processes_that_open_an_inherited_consumer_share_its_queues(
-    tmp_path: Path, face: str, orderly: bool
-) -> None:
+def test_children_that_open_a_consumer_made_before_share_its_queues(tmp_path: Path, face: str, orderly: bool) -> None:
     """With one client id both would own the same half of the queues, and nothing the other."""
     with servers(tmp_path, queues=4) as namesrv:
         said = run(SHARED_BY_CHILDREN, namesrv, face, str(orderly), str(COUNT))

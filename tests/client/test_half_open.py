@@ -1,4 +1,4 @@
-"""Clients with a half-open connection to a broker: sends and pulls continue on a new one."""
+"""Clients whose connection to a broker is half-open: sends and pulls go on over a new one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_module, "PROBE_TIMEOUT_MS", 1000)
 
 
-async def test_a_half_open_connection_fails_only_the_send_that_detects_it(tmp_path: Path) -> None:
+async def test_only_the_send_that_finds_out_fails(tmp_path: Path) -> None:
     """Before, each send ran into its timeout, until the kernel gave up a quarter of an hour later."""
 
     async with cluster(tmp_path) as running:
@@ -51,8 +51,8 @@ async def test_a_half_open_connection_fails_only_the_send_that_detects_it(tmp_pa
         await stop(broker, tmp_path)
 
 
-async def test_requests_in_flight_are_retried_within_their_timeout(tmp_path: Path) -> None:
-    """The first timeout closes the connection; sends with time left continue on a new one, and none fails."""
+async def test_what_is_in_flight_is_retried_within_its_own_time(tmp_path: Path) -> None:
+    """The first timeout closes the connection; sends with time left go on over a new one, none of them fails."""
 
     async with cluster(tmp_path) as running:
         broker, proxy = await running.start_broker_behind_proxy()
@@ -73,7 +73,7 @@ async def test_requests_in_flight_are_retried_within_their_timeout(tmp_path: Pat
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["side by side", "in order"])
-async def test_a_consumer_continues_over_a_new_connection(tmp_path: Path, quick_probes: None, orderly: bool) -> None:
+async def test_a_consumer_goes_on_over_a_new_connection(tmp_path: Path, quick_probes: None, orderly: bool) -> None:
     """A held pull does not notice by itself, and what comes meanwhile goes to the dead connection, and again."""
 
     async with cluster(tmp_path) as running:
@@ -95,7 +95,7 @@ async def test_a_consumer_continues_over_a_new_connection(tmp_path: Path, quick_
         await stop(broker, tmp_path)
 
 
-def test_a_group_gets_all_queues_even_if_its_broker_lists_the_dead_connection(
+def test_a_group_takes_over_all_queues_though_its_broker_still_lists_the_dead_connection(
     tmp_path: Path, quick_probes: None
 ) -> None:
     """A client that is connected twice, once half-open, is one member, not two."""
@@ -127,7 +127,7 @@ def test_a_group_gets_all_queues_even_if_its_broker_lists_the_dead_connection(
     asyncio.run(run())
 
 
-async def test_a_member_that_is_listed_twice_counts_once(tmp_path: Path) -> None:
+async def test_a_member_that_its_broker_lists_twice_counts_once(tmp_path: Path) -> None:
     """Apache's broker lists every connection, the dead one for two minutes."""
 
     async with cluster(tmp_path) as running:

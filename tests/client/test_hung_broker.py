@@ -1,4 +1,4 @@
-"""A hanging broker: members continue with the queues of the other one."""
+"""One broker of two hangs: members of a group go on with the other, and none of their steps waits for the hung one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERLY = pytest.mark.parametrize("orderly", [False, True], ids=["side by side",
 
 @asynccontextmanager
 async def two_brokers(path: Path) -> AsyncIterator[tuple[Cluster, Proxy, Broker]]:
-    """broker-a behind a proxy that can freeze, and broker-b with 40 messages; 8 queues of T each."""
+    """broker-a behind a proxy that can freeze, and broker-b, with 8 queues of T each; 40 messages lie in broker-b."""
     async with cluster(path) as running:
         hanging, proxy = await running.start_broker_behind_proxy("broker-a")
         healthy = await running.start_broker("broker-b")
@@ -61,7 +61,7 @@ def of_healthy(*consumers: PushConsumer) -> int:
 
 
 @ORDERLY
-async def test_a_member_starts_with_the_healthy_broker_immediately(tmp_path: Path, orderly: bool) -> None:
+async def test_a_member_begins_with_the_healthy_broker_at_once(tmp_path: Path, orderly: bool) -> None:
     async with two_brokers(tmp_path) as (running, proxy, _):
         proxy.freeze()
         got: Tally[int] = Tally()
@@ -71,7 +71,7 @@ async def test_a_member_starts_with_the_healthy_broker_immediately(tmp_path: Pat
 
 
 @ORDERLY
-async def test_members_join_and_leave_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
+async def test_members_come_and_go_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
     """Giving up its queues and taking up those of the healthy broker are independent of each other."""
 
     async with two_brokers(tmp_path) as (running, proxy, _):
@@ -93,7 +93,9 @@ async def test_members_join_and_leave_while_a_broker_hangs(tmp_path: Path, order
 
 
 @ORDERLY
-async def test_a_leaving_member_commits_and_unlocks_at_the_healthy_broker(tmp_path: Path, orderly: bool) -> None:
+async def test_what_was_consumed_of_the_healthy_broker_is_committed_and_free_when_the_member_goes(
+    tmp_path: Path, orderly: bool
+) -> None:
     async with two_brokers(tmp_path) as (running, proxy, _):
         got: Tally[int] = Tally()
         async with consuming(running, got, orderly=orderly):

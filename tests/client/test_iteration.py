@@ -1,4 +1,4 @@
-"""Iterations that end early: their message is delivered to the next one, unless it is settled before."""
+"""Iterations that end early: what they had in hand comes again to the next one, unless it is settled before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def fail_at_the_next(consumer: PushConsumer) -> MessageExt:
 
 
 @each_order
-async def test_a_message_of_a_failed_loop_is_delivered_to_the_next_iteration(tmp_path: Path, orderly: bool) -> None:
+async def test_an_error_in_the_loop_brings_the_message_to_the_next_iteration(tmp_path: Path, orderly: bool) -> None:
     async with filled(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             for _ in range(3):
@@ -41,7 +41,7 @@ async def test_a_message_of_a_failed_loop_is_delivered_to_the_next_iteration(tmp
 
 
 @each_order
-async def test_a_queue_advances_even_if_every_message_fails_once(tmp_path: Path, orderly: bool) -> None:
+async def test_a_queue_moves_on_though_every_message_fails_once(tmp_path: Path, orderly: bool) -> None:
     """No more than two messages are held, so each one that is stuck would be noticed."""
 
     async with filled(tmp_path, range(20), queues=2) as (running, _):
@@ -65,7 +65,7 @@ async def test_a_queue_advances_even_if_every_message_fails_once(tmp_path: Path,
 
 
 @each_order
-async def test_a_message_of_a_failed_loop_is_delivered_to_a_running_iteration(tmp_path: Path, orderly: bool) -> None:
+async def test_another_iteration_under_way_gets_it(tmp_path: Path, orderly: bool) -> None:
     async with filled(tmp_path, range(2), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             first = consumer.messages()
@@ -88,7 +88,7 @@ async def test_a_message_of_a_failed_loop_is_delivered_to_a_running_iteration(tm
 
 
 @each_order
-async def test_a_collected_or_cancelled_generator_requeues_its_message(tmp_path: Path, orderly: bool) -> None:
+async def test_a_generator_that_is_collected_or_cancelled_gives_its_message_up(tmp_path: Path, orderly: bool) -> None:
     async with filled(tmp_path, range(2), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             stream: AsyncGenerator[MessageExt, None] | None = consumer.messages()
@@ -114,7 +114,7 @@ async def test_a_collected_or_cancelled_generator_requeues_its_message(tmp_path:
 
 
 @each_order
-async def test_a_message_can_be_acknowledged_after_its_loop_ended(tmp_path: Path, orderly: bool) -> None:
+async def test_a_message_can_be_acknowledged_after_its_loop_was_left(tmp_path: Path, orderly: bool) -> None:
     async with filled(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             message = await fail_at_the_next(consumer)
@@ -128,7 +128,7 @@ async def test_a_message_can_be_acknowledged_after_its_loop_ended(tmp_path: Path
         assert await committed(running) == 3
 
 
-async def test_a_message_can_be_retried_after_its_loop_ended(tmp_path: Path) -> None:
+async def test_a_message_can_be_given_back_after_its_loop_was_left(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
         await broker.start(running)
@@ -142,7 +142,7 @@ async def test_a_message_can_be_retried_after_its_loop_ended(tmp_path: Path) -> 
         assert broker.committed == 2
 
 
-async def test_in_order_a_message_retried_after_its_loop_ended_is_delivered_first(tmp_path: Path) -> None:
+async def test_in_order_a_message_given_back_after_its_loop_was_left_still_comes_first(tmp_path: Path) -> None:
     async with filled(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
             message = await fail_at_the_next(consumer)
@@ -154,7 +154,7 @@ async def test_in_order_a_message_retried_after_its_loop_ended_is_delivered_firs
 
 
 @each_order
-async def test_an_abandoned_message_is_not_delivered_after_a_reset_of_its_queue(tmp_path: Path, orderly: bool) -> None:
+async def test_what_was_left_is_not_given_out_after_its_queue_began_anew(tmp_path: Path, orderly: bool) -> None:
     async with filled(tmp_path, range(5), queues=1) as (running, _):
         async with consumer_of(running, orderly=orderly) as consumer:
             (queue,) = consumer.queues
@@ -167,7 +167,7 @@ async def test_an_abandoned_message_is_not_delivered_after_a_reset_of_its_queue(
         assert await committed(running) == 5
 
 
-async def test_an_abandoned_message_that_timed_out_is_not_delivered_locally(tmp_path: Path) -> None:
+async def test_what_went_back_to_the_broker_meanwhile_does_not_come_again_here(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
         await broker.start(running)
@@ -181,7 +181,7 @@ async def test_an_abandoned_message_that_timed_out_is_not_delivered_locally(tmp_
 
 
 @each_order
-def test_a_blocking_iteration_gets_the_message_of_a_failed_loop(tmp_path: Path, orderly: bool) -> None:
+def test_a_blocking_loop_that_fails_gets_its_message_again(tmp_path: Path, orderly: bool) -> None:
     with servers(tmp_path) as namesrv:
         with blocking.Producer("g", namesrv) as producer:
             queue = producer.queues("T")[0]

@@ -1,4 +1,4 @@
-"""Slow and failing brokers: how long they are unavailable by Apache's table, and which are chosen meanwhile."""
+"""Slow and failing brokers: out of turn for as long as Apache's table says, and who sends meanwhile."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ A, B, C = (MessageQueue("T", f"broker-{name}", 0) for name in "abc")
         (10**9, 600_000),
     ],
 )
-def test_a_slower_broker_is_unavailable_for_longer(latency_ms: float, out_of_turn_ms: int) -> None:
+def test_the_slower_the_longer(latency_ms: float, out_of_turn_ms: int) -> None:
     faults = BrokerFaults()
     faults.record_response("broker-a", latency_ms, 1000)
     assert faults.is_available("broker-a", 1000 + out_of_turn_ms)
     assert out_of_turn_ms == 0 or not faults.is_available("broker-a", 999 + out_of_turn_ms)
 
 
-def test_a_failure_counts_as_thirty_seconds_and_a_fast_response_ends_it() -> None:
+def test_a_failure_counts_as_thirty_seconds_and_a_good_answer_ends_it() -> None:
     faults = BrokerFaults()
     faults.record_response("broker-a", 1, 0, failed=True)
     assert not faults.is_available("broker-a", 599_999)
@@ -54,7 +54,7 @@ def test_a_failure_counts_as_thirty_seconds_and_a_fast_response_ends_it() -> Non
     assert faults.is_available("broker-b", 10)
 
 
-def test_only_queues_of_available_brokers_are_chosen() -> None:
+def test_only_brokers_in_turn_are_sent_to() -> None:
     turns = QueueRotation(BrokerFaults())
     turns.record_response("broker-a", -700, 0)
     assert {turns.next([A, B, C], 10) for _ in range(6)} == {B, C}
@@ -62,7 +62,7 @@ def test_only_queues_of_available_brokers_are_chosen() -> None:
     assert {turns.next([A, B, C], 30_000) for _ in range(6)} == {A, B, C}
 
 
-def test_the_better_half_is_chosen_if_no_broker_is_available() -> None:
+def test_where_none_is_in_turn_the_better_half_is() -> None:
     turns = QueueRotation(BrokerFaults())
     for broker_name, latency_ms in (("broker-a", 4000), ("broker-b", 700), ("broker-c", 20_000), ("broker-d", 800)):
         turns.record_response(broker_name, -latency_ms, 0)
@@ -71,7 +71,7 @@ def test_the_better_half_is_chosen_if_no_broker_is_available() -> None:
     assert only_c == {C}  # brokers without a queue are forgotten
 
 
-def test_the_least_faulty_broker_is_available_first_then_fast() -> None:
+def test_the_least_faulty_is_in_turn_first_then_fast() -> None:
     faults = BrokerFaults()
     assert faults.least_faulty(0) is None
     faults.record_response("slow", 4000, 0)
@@ -82,7 +82,7 @@ def test_the_least_faulty_broker_is_available_first_then_fast() -> None:
     assert {faults.least_faulty(0) for _ in range(4)} == {"fast", "fair"}
 
 
-def test_without_fault_tolerance_only_the_last_failed_broker_is_avoided() -> None:
+def test_without_fault_tolerance_turns_go_round_and_only_the_last_failure_is_avoided() -> None:
     turns = QueueRotation(None)
     turns.record_response("broker-a", 10**6, 0, failed=True)
     assert {turns.next([A, B], 0) for _ in range(4)} == {A, B}
@@ -91,8 +91,10 @@ def test_without_fault_tolerance_only_the_last_failed_broker_is_avoided() -> Non
 
 
 @pytest.mark.parametrize("tolerant", [True, False])
-def test_a_producer_avoids_a_failing_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool) -> None:
-    """With tolerance it gets one attempt; without, one whenever it is next. Only failures count here, not latency."""
+def test_a_producer_passes_a_failing_broker_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerant: bool
+) -> None:
+    """With tolerance it is tried once; without, whenever its turn comes. Here no slowness counts, only failures."""
     monkeypatch.setattr(latency_faults, "LATENCY_MAX_MS", (20_000,))
     monkeypatch.setattr(latency_faults, "NOT_AVAILABLE_DURATION_MS", (600_000,))
 

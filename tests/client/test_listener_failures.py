@@ -1,4 +1,4 @@
-"""Listeners that raise more than an Exception: each is a failure, and every worker survives it."""
+"""Listeners that fail with more than an Exception: each is a failure like any other, and every worker survives it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def raising(
 
 @each_error
 @each_kind
-def test_concurrently_each_failure_is_counted_logged_and_retried(
+def test_side_by_side_each_failure_is_counted_logged_and_given_back(
     tmp_path: Path, error: BaseException, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Six failures are more than the two workers could take if each ended with its failure."""
@@ -96,7 +96,7 @@ def test_concurrently_each_failure_is_counted_logged_and_retried(
 
 @each_error
 @each_kind
-async def test_in_order_a_failed_message_is_redelivered_and_its_queue_can_be_revoked(
+async def test_in_order_the_message_comes_again_and_its_queue_can_go_to_another_member(
     tmp_path: Path, error: BaseException, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignment, "UNBALANCED_PAUSE_MS", 20)
@@ -207,9 +207,7 @@ def test_the_end_of_asyncio_run_cancels_a_listener_without_counting_a_failure(tm
 
 @each_error
 @each_kind
-async def test_consuming_directly_reports_the_failure_of_the_listener(
-    tmp_path: Path, error: BaseException, kind: str
-) -> None:
+async def test_an_operator_who_calls_the_listener_is_told(tmp_path: Path, error: BaseException, kind: str) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0")])
         await broker.start(running)
@@ -285,7 +283,7 @@ async def test_a_local_transaction_that_fails_in_a_thread_is_left_open_and_raise
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration()])
-def test_a_blocking_client_raises_exceptions_of_the_application_and_continues(
+def test_the_blocking_face_raises_what_the_application_raises_and_lives_on(
     tmp_path: Path, error: BaseException
 ) -> None:
     """On its event loop, such an error ends the loop; the caller would wait for ever."""
@@ -301,7 +299,7 @@ def test_a_blocking_client_raises_exceptions_of_the_application_and_continues(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_blocking_client_survives_a_listener_on_its_loop(tmp_path: Path, error: BaseException) -> None:
+def test_the_blocking_face_survives_a_listener_on_its_loop(tmp_path: Path, error: BaseException) -> None:
     """Ctrl-C reaches the main thread alone, so there it is a failure as well."""
     with servers(tmp_path) as namesrv, blocking.Producer("g", namesrv) as producer:
         consumer = blocking.PushConsumer("c", namesrv, consume_from=FIRST, concurrency=1)
@@ -365,7 +363,7 @@ def test_a_message_for_which_no_thread_can_be_started_has_not_failed(
 
 
 @pytest.mark.parametrize("result", [SystemExit(3), None])
-def test_a_failing_allocation_strategy_does_not_change_the_assignment(
+def test_a_strategy_that_fails_leaves_the_share(
     tmp_path: Path, result: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The second time: by an error, or by a result that is none."""
@@ -414,7 +412,7 @@ class BrokenTrace:
 
 
 @pytest.mark.parametrize("at", ["begin", "end", "swallow"])
-async def test_a_failing_trace_does_not_affect_deliveries(tmp_path: Path, at: str) -> None:
+async def test_a_trace_that_fails_changes_nothing_for_the_message(tmp_path: Path, at: str) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(2)])
         await broker.start(running)
@@ -445,7 +443,7 @@ class FailingTrace:
         raise OSError("no disk for the trace")
 
 
-def test_a_failing_trace_does_not_affect_sends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_that_fails_changes_nothing_for_a_producer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The message is stored: an error would make the application send it again."""
 
     async def run() -> None:
@@ -464,7 +462,7 @@ def test_a_failing_trace_does_not_affect_sends(tmp_path: Path, caplog: pytest.Lo
     assert caplog.text.count("the trace failed in FailingTrace.") == 4
 
 
-async def test_a_batch_that_its_listener_emptied_is_completed(tmp_path: Path) -> None:
+async def test_a_batch_that_its_listener_has_emptied_is_done(tmp_path: Path) -> None:
     def listen(messages: list[MessageExt]) -> None:
         while messages:
             messages.pop()
@@ -485,12 +483,12 @@ async def test_a_batch_that_its_listener_emptied_is_completed(tmp_path: Path) ->
         lambda: SuspendCurrentQueueAMoment("1s"),  # type: ignore[arg-type]
     ],
 )
-def test_exceptions_for_listeners_check_their_arguments(make: Callable[[], Exception]) -> None:
+def test_what_a_listener_says_is_checked_where_it_says_it(make: Callable[[], Exception]) -> None:
     with pytest.raises(ConfigError, match="it must be a number"):
         make()
 
 
-async def test_a_request_gets_its_reply_after_a_retry(tmp_path: Path) -> None:
+async def test_a_request_is_answered_after_its_responder_has_failed_before(tmp_path: Path) -> None:
     """The responder is a listener: after a failure that would have ended its only worker it still replies."""
 
     async with filled(tmp_path, queues=1) as (running, _), Producer("r", running.namesrv) as replier:

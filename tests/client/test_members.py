@@ -1,4 +1,4 @@
-"""Members that join, fail and leave at random: no message is lost, and in order no deliveries overlap."""
+"""Members that come, fail and go in every way, at random: nothing is lost, and in order nothing overlaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Panic(BaseException):
 
 
 class Ledger:
-    """The messages that listeners received and completed."""
+    """What listeners had in hand and what they were done with."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -79,7 +79,7 @@ async def leave(member: PushConsumer, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_in_order_failing_and_leaving_members_lose_no_message(
+async def test_in_order_members_that_fail_and_go_hand_over_everything(
     tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     random = Random(seed)
@@ -117,7 +117,7 @@ async def test_in_order_failing_and_leaving_members_lose_no_message(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_concurrently_iterating_and_leaving_members_lose_no_message(tmp_path: Path, seed: int) -> None:
+async def test_side_by_side_members_that_iterate_and_go_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
     """Iterations end by errors in their bodies, and members by every kind of close."""
     random = Random(seed)
 

@@ -1,4 +1,4 @@
-"""Metrics of clients, as Prometheus reads them."""
+"""What clients tell Prometheus, as it reads it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return found
 
 
-async def test_metrics_of_a_producer(tmp_path: Path) -> None:
+async def test_what_a_producer_tells(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.create_topic(await running.start_broker(), "T")
         assert scrape(producer) == {}
@@ -56,7 +56,7 @@ async def test_metrics_of_a_producer(tmp_path: Path) -> None:
         assert value(samples, "rocketmq_send_cost_time_bucket", **of_cost, invocation_status="success", le="+Inf") == 1
 
 
-async def test_metrics_of_a_consumer(tmp_path: Path) -> None:
+async def test_what_a_consumer_tells(tmp_path: Path) -> None:
     async with filled(tmp_path, range(5), queues=1) as (running, _), consumer_of(running) as consumer:
         await take(consumer, 3)
         await until(lambda: consumer.stats()["T"].pulled == 5)
@@ -79,7 +79,7 @@ async def test_metrics_of_a_consumer(tmp_path: Path) -> None:
             assert value(samples, f"rocketmq_client_{name}", clientAddr="", **own) >= 0
 
 
-def test_the_documentation_lists_exactly_the_metrics() -> None:
+def test_the_page_names_every_metric_and_no_other() -> None:
     """`_fail_msg_tps` beside `rocketmq_client_consume_ok_msg_tps` has that one's beginning."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     named = set()
@@ -95,11 +95,11 @@ def test_the_documentation_lists_exactly_the_metrics() -> None:
 
 
 def beginning(name: str) -> str:
-    """Expand the abbreviated names of a table row."""
+    """What the short names in a row leave out."""
     return "rocketmq_client_consumer" if "consumer" in name else "rocketmq_client_consume"
 
 
-async def test_metrics_of_several_clients(tmp_path: Path) -> None:
+async def test_several_clients_stand_side_by_side(tmp_path: Path) -> None:
     """Blocking ones among them; each family is there once, as Prometheus demands."""
 
     async with filled(tmp_path, range(1), queues=1) as (running, _), Producer("a", running.namesrv) as one:

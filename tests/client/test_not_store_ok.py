@@ -1,4 +1,4 @@
-"""`retry_another_broker_when_not_store_ok`: a message without SEND_OK is stored on another broker as well."""
+"""`retry_another_broker_when_not_store_ok`: what its broker does not vouch for is stored on another one as well."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def to_a_chosen_queue(producer: Producer, message: Message) -> SendResult:
 
 
 class Brokers:
-    """Brokers with one queue of topic T each, and their responses to a send; `asked` is the order of the requests."""
+    """Brokers with one queue of topic T each, and how each answers a send; `asked` says in which order."""
 
     def __init__(self, codes: dict[str, ResponseCode]) -> None:
         self.codes = codes
@@ -77,7 +77,7 @@ def play(brokers: Brokers, path: Path, act: Callable[[Producer], Awaitable[None]
 
 @pytest.mark.parametrize("code", LACKING)
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-def test_another_broker_stores_the_message_as_well(tmp_path: Path, code: ResponseCode, way: Way) -> None:
+def test_another_broker_has_it_too(tmp_path: Path, code: ResponseCode, way: Way) -> None:
     brokers = Brokers({"broker-a": code, "broker-b": OK})
 
     async def act(producer: Producer) -> None:
@@ -92,7 +92,7 @@ def test_another_broker_stores_the_message_as_well(tmp_path: Path, code: Respons
 
 
 @pytest.mark.parametrize("way", [alone, in_a_batch, in_a_stream])
-def test_by_default_only_one_broker_stores_the_message(tmp_path: Path, way: Way) -> None:
+def test_it_is_one_broker_unless_that_is_asked_for(tmp_path: Path, way: Way) -> None:
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
     async def act(producer: Producer) -> None:
@@ -115,7 +115,7 @@ def test_a_chosen_queue_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd"])
-def test_each_broker_gets_one_attempt_within_the_number_of_retries(tmp_path: Path, names: str) -> None:
+def test_each_broker_is_asked_once_and_no_more_than_the_tries_allow(tmp_path: Path, names: str) -> None:
     brokers = Brokers({f"broker-{name}": LATE for name in names})
 
     async def act(producer: Producer) -> None:
@@ -127,8 +127,8 @@ def test_each_broker_gets_one_attempt_within_the_number_of_retries(tmp_path: Pat
     play(brokers, tmp_path, act)
 
 
-def test_failures_of_further_brokers_are_no_error(tmp_path: Path) -> None:
-    """Whichever broker gets the first request, the result is that of SEND_OK."""
+def test_what_goes_wrong_elsewhere_is_no_error(tmp_path: Path) -> None:
+    """Whichever broker is asked first: the one that has it says so in the end."""
     brokers = Brokers({"broker-a": LATE, "broker-b": REFUSED})
 
     async def act(producer: Producer) -> None:
@@ -143,8 +143,8 @@ def test_failures_of_further_brokers_are_no_error(tmp_path: Path) -> None:
     play(brokers, tmp_path, act)
 
 
-async def test_a_half_message_is_rolled_back_instead(tmp_path: Path) -> None:
-    """A copy on another broker would be a transaction of its own, and the first one would still be checked."""
+async def test_half_of_a_transaction_is_rolled_back_instead(tmp_path: Path) -> None:
+    """A copy on another broker would be a transaction of its own, and the first one still be asked about."""
     brokers = Brokers({"broker-a": LATE, "broker-b": LATE})
 
     async with brokers.serving(tmp_path) as producer:

@@ -1,4 +1,4 @@
-"""Broadcasting: every member gets every message, and keeps offsets of its own in a file."""
+"""Broadcasting: every member gets everything, and keeps its own progress in a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def own_at(offset: int, queue_id: int = 0) -> AssignedQueue:
     return AssignedQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
 
 
-async def test_a_member_continues_at_the_offsets_of_its_file(tmp_path: Path) -> None:
+async def test_a_member_goes_on_where_its_file_says(tmp_path: Path) -> None:
     options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
     async with (
         filled(tmp_path, range(20)) as (running, _),
@@ -47,7 +47,7 @@ async def test_a_member_continues_at_the_offsets_of_its_file(tmp_path: Path) -> 
             assert sorted(await take(consumer, 3)) == [20, 21, 22]
 
 
-async def test_with_broadcasting_two_members_get_all_messages(tmp_path: Path) -> None:
+async def test_two_members_at_a_time_both_get_everything(tmp_path: Path) -> None:
     async with (
         filled(tmp_path, range(10)) as (running, _),
         ClientInstance(running.namesrv, client_id="one") as first,
@@ -61,7 +61,7 @@ async def test_with_broadcasting_two_members_get_all_messages(tmp_path: Path) ->
             assert sorted(await take(one, 10)) == sorted(await take(two, 10)) == list(range(10))
 
 
-def test_with_broadcasting_a_failed_message_is_logged_and_not_retried(
+def test_what_fails_in_broadcasting_is_logged_and_does_not_come_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -88,7 +88,7 @@ def test_with_broadcasting_a_failed_message_is_logged_and_not_retried(
     assert "broadcasting consumers do not retry" in caplog.text
 
 
-async def test_an_offset_file_of_apaches_client_is_read(tmp_path: Path) -> None:
+async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
     offsets = LocalOffsetStore(tmp_path, "10.0.0.1@DEFAULT", "g")
     offsets.path.parent.mkdir(parents=True)
     offsets.path.write_bytes(AS_APACHE_WRITES)
@@ -96,7 +96,7 @@ async def test_an_offset_file_of_apaches_client_is_read(tmp_path: Path) -> None:
     assert await offsets.read(MessageQueue("T", "broker-a", 1)) is None
 
 
-async def test_offsets_of_unassigned_queues_stay_in_the_file(tmp_path: Path) -> None:
+async def test_queues_that_are_not_own_now_stay_in_the_file(tmp_path: Path) -> None:
     offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3, 0), own_at(4, 1))
     await offsets.commit(own_at(7, 1))
@@ -105,7 +105,7 @@ async def test_offsets_of_unassigned_queues_stay_in_the_file(tmp_path: Path) -> 
     assert await again.read(MessageQueue("T", "broker-a", 1)) == 7
 
 
-async def test_a_damaged_file_is_replaced_by_its_backup_and_two_are_an_error(tmp_path: Path) -> None:
+async def test_a_broken_file_gives_way_to_the_one_before_and_two_are_told(tmp_path: Path) -> None:
     offsets = LocalOffsetStore(tmp_path, "me", "g")
     await offsets.commit(own_at(3))
     await offsets.commit(own_at(4))
@@ -116,7 +116,9 @@ async def test_a_damaged_file_is_replaced_by_its_backup_and_two_are_an_error(tmp
         await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 
-def test_a_failed_write_of_offsets_is_logged_and_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_written_is_told_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> None:
         (tmp_path / "me").write_text("a file where a directory should be")
         offsets = LocalOffsetStore(tmp_path, "me", "g")

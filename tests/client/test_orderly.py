@@ -1,4 +1,4 @@
-"""Consuming in order: one delivery of a queue at a time in the whole group, and none overtakes another."""
+"""Consuming in order: one message of a queue at a time, everywhere in the group, and none overtakes another."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class InOrder:
 
 
 async def other_locks(running: Cluster, address: str, client_id: str, code: RequestCode) -> list[MessageQueue]:
-    """Lock, or unlock, the four queues of T for group c as another client; return the locked ones."""
+    """Somebody else locks, or unlocks, the four queues of T for group c; those that it has then."""
     queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
     body = LockBatchRequestBody(client_id=client_id, consumer_group="c", mq_set=queues)
     answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code, body=encode_body(body)))
     return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set if code == RequestCode.LOCK_BATCH_MQ else []
 
 
-async def test_queues_are_consumed_concurrently_and_each_in_order(tmp_path: Path) -> None:
+async def test_queues_go_side_by_side_and_each_in_order(tmp_path: Path) -> None:
     listener = InOrder()
     async with filled(tmp_path, range(200)) as (running, broker):
         consumer = consumer_of(running, orderly=True)
@@ -74,7 +74,7 @@ async def test_queues_are_consumed_concurrently_and_each_in_order(tmp_path: Path
     assert all(offsets == sorted(set(offsets)) for offsets in listener.by_queue().values())
 
 
-async def test_a_failure_suspends_only_its_queue_and_the_message_is_redelivered_first(tmp_path: Path) -> None:
+async def test_a_failure_suspends_its_queue_alone_and_the_message_comes_again_first(tmp_path: Path) -> None:
     seen: Tally[tuple[int, int, int]] = Tally()
 
     async def listen(message: MessageExt) -> None:
@@ -102,7 +102,7 @@ async def test_a_failure_suspends_only_its_queue_and_the_message_is_redelivered_
     ]
 
 
-async def test_after_too_many_retries_a_message_moves_to_the_dead_letter_queue(tmp_path: Path) -> None:
+async def test_tried_too_often_it_goes_to_the_dead_letter_queue_and_the_rest_follow(tmp_path: Path) -> None:
     seen: Tally[bytes] = Tally()
 
     async def listen(message: MessageExt) -> None:
@@ -122,7 +122,7 @@ async def test_after_too_many_retries_a_message_moves_to_the_dead_letter_queue(t
         assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"1", "T")
 
 
-async def test_by_default_an_ordered_message_is_retried_without_limit(tmp_path: Path) -> None:
+async def test_by_default_a_message_is_tried_without_end(tmp_path: Path) -> None:
     tries: Tally[int] = Tally()
 
     async def listen(message: MessageExt) -> None:
@@ -137,7 +137,7 @@ async def test_by_default_an_ordered_message_is_retried_without_limit(tmp_path: 
         assert await committed(running) == 0
 
 
-async def test_in_order_only_the_incomplete_messages_of_a_batch_are_redelivered(tmp_path: Path) -> None:
+async def test_batches_in_order_come_again_without_what_was_done(tmp_path: Path) -> None:
     batches: Tally[list[int]] = Tally()
 
     async def listen(messages: list[MessageExt]) -> None:
@@ -155,7 +155,7 @@ async def test_in_order_only_the_incomplete_messages_of_a_batch_are_redelivered(
     assert [offset for batch in batches.items[1:] for offset in batch] == list(range(2, 10))
 
 
-async def test_in_order_an_abandoned_message_is_redelivered_first(tmp_path: Path) -> None:
+async def test_an_iteration_in_order_gets_again_what_it_left(tmp_path: Path) -> None:
     async with filled(tmp_path, range(3), queues=1) as (running, _):
         async with consumer_of(running, orderly=True, suspend_current_queue_ms=10) as consumer:
             async for message in consumer:
@@ -173,8 +173,8 @@ async def test_in_order_an_abandoned_message_is_redelivered_first(tmp_path: Path
         assert await committed(running) == 3
 
 
-async def test_an_ordered_queue_is_released_only_after_its_delivery_in_flight(tmp_path: Path) -> None:
-    """The first member is busy in every queue when the second joins; its deliveries end before later ones begin."""
+async def test_a_queue_goes_to_another_member_only_when_nothing_of_it_is_at_work(tmp_path: Path) -> None:
+    """The first member is held up in every queue while the second comes; what it has in hand ends before the rest."""
 
     begun: Tally[tuple[str, int, int]] = Tally()
     ended: Tally[tuple[str, int, int]] = Tally()
@@ -210,7 +210,7 @@ async def test_an_ordered_queue_is_released_only_after_its_delivery_in_flight(tm
     assert {member for member, _, _ in ended.items} == {"first", "second"}
 
 
-async def test_members_join_and_leave_and_every_queue_stays_in_order(tmp_path: Path) -> None:
+async def test_members_come_and_go_and_every_queue_goes_on_in_order(tmp_path: Path) -> None:
     """Nothing overtakes and, as all of them leave properly, nothing even comes twice."""
 
     listener = InOrder()
@@ -233,7 +233,7 @@ async def test_members_join_and_leave_and_every_queue_stays_in_order(tmp_path: P
     assert all(offsets == list(range(100)) for offsets in listener.by_queue().values())
 
 
-def test_a_lost_lock_pauses_its_queue_until_it_is_held_again(
+def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other holder commits meanwhile: what that one has consumed does not come again."""
@@ -258,7 +258,7 @@ def test_a_lost_lock_pauses_its_queue_until_it_is_held_again(
                 broker.gives = False
                 await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
                 may_end.set()
-                await broker.asked.reach(len(broker.asked.items) + 2)  # by a member that requests it again
+                await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
                 assert seen.items == [0]
                 broker.committed = 4
                 broker.gives = True
@@ -291,7 +291,7 @@ class LockingBroker(ScriptedBroker):
         return command.response(ResponseCode.SUCCESS)
 
 
-async def test_held_locks_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lock_is_asked_for_again_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_locks, "LOCK_INTERVAL_MS", 5)
 
     async with cluster(tmp_path) as running:
@@ -304,7 +304,7 @@ async def test_held_locks_are_renewed(tmp_path: Path, monkeypatch: pytest.Monkey
         assert broker.unlocked
 
 
-def test_locks_stay_until_they_expire_if_the_broker_fails(
+def test_a_broker_that_does_not_answer_for_locks_leaves_them_until_their_time_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -329,7 +329,7 @@ def test_locks_stay_until_they_expire_if_the_broker_fails(
     assert "broker broker-a confirms no locks now" in caplog.text
 
 
-async def test_with_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
+async def test_in_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
     listener = InOrder()
     async with filled(tmp_path, range(40)) as (running, broker):
         assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
@@ -343,6 +343,6 @@ async def test_with_broadcasting_order_needs_no_lock(tmp_path: Path) -> None:
     assert all(offsets == list(range(10)) for offsets in listener.by_queue().values())
 
 
-def test_in_order_the_span_does_not_limit_pulling(tmp_path: Path) -> None:
+def test_in_order_no_span_stops_pulling(tmp_path: Path) -> None:
     limits = PullLimits(span=1).shared_by(1, in_order=True)
     assert limits.span is None

@@ -1,4 +1,4 @@
-"""The process queue: which offset may be committed, and when pulling must pause."""
+"""Progress on one queue: what may be committed, and when pulling must wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(queue_offset: int, size: int = 4) -> MessageExt:
 
 
 class Progress(RuleBasedStateMachine):
-    """Pulls and completions in any order, compared with a simple model: a set of incomplete offsets."""
+    """Pulls and acknowledgements in any order, beside the plainest model: a set of offsets that are not done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Progress(RuleBasedStateMachine):
 
     @rule(gaps=st.lists(st.integers(1, 5), max_size=8), beyond=st.integers(0, 5), size=st.integers(1, 100))
     def pull(self, gaps: list[int], beyond: int, size: int) -> None:
-        """Messages with gaps, as in filtered topics; the next offset may be beyond the last message."""
+        """Messages with holes between them, as filtered topics have; the next offset may lie beyond the last."""
         offset = self.progress.next_offset - 1
         offsets = [offset := offset + gap for gap in gaps]
         new = self.progress.put([message(offset, size) for offset in offsets], offset + 1 + beyond)
@@ -51,7 +51,7 @@ class Progress(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def pull_again(self, data: st.DataObject) -> None:
-        """A message that was added before is skipped."""
+        """What has been here is not taken in a second time."""
         offset = data.draw(st.sampled_from(sorted(self.held)))
         assert self.progress.put([message(offset)], offset + 1) == []
 
@@ -74,7 +74,7 @@ TestProgress = Progress.TestCase
 TestProgress.settings = settings(max_examples=40, stateful_step_count=30)
 
 
-def test_capacity_ends_at_the_count_and_returns() -> None:
+def test_room_ends_with_the_count_and_comes_back() -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(LIMITS.count - 1)], LIMITS.count - 1)
     assert progress.has_capacity
@@ -84,7 +84,7 @@ def test_capacity_ends_at_the_count_and_returns() -> None:
     assert progress.has_capacity
 
 
-def test_capacity_ends_at_the_size() -> None:
+def test_room_ends_with_the_bytes() -> None:
     progress = ProcessQueue(0, LIMITS)
     size = LIMITS.size // 20
     progress.put([message(i, size) for i in range(19)], 19)
@@ -93,7 +93,7 @@ def test_capacity_ends_at_the_size() -> None:
     assert not progress.has_capacity
 
 
-def test_capacity_ends_at_the_span_caused_by_one_slow_message() -> None:
+def test_room_ends_with_the_span_that_one_slow_message_causes() -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(0)], 1)
     for begin in range(1, LIMITS.span, 100):
@@ -107,7 +107,7 @@ def test_capacity_ends_at_the_span_caused_by_one_slow_message() -> None:
 
 
 @given(st.permutations(range(30)))
-def test_completing_in_any_order_commits_the_end(order: list[int]) -> None:
+def test_done_in_any_order_ends_at_the_end(order: list[int]) -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(30)], 30)
     for offset in order:

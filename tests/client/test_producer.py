@@ -1,4 +1,4 @@
-"""Sending to real brokers in every way, and retries when they cannot accept messages."""
+"""Sending: every way of it, to real brokers, and what happens when they cannot take it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def stored(running: Cluster, topic: str) -> list[MessageExt]:
     return messages
 
 
-async def test_a_message_is_stored_with_all_its_fields(tmp_path: Path) -> None:
+async def test_one_message_and_everything_it_carries(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         broker = await running.start_broker()
         message = Message("T", "Käse".encode(), tags="A", keys=["k1", "k2"], properties={"colour": "grün"}, flag=7)
@@ -70,7 +70,7 @@ async def test_a_message_is_stored_with_all_its_fields(tmp_path: Path) -> None:
         assert (read.queue_id, read.queue_offset) == (result.queue.queue_id, 0)
 
 
-async def test_queues_rotate_unless_one_is_chosen(tmp_path: Path) -> None:
+async def test_queues_take_turns_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.create_topic(await running.start_broker(), "T", queues=3)
         used = Counter([(await producer.send(Message("T", b"x"))).queue.queue_id for _ in range(9)])
@@ -83,7 +83,7 @@ async def test_queues_rotate_unless_one_is_chosen(tmp_path: Path) -> None:
             await producer.send(Message("U", b"x"), queue)
 
 
-async def test_a_oneway_message_is_stored(tmp_path: Path) -> None:
+async def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Producer("g", running.namesrv) as producer,
@@ -96,7 +96,7 @@ async def test_a_oneway_message_is_stored(tmp_path: Path) -> None:
         assert [message.body for message in (await waiting).messages] == [b"gone"]
 
 
-async def test_a_batch_is_stored_together_with_a_result_per_message(tmp_path: Path) -> None:
+async def test_a_batch_lies_together_and_every_message_has_its_own_result(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.start_broker()
         messages = [Message("T", f"{i}".encode(), tags=f"tag{i % 3}", keys=f"key{i}") for i in range(100)]
@@ -128,7 +128,7 @@ async def test_a_batch_above_the_limit_is_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 7, 64])
-async def test_a_stream_yields_its_results_in_order(tmp_path: Path, in_flight: int) -> None:
+async def test_a_stream_gives_its_results_in_order(tmp_path: Path, in_flight: int) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.start_broker()
         messages = [Message("T", f"{i}".encode()) for i in range(300)]
@@ -140,7 +140,7 @@ async def test_a_stream_yields_its_results_in_order(tmp_path: Path, in_flight: i
             assert by_place[result.queue.queue_id, result.queue_offset] == message.body
 
 
-def test_a_stream_is_read_no_faster_than_responses_arrive(tmp_path: Path) -> None:
+def test_a_stream_is_read_no_faster_than_answers_come_and_may_be_left(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
             await running.start_broker()
@@ -163,7 +163,7 @@ def test_a_stream_is_read_no_faster_than_responses_arrive(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
-async def test_large_bodies_are_compressed_only_for_the_wire(tmp_path: Path) -> None:
+async def test_large_bodies_are_compressed_on_the_way_only(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.create_topic(await running.start_broker(), "T", queues=1)
         bodies = [b"a" * 4095, b"b" * 4096, b"c" * 100_000]
@@ -192,7 +192,7 @@ async def test_large_bodies_are_compressed_only_for_the_wire(tmp_path: Path) -> 
         (Message("T", b"x", properties={"name": "v" * 40_000}), "32767 at most"),
     ],
 )
-async def test_invalid_messages_are_rejected_before_sending(tmp_path: Path, message: Message, words: str) -> None:
+async def test_what_no_broker_takes_is_not_sent(tmp_path: Path, message: Message, words: str) -> None:
     async with cluster(tmp_path) as running:
         await running.start_broker()
         async with Producer("g", running.namesrv, max_message_size=1000) as producer:
@@ -215,15 +215,13 @@ async def test_invalid_messages_are_rejected_before_sending(tmp_path: Path, mess
         ([Message("%RETRY%g", b"x")], "one by one"),
     ],
 )
-async def test_messages_that_cannot_share_a_batch_are_rejected(
-    tmp_path: Path, messages: list[Message], words: str
-) -> None:
+async def test_messages_that_cannot_share_a_batch(tmp_path: Path, messages: list[Message], words: str) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         with pytest.raises(InvalidMessage, match=words):
             await producer.send_batch(messages)
 
 
-async def test_an_invalid_queue_choice_and_an_empty_window_are_rejected(tmp_path: Path) -> None:
+async def test_a_choice_that_is_no_queue_and_a_window_of_nothing_are_refused(tmp_path: Path) -> None:
     """A selector that forgets to return would quietly spread what belongs together."""
 
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
@@ -235,7 +233,7 @@ async def test_an_invalid_queue_choice_and_an_empty_window_are_rejected(tmp_path
             await sent(producer, [Message("T", b"x")], in_flight=0)
 
 
-async def test_a_topic_that_no_broker_creates_is_not_found(tmp_path: Path) -> None:
+async def test_a_topic_that_nobody_makes_is_not_found(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         broker = await running.start_broker(auto_create_topic_enable=False)
         with pytest.raises(TopicNotFound, match=r"Missing.*updateTopic"):
@@ -245,14 +243,14 @@ async def test_a_topic_that_no_broker_creates_is_not_found(tmp_path: Path) -> No
             await producer.send(Message("ReadOnly", b"x"))
 
 
-async def test_a_producer_that_is_not_open_raises() -> None:
+async def test_a_producer_that_is_not_open_says_so() -> None:
     producer = Producer("g", "127.0.0.1:1")
     with pytest.raises(RemotingError, match="async with"):
         await producer.send(Message("T", b"x"))
     await producer.close()
 
 
-async def test_a_failed_send_is_retried_on_another_broker(tmp_path: Path) -> None:
+async def test_the_other_broker_takes_what_one_cannot(tmp_path: Path) -> None:
     """One broker stops without the producer's knowing; then one that answers with codes worth another try."""
 
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
@@ -272,7 +270,7 @@ async def test_a_failed_send_is_retried_on_another_broker(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "code", [ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION]
 )
-async def test_responses_that_are_retried_on_another_broker(tmp_path: Path, code: ResponseCode) -> None:
+async def test_answers_that_another_broker_may_better(tmp_path: Path, code: ResponseCode) -> None:
     refused: list[int] = []
 
     def refuse(connection: Connection, command: RemotingCommand) -> Reply:
@@ -289,7 +287,7 @@ async def test_responses_that_are_retried_on_another_broker(tmp_path: Path, code
         assert refused
 
 
-async def test_a_final_error_response_is_raised_without_retry(tmp_path: Path) -> None:
+async def test_an_answer_that_is_final_is_raised_at_once(tmp_path: Path) -> None:
     asked = 0
 
     def refuse(connection: Connection, command: RemotingCommand) -> Reply:
@@ -307,7 +305,7 @@ async def test_a_final_error_response_is_raised_without_retry(tmp_path: Path) ->
         assert asked == 2
 
 
-async def test_a_failure_lists_every_attempt(tmp_path: Path) -> None:
+async def test_a_failure_names_every_try(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv, retry_times=2) as producer:
         broker = await running.start_broker()
         result = await producer.send(Message("T", b"x"))
@@ -324,7 +322,7 @@ async def test_a_failure_lists_every_attempt(tmp_path: Path) -> None:
             await sent(producer, [Message("T", b"x")] * 3)
 
 
-async def test_a_silent_broker_costs_no_more_than_the_timeout(tmp_path: Path) -> None:
+async def test_a_broker_that_is_silent_costs_no_more_than_the_time_limit(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: lambda *_: None})
         with pytest.raises(SendFailed) as caught:
@@ -336,7 +334,7 @@ async def test_a_silent_broker_costs_no_more_than_the_timeout(tmp_path: Path) ->
             await producer.send(Message("T", b"x"), (await producer.queues("T"))[0], timeout_ms=50)
 
 
-async def test_a_cancelled_send_leaves_no_pending_request(tmp_path: Path) -> None:
+async def test_a_send_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
     def listen(connection: Connection, command: RemotingCommand) -> Reply:
@@ -354,7 +352,7 @@ async def test_a_cancelled_send_leaves_no_pending_request(tmp_path: Path) -> Non
                 await task
 
 
-async def test_another_name_server_is_queried_if_one_is_gone(tmp_path: Path) -> None:
+async def test_another_name_server_answers_when_one_is_gone(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await running.add_namesrv()
         broker = await running.start_broker()
@@ -367,7 +365,7 @@ async def test_another_name_server_is_queried_if_one_is_gone(tmp_path: Path) -> 
             assert (await producer.send(Message("Made", b"x"))).status is SendStatus.SEND_OK
 
 
-async def test_no_acknowledged_message_is_lost_when_the_broker_restarts(tmp_path: Path) -> None:
+async def test_nothing_acknowledged_is_lost_when_the_broker_is_started_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()
         port = broker.config.listen_port
@@ -391,7 +389,7 @@ async def test_no_acknowledged_message_is_lost_when_the_broker_restarts(tmp_path
         assert set(acknowledged.items) <= set(keys)
 
 
-async def test_a_broker_that_restarts_at_another_address_is_found(tmp_path: Path) -> None:
+async def test_a_broker_that_comes_back_elsewhere_is_found(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         broker = await running.start_broker()
         await running.create_topic(broker, "T", queues=1)

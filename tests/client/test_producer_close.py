@@ -1,4 +1,4 @@
-"""Closing a producer with sends in flight: their outcome, and nothing is stored or open afterwards."""
+"""Closing a producer with sends in flight: what they come to, and that nothing is stored or left open afterwards."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_close_waits_for_what_is_in_flight(tmp_path: Path, way: Callable[[
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shared", [False, True], ids=["own instance", "shared instance"])
-async def test_sends_without_a_response_in_the_grace_period_fail_clearly(
+async def test_what_is_not_answered_within_the_grace_fails_clearly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Producer], Awaitable[object]], shared: bool
 ) -> None:
     monkeypatch.setattr(producer_module, "CLOSE_GRACE_MS", 50)
@@ -116,7 +116,9 @@ async def test_sends_without_a_response_in_the_grace_period_fail_clearly(
         await until(lambda: len(held.server.connections) == int(shared))
 
 
-async def test_a_send_between_two_attempts_fails_after_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_send_between_two_tries_is_neither_stored_nor_connected_after_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its broker is away when the producer closes, and comes back right after."""
     monkeypatch.setattr(producer_module, "CLOSE_GRACE_MS", 50)
     monkeypatch.setattr(sender, "RETRY_PAUSE_MS", 300)
@@ -139,7 +141,7 @@ async def test_a_send_between_two_attempts_fails_after_close(tmp_path: Path, mon
         assert producer.instance.remoting.open_connection(again.address) is None
 
 
-async def test_a_cancelled_close_skips_the_grace_period(tmp_path: Path) -> None:
+async def test_cancelling_close_hurries_it(tmp_path: Path) -> None:
     async with Held.broker(tmp_path) as (held, running):
         producer = producer_of(running)
         await producer.open()
@@ -175,7 +177,7 @@ async def test_a_stream_whose_producer_closes_ends_with_an_error(tmp_path: Path)
         assert len(held.asked.items) == 10
 
 
-async def test_a_local_transaction_that_outlives_its_producer_commits_nothing(
+async def test_a_local_transaction_that_outlives_its_producer_commits_nothing_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a shared instance, whose connections stay: the broker asks later."""

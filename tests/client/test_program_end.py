@@ -1,4 +1,4 @@
-"""Programs that end without closing clients: undelivered messages do not fail, and the group is left."""
+"""Programs that end without closing their clients: what no listener has seen is not failed, and the group is left."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ for _ in range(count):
 
 
 def run(program: str, *arguments: str) -> tuple[str, str]:
-    """Run a program to its end; return its output and its log."""
+    """Run a program to its end; what it printed, and what it logged."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -83,8 +83,8 @@ def committed(namesrv: str) -> int:
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 @pytest.mark.parametrize("orderly", [False, True])
-def test_undelivered_messages_go_to_the_next_member_without_a_retry(tmp_path: Path, kind: str, orderly: bool) -> None:
-    """In order, the successor needs the locks: they were released, or it would wait for a minute."""
+def test_what_no_listener_has_seen_comes_to_the_next_member_untried(tmp_path: Path, kind: str, orderly: bool) -> None:
+    """In order, the successor needs the locks: they were given back, or it would wait for a minute."""
     with servers(tmp_path) as namesrv:
         fill(namesrv)
         at_work = 2 if orderly else 4
@@ -107,7 +107,7 @@ def test_undelivered_messages_go_to_the_next_member_without_a_retry(tmp_path: Pa
         assert sorted(seen + rest) == list(range(COUNT))
 
 
-def test_with_broadcasting_the_offsets_are_written(tmp_path: Path) -> None:
+def test_in_broadcasting_the_offsets_are_written(tmp_path: Path) -> None:
     options = {"message_model": MessageModel.BROADCASTING, "offsets_root": str(tmp_path / "offsets")}
     with servers(tmp_path) as namesrv:
         fill(namesrv)
@@ -138,7 +138,7 @@ for _ in range(3):
 """
 
 
-def test_an_iteration_that_is_open_at_the_end_of_the_program_ends(tmp_path: Path) -> None:
+def test_an_iteration_that_the_program_leaves_open_ends_with_it(tmp_path: Path) -> None:
     """Two of three messages are done; the generator that is alive at the end neither hangs nor complains."""
     with servers(tmp_path) as namesrv:
         fill(namesrv)
@@ -159,7 +159,7 @@ threading.Thread(target=sys.stdin.read).start()
 """
 
 
-def test_a_consumer_releases_its_queues_when_the_main_thread_has_ended(tmp_path: Path) -> None:
+def test_a_consumer_whose_main_thread_has_ended_leaves_its_queues_to_others(tmp_path: Path) -> None:
     """Another thread keeps the process alive. Python's thread pools take no more calls, so that nothing is consumed."""
     with servers(tmp_path) as namesrv:
         program = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Pulling: offsets, messages and committed offsets."""
+"""Pulling: where to read from, what comes, and how far the group has come."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_offsets_outside_the_queue_are_corrected(tmp_path: Path) -> None:
         assert beyond.messages == []
 
 
-async def test_a_pull_filters_by_tags(tmp_path: Path) -> None:
+async def test_tags_choose(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Producer("g", running.namesrv) as producer,
@@ -88,7 +88,7 @@ async def test_a_pull_filters_by_tags(tmp_path: Path) -> None:
             await consumer.pull(queue, 0, subscription="||")
 
 
-async def test_a_held_pull_returns_when_a_message_arrives(tmp_path: Path) -> None:
+async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Producer("g", running.namesrv) as producer,
@@ -103,7 +103,7 @@ async def test_a_held_pull_returns_when_a_message_arrives(tmp_path: Path) -> Non
         assert (ended.status, ended.next_begin_offset) == (PullStatus.NO_NEW_MSG, 1)
 
 
-async def test_offsets_are_committed_by_request_and_with_a_pull(tmp_path: Path) -> None:
+async def test_progress_is_committed_by_itself_and_with_a_pull(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Producer("g", running.namesrv) as producer,
@@ -117,10 +117,10 @@ async def test_offsets_are_committed_by_request_and_with_a_pull(tmp_path: Path) 
         assert await consumer.committed(queue) == 3
         await consumer.pull(queue, 3, commit_offset=4)
         assert await consumer.committed(queue) == 4
-        assert await other.committed(queue) == 0  # a young queue: the broker returns 0 to every new group
+        assert await other.committed(queue) == 0  # a young queue: the broker says so of every new group
 
 
-async def test_an_offset_is_found_by_time(tmp_path: Path) -> None:
+async def test_seek_by_time(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Producer("g", running.namesrv) as producer,
@@ -138,7 +138,7 @@ async def test_an_offset_is_found_by_time(tmp_path: Path) -> None:
         assert await consumer.search_offset(queue, time.time_ns() // 1_000_000 + 60_000) >= 4
 
 
-async def test_missing_topics_and_brokers_are_reported(tmp_path: Path) -> None:
+async def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
         broker = await running.start_broker()
         await running.create_topic(broker, "T", queues=1)
@@ -152,7 +152,7 @@ async def test_missing_topics_and_brokers_are_reported(tmp_path: Path) -> None:
         assert caught.value.address == broker.address
 
 
-async def test_a_body_that_cannot_be_decompressed_is_returned_as_stored(
+async def test_a_body_that_cannot_be_decompressed_is_given_out_as_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One producer's broken message takes none of its neighbours with it."""

@@ -1,4 +1,4 @@
-"""Consuming as a group: at least once, shared among members, continued at committed offsets."""
+"""Consuming as a group: everything at least once, shared among members, resumed where it was left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.cluster import Tally, cluster
 from support.consumers import FIRST, ScriptedBroker, committed, consumer_of, filled, record_of, send, take, until
 
 
-async def test_every_message_is_delivered_once_and_a_successor_continues(tmp_path: Path) -> None:
+async def test_everything_comes_once_and_a_successor_goes_on(tmp_path: Path) -> None:
     async with filled(tmp_path, range(200)) as (running, _):
         async with consumer_of(running) as consumer:
             assert len(consumer.queues) == 4
@@ -38,14 +38,14 @@ async def test_every_message_is_delivered_once_and_a_successor_continues(tmp_pat
             assert sorted(await take(consumer, 10)) == list(range(200, 210))
 
 
-async def test_later_messages_wake_the_consumer(tmp_path: Path) -> None:
+async def test_messages_that_come_later_wake_the_consumer(tmp_path: Path) -> None:
     async with filled(tmp_path) as (running, _), consumer_of(running) as consumer:
         taking = asyncio.create_task(take(consumer, 20))
         await send(running, range(20))
         assert sorted(await taking) == list(range(20))
 
 
-async def test_only_subscribed_tags_are_delivered_and_others_count_as_completed(tmp_path: Path) -> None:
+async def test_only_wanted_tags_come_and_the_others_count_as_done(tmp_path: Path) -> None:
     async with filled(tmp_path) as (running, _):
         for body, tag in enumerate(["Aa", "BB", "C"] * 10):  # "Aa" and "BB" have one hash
             await send(running, [body], tags=tag)
@@ -56,7 +56,7 @@ async def test_only_subscribed_tags_are_delivered_and_others_count_as_completed(
         assert await committed(running) == 30
 
 
-async def test_a_message_in_flight_is_not_committed(tmp_path: Path) -> None:
+async def test_what_is_in_hand_is_not_done(tmp_path: Path) -> None:
     """Messages left by `break` come again; a message acknowledged, or followed by another, does not."""
 
     async with filled(tmp_path, range(3), queues=1) as (running, _):
@@ -70,7 +70,7 @@ async def test_a_message_in_flight_is_not_committed(tmp_path: Path) -> None:
         assert await committed(running) == 3
 
 
-async def test_offsets_are_committed_while_the_consumer_is_open(
+async def test_progress_is_committed_while_the_consumer_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every five seconds, of which a test need not wait for one."""
@@ -85,7 +85,7 @@ async def test_offsets_are_committed_while_the_consumer_is_open(
             await until(lambda: broker.updates[-1:] == [3])
 
 
-async def test_an_error_in_the_loop_leaves_the_message_to_the_next_member(tmp_path: Path) -> None:
+async def test_an_error_in_the_loop_leaves_the_message_for_the_next(tmp_path: Path) -> None:
     async with filled(tmp_path, range(2), queues=1) as (running, _):
 
         async def fail_on_the_first() -> None:
@@ -126,7 +126,7 @@ async def test_closing_ends_an_iteration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "partial", "callable", "lambda", "thread"])
-async def test_a_listener_gets_every_message(tmp_path: Path, kind: str) -> None:
+async def test_a_listener_gets_everything(tmp_path: Path, kind: str) -> None:
     seen: Tally[int] = Tally()
     loop = asyncio.get_running_loop()
 
@@ -156,7 +156,7 @@ async def test_a_listener_gets_every_message(tmp_path: Path, kind: str) -> None:
         assert await committed(running) == 100
 
 
-async def test_a_running_listener_may_finish_when_the_consumer_closes(tmp_path: Path) -> None:
+async def test_a_listener_at_work_may_finish_when_the_consumer_closes(tmp_path: Path) -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def listen(message: MessageExt) -> None:
@@ -207,7 +207,7 @@ async def test_two_members_share_the_queues_and_one_takes_over(tmp_path: Path) -
         assert await committed(running) == 200
 
 
-async def test_a_topic_that_is_created_later_is_assigned(tmp_path: Path) -> None:
+async def test_a_topic_that_comes_later_is_taken_up(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()
         async with consumer_of(running) as consumer:
@@ -217,7 +217,7 @@ async def test_a_topic_that_is_created_later_is_assigned(tmp_path: Path) -> None
             assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
 
 
-async def test_subscriptions_can_change_while_open(tmp_path: Path) -> None:
+async def test_subscriptions_come_and_go_while_open(tmp_path: Path) -> None:
     async with filled(tmp_path, range(4)) as (running, _):
         async with PushConsumer("c", running.namesrv, consume_from=FIRST) as consumer:
             consumer.subscribe("T")
@@ -231,7 +231,7 @@ async def test_subscriptions_can_change_while_open(tmp_path: Path) -> None:
             consumer.subscribe("no topic")
 
 
-async def test_consumption_continues_after_a_broker_restart(tmp_path: Path) -> None:
+async def test_consumption_goes_on_after_the_broker_was_started_again(tmp_path: Path) -> None:
     async with filled(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
         assert sorted(await take(consumer, 10)) == list(range(10))
         await broker.stop()
@@ -245,7 +245,7 @@ async def test_consumption_continues_after_a_broker_restart(tmp_path: Path) -> N
                     break
 
 
-async def test_a_restarted_broker_gets_heartbeats_immediately(tmp_path: Path) -> None:
+async def test_a_broker_that_was_started_again_learns_of_its_members_at_once(tmp_path: Path) -> None:
     """It forgets them when it stops. A newcomer then shares with the old member instead of taking everything."""
 
     async with filled(tmp_path) as (running, broker), consumer_of(running) as old:
@@ -259,8 +259,8 @@ async def test_a_restarted_broker_gets_heartbeats_immediately(tmp_path: Path) ->
                     waiting.cancel()
 
 
-async def test_a_new_group_starts_at_the_configured_offset(tmp_path: Path) -> None:
-    """On queues that are not young: for a young one the broker returns 0, whatever is configured."""
+async def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
+    """On queues that are no longer young: what the broker answers for those decides nothing."""
 
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker(committed=None, max_offset=70)
@@ -279,7 +279,7 @@ async def test_a_new_group_starts_at_the_configured_offset(tmp_path: Path) -> No
             assert (await broker.pulled.reach(1))[0].queue_offset == 12
 
 
-async def test_a_new_group_starts_in_its_retry_topic_by_separate_rules(tmp_path: Path) -> None:
+async def test_a_new_group_begins_in_its_retry_topic_by_rules_of_its_own(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker(committed=None, max_offset=70)
         await running.scripted_broker("broker-a", "%RETRY%c", broker.processors)
@@ -294,7 +294,7 @@ async def test_a_new_group_starts_in_its_retry_topic_by_separate_rules(tmp_path:
             assert (pulled.topic, pulled.queue_offset) == ("%RETRY%c", begin)
 
 
-async def test_a_new_group_by_timestamp_starts_half_an_hour_ago_by_default(tmp_path: Path) -> None:
+async def test_a_new_group_begins_half_an_hour_ago_unless_it_is_told_when(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker(committed=None)
         asked: Tally[int] = Tally()
@@ -322,7 +322,7 @@ async def test_an_offset_outside_the_queue_is_corrected_and_committed(tmp_path: 
         assert broker.updates == [0, 2]
 
 
-async def test_a_retried_message_is_completed_locally(tmp_path: Path) -> None:
+async def test_a_message_given_back_is_done_here(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0", UNIQ_KEY="KEY0"), record_of(1, b"1")])
         await broker.start(running)
@@ -345,7 +345,7 @@ async def test_a_retried_message_is_completed_locally(tmp_path: Path) -> None:
         assert sorted(seen.items) == [b"0", b"1"]
 
 
-def test_a_message_that_no_broker_accepts_is_retried_locally_and_holds_the_offset(
+def test_a_message_that_cannot_be_given_back_is_tried_here_and_holds_the_offset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -370,7 +370,7 @@ def test_a_message_that_no_broker_accepts_is_retried_locally_and_holds_the_offse
     asyncio.run(run())
 
 
-async def test_an_iteration_chooses_the_delay_level_of_a_retry(tmp_path: Path) -> None:
+async def test_an_iteration_gives_back_with_a_delay_level_of_its_choice(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
         await broker.start(running)
@@ -386,7 +386,7 @@ async def test_an_iteration_chooses_the_delay_level_of_a_retry(tmp_path: Path) -
         assert broker.committed == 2
 
 
-async def test_a_retried_message_has_its_original_topic(tmp_path: Path) -> None:
+async def test_a_message_from_the_retry_topic_has_its_own_topic_again(tmp_path: Path) -> None:
     async with (
         filled(tmp_path) as (running, _),
         Producer("g", running.namesrv) as producer,
@@ -399,7 +399,7 @@ async def test_a_retried_message_has_its_original_topic(tmp_path: Path) -> None:
         assert all(queue.topic == "T" for queue in consumer.queues)
 
 
-async def test_pulling_pauses_at_the_limits(tmp_path: Path) -> None:
+async def test_pulling_waits_while_too_much_is_held(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         count = 1001
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(count)])
@@ -416,7 +416,7 @@ async def test_pulling_pauses_at_the_limits(tmp_path: Path) -> None:
             await messages.aclose()
 
 
-async def test_an_instance_can_have_several_groups_but_each_once(tmp_path: Path) -> None:
+async def test_one_instance_carries_several_groups_but_each_once(tmp_path: Path) -> None:
     async with filled(tmp_path, range(3)) as (running, _), AsyncExitStack() as stack:
         instance = await stack.enter_async_context(ClientInstance(running.namesrv))
         producer = await stack.enter_async_context(Producer("g", instance=instance))
@@ -435,12 +435,12 @@ async def test_an_instance_can_have_several_groups_but_each_once(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("concurrency", 0), ("pull_batch_size", 0), ("max_reconsume_times", -1)])
-def test_an_invalid_option_is_rejected(name: str, value: int) -> None:
+def test_an_option_that_makes_no_sense_is_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value}"):
         PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
-async def test_opening_without_a_name_server_fails_and_leaves_no_task(tmp_path: Path) -> None:
+async def test_opening_without_a_name_server_fails_and_leaves_nothing(tmp_path: Path) -> None:
     consumer = PushConsumer("c", "127.0.0.1:1")
     consumer.subscribe("T")
     with pytest.raises(RemotingConnectError, match="no name server answers"):
@@ -449,7 +449,7 @@ async def test_opening_without_a_name_server_fails_and_leaves_no_task(tmp_path: 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing_leaves_no_task(tmp_path: Path) -> None:
+async def test_closing_leaves_no_task_behind(tmp_path: Path) -> None:
     async with filled(tmp_path, range(20)) as (running, _):
         before = asyncio.all_tasks()
         async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
@@ -468,13 +468,13 @@ async def test_closing_leaves_no_task(tmp_path: Path) -> None:
         ("limits", 1000, "PullLimits"),
     ],
 )
-def test_an_option_of_a_wrong_type_is_rejected(name: str, value: object, kind: str) -> None:
+def test_an_option_of_another_kind_is_refused(name: str, value: object, kind: str) -> None:
     """A string for a message model would quietly share what all were to have."""
     with pytest.raises(ConfigError, match=f"{name} is .*: it must be a {kind}"):
         PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
-async def test_an_unknown_filter_type_and_an_uncallable_listener_are_rejected() -> None:
+async def test_a_filter_of_no_known_kind_and_a_listener_that_is_none_are_refused() -> None:
     consumer = PushConsumer("c", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
         consumer.subscribe("T", "a.*", "REGEX")

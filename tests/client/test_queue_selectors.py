@@ -1,4 +1,4 @@
-"""Queue selectors: one queue per key, and the one that Java selects."""
+"""Sending by a key: the same queue for the same key, and the queue that Java would choose."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def queues_of(count: int, broker: str = "broker-a") -> list[MessageQueue]:
 
 
 @pytest.mark.parametrize("key", JAVA)
-def test_a_key_maps_to_the_same_queue_as_in_java(key: str | int) -> None:
+def test_a_key_goes_where_java_sends_it(key: str | int) -> None:
     chosen = tuple(select_by_hash(key)(queues_of(count)).queue_id for count in (1, 3, 4, 7, 16))
     assert chosen == JAVA[key]
 
 
-def test_a_number_beyond_64_bits_is_rejected() -> None:
+def test_a_number_that_java_has_not_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="64 bits"):
         select_by_hash(1 << 63)
 
 
-def test_select_by_random_uses_every_queue() -> None:
+def test_any_queue_by_random() -> None:
     assert {select_by_random()(queues_of(3)) for _ in range(200)} == set(queues_of(3))
 
 
-def test_select_by_machine_room_uses_queues_of_the_rooms() -> None:
+def test_a_queue_in_one_of_the_rooms() -> None:
     queues = queues_of(2, "berlin@broker-a") + queues_of(2, "oslo@broker-b") + queues_of(2, "rome@broker-c")
     chosen = {select_by_machine_room(["berlin", "rome"])(queues) for _ in range(200)}
     assert chosen == {*queues[:2], *queues[4:]}
@@ -54,7 +54,7 @@ def test_select_by_machine_room_uses_queues_of_the_rooms() -> None:
         select_by_machine_room(["paris"])(queues)
 
 
-async def test_messages_of_one_key_are_in_one_queue_in_order(tmp_path: Path) -> None:
+async def test_messages_of_one_key_lie_in_one_queue_in_order(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await running.create_topic(await running.start_broker(), "T", queues=4)
         async with Producer("p", running.namesrv) as producer, PullConsumer("c", running.namesrv) as reader:
@@ -78,7 +78,7 @@ async def test_messages_of_one_key_are_in_one_queue_in_order(tmp_path: Path) -> 
             assert {result.queue for result in last} == {select_by_hash("order-0")(queues_of(4))}
 
 
-async def test_a_queue_of_another_topic_is_rejected(tmp_path: Path) -> None:
+async def test_a_selector_that_leaves_the_topic_is_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await running.create_topic(await running.start_broker(), "T", queues=1)
         async with Producer("p", running.namesrv) as producer:

@@ -1,4 +1,4 @@
-"""The ready queue: every message is delivered once, in queue order, and for ordered consumers one at a time."""
+"""The line: everything is given out once, in its queue's order, and in order to one at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def line_of(*, in_order: bool, can_deliver: Callable[[AssignedQueue], bool] = la
     in_order=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_every_message_is_delivered_once_and_in_queue_order(
+def test_every_message_is_taken_once_and_in_its_queues_order(
     counts: list[int], max_count: int, takers: int, in_order: bool, seed: int
 ) -> None:
     """Several take while messages come in, each letting the others in at random."""
@@ -90,7 +90,7 @@ def test_every_message_is_delivered_once_and_in_queue_order(
     asyncio.run(run())
 
 
-async def test_queues_are_served_in_rotation() -> None:
+async def test_queues_are_served_in_turn() -> None:
     line = line_of(in_order=False)
     for queue_id, count in enumerate((5, 1, 2)):
         own = own_queue(queue_id)
@@ -100,7 +100,7 @@ async def test_queues_are_served_in_rotation() -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_a_cancelled_waiter_passes_its_wake_up_on(in_order: bool) -> None:
+async def test_a_taker_that_is_cancelled_in_its_turn_leaves_it_to_the_next(in_order: bool) -> None:
     line = line_of(in_order=in_order)
     first, second = asyncio.create_task(line.get()), asyncio.create_task(line.get())
     await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_a_cancelled_waiter_passes_its_wake_up_on(in_order: bool) -> None:
     assert first.cancelled()
 
 
-async def test_requeued_messages_are_delivered_first_after_unblock() -> None:
+async def test_what_is_put_back_comes_first_once_the_queue_may_come_back() -> None:
     line = line_of(in_order=True)
     own = own_queue()
     line.put(own, pulled(own, 4))
@@ -128,7 +128,7 @@ async def test_requeued_messages_are_delivered_first_after_unblock() -> None:
     assert [message.queue_offset for message in again.messages] == [0, 1, 2, 3]
 
 
-async def test_a_queue_that_was_reset_or_revoked_delivers_no_old_messages() -> None:
+async def test_a_queue_that_begins_anew_or_is_revoked_gives_out_nothing_old() -> None:
     line = line_of(in_order=True)
     own = own_queue()
     line.put(own, pulled(own, 3))
@@ -148,19 +148,19 @@ async def test_a_queue_that_was_reset_or_revoked_delivers_no_old_messages() -> N
     assert line.get_nowait() is None
 
 
-async def test_a_queue_that_cannot_be_delivered_is_blocked_until_unblock() -> None:
+async def test_a_queue_that_may_not_be_taken_waits_until_it_comes_back() -> None:
     may: list[bool] = [False]
     line = line_of(in_order=True, can_deliver=lambda own: may[0])
     own = own_queue()
     line.put(own, pulled(own, 1))
     assert line.get_nowait() is None
     may[0] = True
-    assert line.get_nowait() is None  # only `unblock` has it checked again
+    assert line.get_nowait() is None  # nobody asks again by himself
     line.unblock(own)
     assert line.get_nowait() is not None
 
 
-async def test_a_closed_ready_queue_delivers_nothing_and_starts_empty_when_reopened() -> None:
+async def test_a_closed_line_gives_out_nothing_and_an_opened_one_begins_empty() -> None:
     line = line_of(in_order=False)
     waiting = asyncio.create_task(line.get())
     await asyncio.sleep(0)
@@ -175,7 +175,9 @@ async def test_a_closed_ready_queue_delivers_nothing_and_starts_empty_when_reope
 
 
 @given(count=st.integers(1, 12), takers=st.integers(1, 4), in_order=st.booleans(), seed=st.integers(0, 1000))
-def test_requeued_messages_are_delivered_or_reclaimed_once(count: int, takers: int, in_order: bool, seed: int) -> None:
+def test_what_is_requeued_comes_again_until_it_is_done_here_or_by_name(
+    count: int, takers: int, in_order: bool, seed: int
+) -> None:
     """Each taker requeues at random, and at random takes by name what it has requeued, unless another was faster."""
     random = Random(seed)
 

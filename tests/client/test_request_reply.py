@@ -1,4 +1,4 @@
-"""Request and reply: the requester waits for the reply, and never for ever."""
+"""Request and reply: the asker waits for what the replier says, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ReplyingBroker:
             RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
         }
         self.port = (await running.scripted_broker("broker-a", "T", processors)).port
-        await running.scripted_broker("broker-b", "c_REPLY_TOPIC", processors)  # another one, which knows no client
+        await running.scripted_broker("broker-b", "c_REPLY_TOPIC", processors)  # another, which knows nobody
 
     def heart_beat(self, connection: Connection, command: RemotingCommand) -> Reply:
         self.clients[decode_body(HeartbeatData, command.body).client_id] = connection
@@ -69,7 +69,7 @@ class ReplyingBroker:
 
 
 def push_of(header: SendMessageRequestHeaderV2, body: bytes) -> RemotingCommand:
-    """The request that a broker sends to the requester."""
+    """What a broker sends to the asker."""
     pushed = ReplyMessageRequestHeader(
         producer_group=header.producer_group,
         topic=header.topic,
@@ -91,7 +91,7 @@ async def answer_each(broker: ReplyingBroker, replier: Producer, count: int) -> 
         await replier.reply(request, b"reply to " + request.body)
 
 
-async def test_each_requester_gets_its_own_reply(tmp_path: Path) -> None:
+async def test_each_asker_gets_its_own_reply(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, AsyncExitStack() as stack:
         broker = ReplyingBroker()
         await broker.start(running)
@@ -112,7 +112,7 @@ async def test_each_requester_gets_its_own_reply(tmp_path: Path) -> None:
         assert len({request.properties[properties.CORRELATION_ID] for request in broker.requests.items}) == 20
 
 
-async def test_without_a_reply_the_error_has_the_position_of_the_request(tmp_path: Path) -> None:
+async def test_without_a_reply_the_error_says_where_the_request_lies(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("asker", running.namesrv) as asker:
         broker = ReplyingBroker()
         await broker.start(running)
@@ -120,7 +120,7 @@ async def test_without_a_reply_the_error_has_the_position_of_the_request(tmp_pat
             await asker.request(Message("T", b"x"), timeout_ms=100)
 
 
-def test_a_reply_to_a_gone_requester_fails_and_a_late_one_is_logged(
+def test_a_reply_to_nobody_is_an_error_and_one_that_comes_late_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -139,7 +139,7 @@ def test_a_reply_to_a_gone_requester_fails_and_a_late_one_is_logged(
     assert "no request is pending" in caplog.text
 
 
-def test_a_message_that_is_no_request_has_no_reply() -> None:
+def test_what_is_no_request_cannot_be_answered() -> None:
     inner = MessageInner("T", 0, b"x", properties.join({properties.UNIQ_KEY: "K"}), 0, 0, 0, HOST)
     plain = decode(encode(inner, 0, 0, 0, HOST))
     with pytest.raises(InvalidMessage, match="K has no CORRELATION_ID"):
@@ -149,7 +149,7 @@ def test_a_message_that_is_no_request_has_no_reply() -> None:
         reply_message(plain, b"")
 
 
-async def test_a_compressed_reply_is_decompressed(tmp_path: Path) -> None:
+async def test_a_compressed_reply_is_given_out_plain(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, ClientInstance(running.namesrv) as instance:
         await running.start_broker()
         connection = await instance.remoting.connect(running.namesrv)
@@ -168,7 +168,7 @@ async def test_a_compressed_reply_is_decompressed(tmp_path: Path) -> None:
             assert (await reply).body == b"x" * 5000
 
 
-async def test_a_reply_is_sent_to_the_broker_that_stored_the_request(tmp_path: Path) -> None:
+async def test_with_two_brokers_the_reply_goes_by_the_one_that_had_the_request(tmp_path: Path) -> None:
     """Only that one knows the asker."""
 
     async with cluster(tmp_path) as running, AsyncExitStack() as stack:

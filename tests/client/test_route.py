@@ -1,4 +1,4 @@
-"""Routes: the queues of a name server's response, and the choice of name server."""
+"""Routes: which queues follow from a name server's answer, and which server answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_queues_follow_permissions_counts_and_masters() -> None:
     assert route.brokers["a"] == {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}
 
 
-def test_an_order_configuration_determines_the_write_queues(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_order_configuration_says_what_the_write_queues_are(caplog: pytest.LogCaptureFixture) -> None:
     data = TopicRouteData(
         broker_datas=[broker("a", 0), broker("b", 0)],
         queue_datas=[queue_data("a", 6, 8, 8), queue_data("b", 6, 8, 8)],
@@ -64,7 +64,7 @@ def test_an_order_configuration_determines_the_write_queues(caplog: pytest.LogCa
     assert "nonsense" in caplog.text
 
 
-def test_a_default_route_has_four_write_queues_per_broker_and_no_read_queue() -> None:
+def test_a_borrowed_route_has_four_queues_a_broker_to_write_to_and_none_to_read() -> None:
     default = topic_route(
         "TBW102",
         TopicRouteData(
@@ -79,7 +79,7 @@ def test_a_default_route_has_four_write_queues_per_broker_and_no_read_queue() ->
 
 
 @pytest.mark.parametrize("addresses", ["", " ; ", ";,"])
-def test_a_missing_name_server_is_rejected_on_construction(addresses: str) -> None:
+def test_no_name_server_is_said_at_once(addresses: str) -> None:
     with pytest.raises(ConfigError, match="NAMESRV_ADDR"):
         NameServers(addresses, RemotingClient())
 
@@ -89,12 +89,12 @@ def question() -> RemotingCommand:
 
 
 async def free_address() -> str:
-    """An address of this machine on which nothing listens any more."""
+    """An address of this machine where nobody listens any more."""
     async with Namesrv("127.0.0.1", 0) as gone:
         return f"127.0.0.1:{gone.port}"
 
 
-async def test_the_next_name_server_is_queried_if_one_is_down() -> None:
+async def test_the_next_name_server_is_asked_when_one_is_away() -> None:
     away = await free_address()
     async with Namesrv("127.0.0.1", 0) as namesrv:
         here = f"127.0.0.1:{namesrv.port}"
@@ -125,7 +125,7 @@ class SilentNameServer:
         return f"127.0.0.1:{self.server.port}"
 
 
-async def test_a_hanging_name_server_delays_one_request_and_is_queried_last_afterwards(
+async def test_a_name_server_that_hangs_delays_one_request_and_is_asked_last_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(random, "randrange", lambda count: 0)
@@ -140,8 +140,8 @@ async def test_a_hanging_name_server_delays_one_request_and_is_queried_last_afte
         await remoting.close()
 
 
-async def test_the_response_of_a_slow_name_server_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first server responds after the second was queried, and the second never does."""
+async def test_a_name_server_that_is_only_slow_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first server answers after the second was asked, and the second never does."""
     monkeypatch.setattr(random, "randrange", lambda count: 0)
     monkeypatch.setattr(route_module, "HEDGE_MS", 10)
 
@@ -162,7 +162,7 @@ async def test_the_response_of_a_slow_name_server_counts(monkeypatch: pytest.Mon
         await slow.stop()
 
 
-async def test_all_name_servers_together_respect_the_timeout() -> None:
+async def test_all_name_servers_together_take_no_more_than_the_timeout() -> None:
     async with SilentNameServer() as one, SilentNameServer() as two, SilentNameServer() as three:
         remoting = RemotingClient()
         servers = NameServers(";".join([one.address, two.address, three.address]), remoting)
@@ -173,7 +173,7 @@ async def test_all_name_servers_together_respect_the_timeout() -> None:
         await remoting.close()
 
 
-async def test_concurrent_callers_share_a_lookup_with_a_timeout_each() -> None:
+async def test_concurrent_callers_share_a_lookup_and_each_waits_for_its_own_time() -> None:
     async with SilentNameServer() as hung:
         remoting = RemotingClient()
         routes = TopicRoutes(NameServers(hung.address, remoting), lambda route: None)
@@ -190,7 +190,7 @@ async def test_concurrent_callers_share_a_lookup_with_a_timeout_each() -> None:
         await remoting.close()
 
 
-async def test_a_lookup_continues_after_its_callers_timed_out() -> None:
+async def test_a_lookup_that_takes_longer_than_its_callers_wait_is_not_lost() -> None:
     may_answer = asyncio.Event()
 
     async def answer_late(command: RemotingCommand) -> RemotingCommand:
@@ -212,7 +212,7 @@ async def test_a_lookup_continues_after_its_callers_timed_out() -> None:
     await slow.stop()
 
 
-async def test_the_error_lists_the_failure_of_every_name_server() -> None:
+async def test_every_failure_is_named_when_no_name_server_answers() -> None:
     first, second = await free_address(), await free_address()
     remoting = RemotingClient()
     with pytest.raises(RemotingConnectError) as caught:

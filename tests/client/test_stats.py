@@ -1,4 +1,4 @@
-"""Statistics of clients, and the rates that operators query."""
+"""What clients count of themselves, and what operators are told of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.cluster import cluster
 from support.consumers import consumer_of, filled, until
 
 
-def test_durations_are_counted_by_outcome() -> None:
+def test_durations() -> None:
     counts = SendCounters()
     assert counts.snapshot().sent_ms == Durations(SEND_BOUNDS_MS, (0,) * 8, 0.0)
     assert counts.snapshot().sent_ms.mean_ms == 0.0
@@ -31,7 +31,7 @@ def test_durations_are_counted_by_outcome() -> None:
 
 
 @pytest.mark.parametrize(("ms", "place"), [(0.2, 0), (1, 0), (1.1, 1), (60_000, 6), (60_001, 7)])
-def test_a_duration_counts_in_the_bucket_of_its_upper_bound(ms: float, place: int) -> None:
+def test_a_duration_counts_in_the_first_bound_that_holds_it(ms: float, place: int) -> None:
     counts = ConsumeCounters()
     counts.of("T").end_delivery(1, 1, ms)
     durations = counts.snapshot("T", 0, 0).consumed_ms
@@ -54,7 +54,7 @@ async def test_every_way_of_sending_is_counted(tmp_path: Path) -> None:
         assert 0 < stats.sent_ms.mean_ms < 20_000
 
 
-async def test_failed_and_cancelled_sends_are_counted(tmp_path: Path) -> None:
+async def test_what_fails_and_what_is_given_up_is_counted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
         silent: dict[int, Processor] = {RequestCode.SEND_MESSAGE_V2: lambda *_: None}
         await running.scripted_broker("broker-a", "T", silent)
@@ -76,7 +76,7 @@ async def test_failed_and_cancelled_sends_are_counted(tmp_path: Path) -> None:
         assert (stats["Unknown"].failed, stats["Unknown"].in_flight) == (2, 0)
 
 
-async def test_deliveries_to_a_listener_are_counted(tmp_path: Path) -> None:
+async def test_what_a_listener_does_is_counted(tmp_path: Path) -> None:
     async with filled(tmp_path, range(20)) as (running, _):
         consumer = consumer_of(running)
 
@@ -98,7 +98,7 @@ async def test_deliveries_to_a_listener_are_counted(tmp_path: Path) -> None:
             assert set(consumer.operations.status()) == {"T", "%RETRY%c"}
 
 
-async def test_a_batch_is_counted_by_its_ack_index(tmp_path: Path) -> None:
+async def test_of_a_batch_the_index_says_how_many(tmp_path: Path) -> None:
     async with filled(tmp_path, range(4), queues=1) as (running, _):
         consumer = consumer_of(running)
         sizes: list[int] = []
@@ -114,7 +114,7 @@ async def test_a_batch_is_counted_by_its_ack_index(tmp_path: Path) -> None:
             assert (stats.consumed, stats.failed) == (len(sizes), 4 - len(sizes))
 
 
-async def test_messages_of_an_iteration_are_counted(tmp_path: Path) -> None:
+async def test_what_an_iteration_has_in_hand_is_counted(tmp_path: Path) -> None:
     async with filled(tmp_path, range(4), queues=1) as (running, _), consumer_of(running) as consumer:
         messages = consumer.messages()
         await anext(messages)
@@ -131,7 +131,7 @@ async def test_messages_of_an_iteration_are_counted(tmp_path: Path) -> None:
         assert (stats.in_hand, stats.consumed, stats.failed) == (0, 1, 1), "nobody said what became of the third"
 
 
-async def test_a_timed_out_message_counts_as_failed_once(tmp_path: Path) -> None:
+async def test_what_was_in_hand_for_too_long_has_failed_once(tmp_path: Path) -> None:
     async with filled(tmp_path, range(1), queues=1) as (running, _):
         consumer = consumer_of(running, consume_timeout_ms=20)
         may_end = asyncio.Event()
@@ -148,7 +148,7 @@ async def test_a_timed_out_message_counts_as_failed_once(tmp_path: Path) -> None
             assert (stats.consumed, stats.failed, stats.in_hand) == (0, 1, 0)
 
 
-def test_a_topic_without_messages_has_zeros() -> None:
+def test_a_topic_of_which_nothing_came_has_its_zeros() -> None:
     counts = ConsumeCounters()
     assert counts.status("T").consume_rt == 0.0
     assert counts.snapshot("T", 3, 30).held == 3
@@ -157,7 +157,7 @@ def test_a_topic_without_messages_has_zeros() -> None:
     assert counts.status("T").pull_tps == 0.0
 
 
-def test_rates_forget_events_before_their_window() -> None:
+def test_windows_pass() -> None:
     counts = ConsumeCounters()
     counts.of("T").end_delivery(2, 1, 8.0)
     for _ in range(7):
@@ -167,7 +167,7 @@ def test_rates_forget_events_before_their_window() -> None:
     assert (status.consume_rt, status.consume_failed_msgs) == (8.0, 1), "which are of the last hour then"
 
 
-async def test_statistics_of_blocking_clients_can_be_read_on_any_thread(tmp_path: Path) -> None:
+async def test_blocking_clients_count_too_and_any_thread_may_look(tmp_path: Path) -> None:
     async with filled(tmp_path, range(10)) as (running, _):
         seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Subscriptions: filters by property, and a warning if members of a group have different ones."""
+"""What members want: filters by property, and a warning where members of a group want different things."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.cluster import cluster
 from support.consumers import FIRST, consumer_of, filled, take, until
 
 
-def test_equal_subscriptions_cause_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_members_that_subscribe_alike_hear_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with filled(tmp_path) as (running, broker), consumer_of(running) as one, consumer_of(running) as two:
             await until(lambda: len(one.queues) == len(two.queues) == 2)
@@ -27,7 +27,9 @@ def test_equal_subscriptions_cause_no_warning(tmp_path: Path, caplog: pytest.Log
     assert "differently" not in caplog.text
 
 
-async def test_different_subscriptions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_member_that_subscribes_otherwise_is_told_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with filled(tmp_path) as (running, _), consumer_of(running, expression="A") as one:
         async with consumer_of(running, expression="B") as two:
             one.members_changed()
@@ -38,7 +40,7 @@ async def test_different_subscriptions_are_logged(tmp_path: Path, caplog: pytest
         assert two.instance.client_id in line
 
 
-async def test_each_difference_is_logged_once_and_again_when_it_returns(
+async def test_each_difference_is_told_once_and_again_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with filled(tmp_path) as (running, broker), ClientInstance(running.namesrv) as instance:
@@ -54,7 +56,7 @@ async def test_each_difference_is_logged_once_and_again_when_it_returns(
             del own["T"]
             await watch.run(broker.address)
             assert caplog.text.count("topic T only elsewhere") == 2
-        await watch.run(broker.address)  # without other members there is no difference
+        await watch.run(broker.address)  # nobody is there: no more to say
         assert caplog.text.count("differently") == 2
 
 
@@ -71,6 +73,6 @@ async def test_a_consumer_filters_by_properties(tmp_path: Path) -> None:
             assert [message async for message in consumer.messages(idle_timeout_ms=50)] == []
 
 
-def test_an_invalid_filter_is_rejected_immediately() -> None:
+def test_a_wrong_filter_is_refused_at_once() -> None:
     with pytest.raises(InvalidExpression):
         PushConsumer("c", "127.0.0.1:1").subscribe("T", "weight >", "SQL92")

@@ -1,4 +1,4 @@
-"""Blocking clients."""
+"""The blocking face: the same clients from a plain thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def servers(path: Path, queues: int = 2) -> Iterator[str]:
         thread.stop()
 
 
-def test_blocking_clients_send_pull_and_consume(tmp_path: Path) -> None:
+def test_send_pull_and_consume_without_a_loop(tmp_path: Path) -> None:
     with servers(tmp_path) as namesrv:
         with Producer("g", namesrv) as producer:
             queue = producer.queues("T")[0]
@@ -90,7 +90,7 @@ def test_a_listener_runs_in_threads(tmp_path: Path) -> None:
     assert all(name.startswith("listener of h") for name in threads)
 
 
-def test_an_ordered_listener_sends_replies_and_pauses_while_suspended(tmp_path: Path) -> None:
+def test_a_listener_in_order_answers_requests_and_rests_while_suspended(tmp_path: Path) -> None:
     with servers(tmp_path) as namesrv, Producer("g", namesrv) as asker, Producer("h", namesrv) as replier:
         consumer = PushConsumer("c", namesrv, consume_from=FIRST, orderly=True)
         consumer.subscribe("T")
@@ -107,7 +107,7 @@ def test_an_ordered_listener_sends_replies_and_pauses_while_suspended(tmp_path: 
             assert asker.request(Message("T", b"5"), timeout_ms=20_000).body == b"yes, 5"
 
 
-def test_misuse_raises_instead_of_hanging(tmp_path: Path) -> None:
+def test_misuse_is_told_instead_of_hanging(tmp_path: Path) -> None:
     producer = Producer("g", "127.0.0.1:1")
     with pytest.raises(MQError, match="inside `with`"):
         producer.send(Message("T", b"x"))
@@ -127,7 +127,7 @@ def test_misuse_raises_instead_of_hanging(tmp_path: Path) -> None:
         PushConsumer("g", "127.0.0.1:1").open()
 
 
-def test_blocking_clients_work_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
+def test_works_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
     async def notebook(namesrv: str) -> int:
         with Producer("g", namesrv) as producer:
             return producer.send(Message("T", b"x")).queue_offset

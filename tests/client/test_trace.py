@@ -1,4 +1,4 @@
-"""Message traces, from the client that writes them to the query of an operator."""
+"""Message trace from the client that writes it to the operator who asks for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def play(path: Path, act: Callable[[Scene], Awaitable[None]], **settings: bool) 
     asyncio.run(run())
 
 
-def test_sends_are_traced(tmp_path: Path) -> None:
+def test_what_was_sent(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             one = await producer.send(Message("T", b"one", tags="x", keys="k1 k2"))
@@ -84,7 +84,7 @@ def test_sends_are_traced(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_ends_of_transactions_are_traced(tmp_path: Path) -> None:
+def test_how_a_transaction_ended(tmp_path: Path) -> None:
     def commit(message: Message | MessageExt) -> LocalTransactionState:
         return LocalTransactionState.COMMIT_MESSAGE
 
@@ -101,7 +101,7 @@ def test_ends_of_transactions_are_traced(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_deliveries_are_traced(tmp_path: Path) -> None:
+def test_what_was_consumed(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         async with Producer("p", scene.running.namesrv) as producer:
             sent = await producer.send(Message("T", b"one", keys="k"))
@@ -126,7 +126,7 @@ def test_deliveries_are_traced(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_a_push_consumer_traces_its_listener(tmp_path: Path) -> None:
+def test_a_push_consumer_tells_of_its_listener(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         tries: Tally[int] = Tally()
 
@@ -148,7 +148,7 @@ def test_a_push_consumer_traces_its_listener(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_a_traced_consumer_retries_as_any_other(tmp_path: Path) -> None:
+def test_a_consumer_that_is_traced(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         heard: Tally[MessageExt] = Tally()
 
@@ -177,7 +177,7 @@ def test_a_traced_consumer_retries_as_any_other(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_messages_of_a_broker_with_trace_off_are_not_traced(tmp_path: Path) -> None:
+def test_a_broker_that_wants_no_trace(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             sent = await producer.send(Message("T", b"one"))
@@ -191,7 +191,7 @@ def test_messages_of_a_broker_with_trace_off_are_not_traced(tmp_path: Path) -> N
     play(tmp_path, act, trace_on=False)
 
 
-def test_entries_beyond_the_limit_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_much_at_a_time_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             messages = [Message("T", b"x", keys=f"key-{number}") for number in range(MAX_PENDING + 2)]
@@ -207,8 +207,8 @@ def test_entries_beyond_the_limit_are_dropped(tmp_path: Path, caplog: pytest.Log
     play(tmp_path, act)
 
 
-def test_a_trace_that_cannot_be_sent_is_lost_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Sending continues; the trace is lost, which is logged."""
+def test_without_a_place_to_write_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sending goes on; the trace is lost, and the log says so."""
 
     async def act(scene: Scene) -> None:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:

@@ -1,4 +1,4 @@
-"""TransactionProducer against real brokers: local transactions that succeed, fail, or stay open."""
+"""TransactionProducer against real brokers: work that succeeds, fails, says nothing, or ends with its process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def start(running: Cluster, **settings: Any) -> Broker:
     return broker
 
 
-async def test_a_message_is_visible_once_its_commit_returned(tmp_path: Path) -> None:
+async def test_a_message_is_there_once_its_commit_returned(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await start(running)
         async with (
@@ -97,7 +97,7 @@ async def test_a_message_is_visible_once_its_commit_returned(tmp_path: Path) -> 
             assert plain.queue_offset == 1
 
 
-async def test_a_check_resolves_an_open_transaction(tmp_path: Path) -> None:
+async def test_the_check_settles_what_the_work_left_open(tmp_path: Path) -> None:
     asked: Tally[tuple[str, str | None, bytes]] = Tally()
 
     def check(message: MessageExt) -> LocalTransactionState:
@@ -120,7 +120,7 @@ async def test_a_check_resolves_an_open_transaction(tmp_path: Path) -> None:
             assert asked.items[:3] == [("T", "k", b"body")] * 3
 
 
-async def test_a_failed_local_transaction_is_left_to_the_check(tmp_path: Path) -> None:
+async def test_work_that_fails_leaves_the_transaction_to_the_check(tmp_path: Path) -> None:
     asked: Tally[bytes] = Tally()
 
     async def check(message: MessageExt) -> LocalTransactionState:
@@ -148,7 +148,7 @@ async def test_a_failed_local_transaction_is_left_to_the_check(tmp_path: Path) -
             assert await reader.max_offset(queue) == 0
 
 
-async def test_a_restarted_producer_gets_checks_of_open_transactions(tmp_path: Path) -> None:
+async def test_a_producer_that_was_started_again_is_asked(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await start(running, **EAGER)
         async with Producer("other", running.namesrv) as producer:  # as one of group p did that is gone
@@ -161,7 +161,9 @@ async def test_a_restarted_producer_gets_checks_of_open_transactions(tmp_path: P
             assert message.body == b"left open"
 
 
-def test_a_check_for_a_plain_producer_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_to_a_producer_that_knows_no_transactions_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> None:
         async with cluster(tmp_path) as running:
             broker = await start(running, **EAGER)
@@ -174,14 +176,14 @@ def test_a_check_for_a_plain_producer_is_logged(tmp_path: Path, caplog: pytest.L
                 await instance.send_heartbeats()
                 await producer.send(Message("T", b"body", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
                 halves = MessageQueue(TRANS_HALF_TOPIC, broker.config.broker_name, 0)
-                copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection of the check
+                copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection on which it was asked
                 assert copied.messages[0].body == b"body"
 
     asyncio.run(run())
     assert "group 'p', which has no TransactionProducer here" in caplog.text
 
 
-async def test_a_half_message_that_is_not_send_ok_is_rolled_back(tmp_path: Path) -> None:
+async def test_a_half_message_that_is_not_vouched_for_is_rolled_back(tmp_path: Path) -> None:
     ended: Tally[EndTransactionRequestHeader] = Tally()
     msg_id = offset_msg_id(encode_host(f"{HOST}:10911"), 4711)
 
@@ -220,7 +222,7 @@ async def test_a_transaction_cannot_be_delayed(tmp_path: Path) -> None:
                 await producer.send_in_transaction(message, pytest.fail)
 
 
-def test_blocking_transactions(tmp_path: Path) -> None:
+def test_transactions_without_a_loop(tmp_path: Path) -> None:
     with servers(tmp_path) as namesrv, blocking.TransactionProducer("p", namesrv, check=never) as producer:
         result = producer.send_in_transaction(Message("T", b"body"), lambda message: COMMIT)
         assert result.state is COMMIT

@@ -1,4 +1,4 @@
-"""Recorded requests of Apache's broker to Apache's client: Rucola's responses have the same form."""
+"""What Apache's broker asked of Apache's client, as recorded, asked of ours: the answers have the same form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def form(body: bytes) -> Any:
 
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
-def test_recorded_requests_get_responses_of_the_same_form(golden: Path, tmp_path: Path, serializer: str) -> None:
+def test_recorded_questions_get_answers_of_the_same_form(golden: Path, tmp_path: Path, serializer: str) -> None:
     recorded = asked_of_the_consumer(golden, serializer)
     assert {exchange.code for exchange in recorded} == {
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
