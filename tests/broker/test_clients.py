@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from rucola.broker.remoting.client_calls import RemotingClientCalls
-from support.broker_peer import broker_peer, heartbeat
 
-from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
+from broker.test_broker import heartbeat, serving
+from rucola.broker.client_registry import EXPIRY_MS, Clients
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -29,11 +27,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_ms = 0
         self.gone: Tally[str] = Tally()
-        self.clients = ClientRegistry(
-            should_notify=lambda group: group != "quiet",
-            notify=RemotingClientCalls().notify_consumer_ids_changed,
-            on_group_left=self.gone.add,
-        )
+        self.clients = Clients(is_told=lambda group: group != "quiet", on_gone=self.gone.add)
         self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
 
     def _beat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -67,18 +61,20 @@ class Client:
         await self._remoting.close()
 
 
-@asynccontextmanager
-async def running_scene() -> AsyncIterator[Scene]:
-    scene = Scene()
-    await scene.server.start()
-    try:
-        yield scene
-    finally:
-        await scene.server.stop()
+def with_scene(talk: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        await scene.server.start()
+        try:
+            await talk(scene)
+        finally:
+            await scene.server.stop()
+
+    asyncio.run(run())
 
 
-async def test_clients_without_heartbeats_expire_after_two_minutes() -> None:
-    async with running_scene() as scene:
+def test_clients_without_heartbeats_are_gone_after_two_minutes() -> None:
+    async def talk(scene: Scene) -> None:
         silent, alive = Client(scene, "silent", ["g", "own"], ["p"]), Client(scene, "alive", ["g"], [])
         await silent.beat()
         scene.now_ms = 60_000
@@ -98,9 +94,11 @@ async def test_clients_without_heartbeats_expire_after_two_minutes() -> None:
         assert scene.clients.consumers == {}
         await silent.close()
 
+    with_scene(talk)
 
-async def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_still_open() -> None:
-    async with running_scene() as scene:
+
+def test_a_client_that_reconnected_is_listed_once_while_its_old_connection_is_still_open() -> None:
+    async def talk(scene: Scene) -> None:
         old, new = Client(scene, "same", ["g"], []), Client(scene, "same", ["g"], [])
         await old.beat()
         await new.beat()
@@ -111,9 +109,11 @@ async def test_a_client_that_reconnected_is_listed_once_while_its_old_connection
         assert scene.clients.consumers["g"].client_ids == ["same"]
         await new.close()
 
+    with_scene(talk)
 
-async def test_a_client_is_removed_with_its_dead_connection() -> None:
-    async with running_scene() as scene:
+
+def test_a_client_leaves_with_its_dead_connection() -> None:
+    async def talk(scene: Scene) -> None:
         old, new = Client(scene, "same", ["g"], ["p"]), Client(scene, "same", ["g"], ["p"])
         other = Client(scene, "other", ["g"], ["p"])
         for client in (old, new, other):
@@ -124,9 +124,11 @@ async def test_a_client_is_removed_with_its_dead_connection() -> None:
         for client in (old, new, other):
             await client.close()
 
+    with_scene(talk)
 
-async def test_a_group_with_notification_off_is_not_notified() -> None:
-    async with running_scene() as scene:
+
+def test_a_group_that_does_not_want_to_be_told_is_not() -> None:
+    async def talk(scene: Scene) -> None:
         first, second = Client(scene, "1", ["quiet", "loud"], []), Client(scene, "2", ["quiet", "loud"], [])
         await first.beat()
         await second.beat()
@@ -134,15 +136,17 @@ async def test_a_group_with_notification_off_is_not_notified() -> None:
         assert await first.told.reach(3) == ["loud"] * 3
         await first.close()
 
+    with_scene(talk)
+
 
 @pytest.mark.parametrize("by_broker", [True, False])
-async def test_notification_can_be_switched_off_for_broker_or_group(tmp_path: Path, by_broker: bool) -> None:
+async def test_a_broker_or_a_group_may_be_told_not_to_notify(tmp_path: Path, by_broker: bool) -> None:
     told: Tally[str] = Tally()
 
     def note(connection: Connection, command: RemotingCommand) -> None:
         told.add(command.ext_fields["consumerGroup"])
 
-    async with broker_peer(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
+    async with serving(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
         group = SubscriptionGroupConfig(group_name="g", notify_consumer_ids_changed_enable=by_broker)
         await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
         client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
@@ -153,8 +157,8 @@ async def test_notification_can_be_switched_off_for_broker_or_group(tmp_path: Pa
         await client.close()
 
 
-async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
+async def test_a_connection_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
+    async with serving(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
         silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)
         connection = await silent.connect(peer.broker.address)
         while connection.is_open:
@@ -163,10 +167,10 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path
         await silent.close()
 
 
-async def test_an_idle_time_of_zero_closes_no_connection(tmp_path: Path) -> None:
+async def test_an_idle_time_of_nothing_closes_no_connection(tmp_path: Path) -> None:
     """As it is with Netty, where it switches the looking off."""
 
-    async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=0):
+    async with serving(tmp_path, server_channel_max_idle_time_seconds=0):
         assert "close idle connections" not in {task.get_name() for task in asyncio.all_tasks()}
-    async with broker_peer(tmp_path):
+    async with serving(tmp_path):
         assert "close idle connections" in {task.get_name() for task in asyncio.all_tasks()}

@@ -113,7 +113,7 @@ def test_a_message_that_no_broker_takes_ends_the_run(jobs: Spark, small_store: S
     ledger = tmp_path / "ledger"
     with broker(tmp_path / "broker", "T") as namesrv:
         for _ in range(2):
-            with pytest.raises(RemotingError, match="an empty body, which brokers reject"):
+            with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
                 replay.run(jobs, small_store.path, name_server=namesrv, ledger=ledger)
             reached = Acks(ledger).refresh()[SourceQueue(str(small_store.path), "T", 0)]
             assert reached.count == len(read(namesrv, subscribe="T")) == 400
@@ -129,7 +129,7 @@ def test_no_message_overtakes_one_that_no_broker_takes(
     fill(small_store, 60, queues=2)
     ledger = tmp_path / "ledger"
     with broker(tmp_path / "broker", "T") as namesrv:
-        with pytest.raises(RemotingError, match="an empty body, which brokers reject"):
+        with pytest.raises(RemotingError, match="an empty body; no broker takes one"):
             replay.run(LaterSession("tests", is_wanted=False), small_store.path, name_server=namesrv, ledger=ledger)
         reached = {queue.queue_id: each.count for queue, each in Acks(ledger).refresh().items()}
         first, second = by_queue(read(namesrv, subscribe="T"))

@@ -188,7 +188,7 @@ def _check_message(message: Message, queue: MessageQueue | None, max_message_siz
         )
     size = len(body)
     if not size:
-        raise InvalidMessage(f"a message for topic {message.topic} has an empty body, which brokers reject")
+        raise InvalidMessage(f"a message for topic {message.topic} has an empty body; no broker takes one")
     if size > max_message_size:
         raise InvalidMessage(
             f"a message for topic {message.topic} has a body of {size} bytes; {max_message_size} are allowed"
