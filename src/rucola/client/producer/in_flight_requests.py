@@ -4,7 +4,7 @@ After `close` returns, a producer must not open connections or store messages. I
 
 1. The producer refuses new calls. Running calls get a grace period.
 2. After the grace period, or when `close` is cancelled, every pending request fails with RemotingError. Its message may
-   nevertheless be stored, and the error says so.
+   nevertheless be stored, which the error mentions.
 3. From then on `post` raises RemotingError, so that a call that pauses between two attempts fails as well.
 """
 

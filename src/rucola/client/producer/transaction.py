@@ -11,7 +11,7 @@ So a crash at any point is resolved by a check. `check` may be called in another
 message, and more than once.
 
 Brokers know a producer by its heartbeats. These go to the brokers of topics that it has sent to, and of those given as
-`topics`: pass these, so that a restarted producer is asked about transactions that it left open.
+`topics`: pass these, so that a restarted producer gets the checks of transactions that it left open.
 
 Corresponds to `TransactionMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: ending a transaction waits for
 the broker's response, so that consumers can see a message when its commit has returned; an exception of `execute`
