@@ -1,4 +1,4 @@
-"""Every member of the group gets every message, and keeps its own place in a file.
+"""Deliver every message to every member of the group, with the offsets of each member in a file.
 
 It prints:
 
@@ -14,14 +14,13 @@ from rucola.client import ClientInstance, ConsumeFromWhere, Message, MessageMode
 
 
 async def member(name: str, offsets: Path) -> str:
-    # A client id that stays the same, so that the member finds its offsets again, here below a directory of its own
-    # and else below ~/.rocketmq_offsets.
+    # A fixed client id, so that the member finds its offset file after a restart; by default below ~/.rocketmq_offsets.
     async with ClientInstance(client_id=name) as instance:
         consumer = PushConsumer(
             "waiters",
             instance=instance,
             message_model=MessageModel.BROADCASTING,
-            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,  # by default it hears what comes from now on
+            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,  # the default is the end
             offsets_root=offsets,
         )
         consumer.subscribe("News")

@@ -1,4 +1,4 @@
-"""Consume by iteration: asking for the next message says that the one before is done.
+"""Consume by iteration: requesting the next message acknowledges the one before.
 
 It prints:
 
@@ -15,9 +15,9 @@ cooked = []
 consumer = PushConsumer("kitchen")
 consumer.subscribe("Orders")
 with consumer:
-    for message in consumer:  # for ever; `consumer.messages(idle_timeout_ms=...)` ends when none has come for a while
+    for message in consumer:  # endless; `consumer.messages(idle_timeout_ms=...)` ends when no message arrives
         cooked.append(message.body.decode())
         if len(cooked) == 3:
-            consumer.ack(message)  # a message in hand when the loop is left is not done, and would come again
+            consumer.ack(message)  # otherwise the loop would leave it unacknowledged, to be delivered again
             break
 print("cooking", sorted(cooked))

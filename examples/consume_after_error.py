@@ -1,4 +1,4 @@
-"""Consume by iteration, with a body that fails: the next iteration begins with the same message.
+"""Consume by iteration after an exception: the next iteration begins with the same message.
 
 It prints:
 
@@ -30,7 +30,7 @@ with consumer:
                 consumer.ack(message)
                 break
         except RuntimeError as error:
-            # The message was in hand and is not done. It comes first in the next iteration, or goes to another member
-            # of the group if this consumer closes. `consumer.reconsume_later(message)` would let it come again later.
+            # The message is not acknowledged. The next iteration begins with it; if the consumer closes, another member
+            # of the group gets it. `consumer.reconsume_later(message)` would have it redelivered after a delay.
             print(f"{message.body.decode()}: {error}")
             oven_is_hot = True

@@ -1,4 +1,4 @@
-"""Consume by a listener in asyncio: twenty calls at a time; a call that raises gives its message back for later.
+"""Consume by an asyncio listener, in up to twenty calls at a time; failed messages are retried.
 
 It prints:
 
@@ -21,8 +21,8 @@ async def main() -> None:
     async def cook(message: MessageExt) -> None:
         if message.body == b"pasta" and message.reconsume_times == 0:
             print(f"try {message.reconsume_times} of pasta failed")
-            # Any error has the message come again after 10 s, 30 s, a minute and so on, 16 times at most, and then
-            # go to the dead letter queue %DLQ%kitchen. This one chooses the delay level itself.
+            # After any exception the message is retried: after 10 s, 30 s, a minute and so on, up to 16 times, and then
+            # moved to the dead letter queue %DLQ%kitchen. This exception chooses the delay level itself.
             raise ReconsumeLater(delay_level=1)
         await cooked.put(message.body.decode())
 

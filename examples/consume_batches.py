@@ -1,4 +1,4 @@
-"""Consume several messages at a time, say to write them to a database in one go.
+"""Consume several messages at a time, for example to write them to a database together.
 
 It prints:
 
@@ -17,10 +17,10 @@ rows: "queue.Queue[int]" = queue.Queue()
 
 
 def write(messages: list[MessageExt]) -> None:
-    """A plain function runs in a thread. The messages are of one queue, in its order."""
+    """Plain functions run in a thread. The messages belong to one queue and are in its order."""
     for index, message in enumerate(messages):
         if not message.body:
-            raise ReconsumeLater(ack_index=index - 1)  # those before are done, this one and the rest come again
+            raise ReconsumeLater(ack_index=index - 1)  # completes those before; this one and the rest are retried
         rows.put(int(message.body))
 
 

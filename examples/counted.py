@@ -1,4 +1,4 @@
-"""See how clients fare: what they counted by topic, and the same for Prometheus.
+"""Read the statistics of clients by topic, and export them to Prometheus.
 
 It prints:
 
@@ -21,12 +21,12 @@ with Producer("shop") as producer, PushConsumer("kitchen") as consumer:
     print(f"sent {sent.sent}, failed {sent.failed}, in flight {sent.in_flight}")
 
     consumer.subscribe("Orders")
-    for message in islice(consumer, 4):  # one of them comes twice
+    for message in islice(consumer, 4):  # one of them is delivered twice
         if message.body == b"pasta" and not message.reconsume_times:
             consumer.reconsume_later(message)
         else:
             consumer.ack(message)
-    topics = consumer.stats().values()  # what comes again is counted under %RETRY%kitchen
+    topics = consumer.stats().values()  # retries are counted under %RETRY%kitchen
     print(f"consumed {sum(of.consumed for of in topics)}, failed {sum(of.failed for of in topics)}")
 
     registry = CollectorRegistry()  # a program that serves metrics registers with prometheus_client.REGISTRY

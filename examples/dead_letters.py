@@ -1,4 +1,4 @@
-"""What fails too often ends in the dead letter queue of its group, where it can be looked at and be sent again.
+"""Inspect the dead letter queue, to which messages move that fail too often.
 
 It prints:
 

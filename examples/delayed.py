@@ -1,4 +1,4 @@
-"""Send now, deliver later: at one of the broker's delay levels, or at any time.
+"""Deliver messages later, after one of the broker's delay levels or at any time.
 
 It prints:
 

@@ -1,4 +1,4 @@
-"""Consume a part of a topic: by tags, or by SQL92 on properties, for which brokers need enablePropertyFilter=true.
+"""Filter a topic by tags, or by SQL92 over properties, for which brokers need enablePropertyFilter=true.
 
 It prints:
 

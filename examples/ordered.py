@@ -1,4 +1,4 @@
-"""In order by a sharding key: all messages of one order go to one queue, and are consumed one after the other.
+"""Keep messages in order by a sharding key: one key goes to one queue, which is consumed in order.
 
 It prints:
 
@@ -24,7 +24,7 @@ async def main() -> None:
     complete = asyncio.Event()
 
     async def listen(message: MessageExt) -> None:
-        """Called for one message of a queue at a time. An error would stop the queue for a second, and try again."""
+        """Called for one message of a queue at a time. An exception suspends the queue before the retry."""
         steps[message.keys or ""].append(message.body.decode())
         if sum(map(len, steps.values())) == 9:
             complete.set()

@@ -1,4 +1,4 @@
-"""Read queues yourself, from where you like: from the beginning, from an offset, or from a time on.
+"""Read queues at chosen offsets: the beginning, an offset, or the offset at a time.
 
 It prints:
 
@@ -11,16 +11,16 @@ from rucola.client.sync import Message, Producer, PullConsumer
 
 
 def read(consumer: PullConsumer, since_ms: int) -> int:
-    """How many messages lie in the topic from this time on."""
+    """Return the number of messages in the topic that were stored at this time or later."""
     count = 0
     for queue in consumer.queues("Orders"):
         offset = consumer.search_offset(queue, since_ms)
         while offset < consumer.max_offset(queue):
             result = consumer.pull(queue, offset)
-            # The search may end a message early, so look at the times.
+            # The search may return an earlier message, so check the store times.
             count += sum(message.store_timestamp >= since_ms for message in result.messages)
             offset = result.next_begin_offset
-        consumer.commit(queue, offset)  # if the group wants to go on there
+        consumer.commit(queue, offset)  # for a group that continues there
     return count
 
 

@@ -1,4 +1,4 @@
-"""Ask by a message and wait for the answer of whoever consumes it.
+"""Send a request as a message and wait for the reply of its consumer.
 
 It prints:
 

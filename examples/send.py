@@ -1,4 +1,4 @@
-"""Send one message and wait until the broker has it, in plain blocking calls.
+"""Send one message with the blocking client and wait until it is stored.
 
 It prints:
 

@@ -1,4 +1,4 @@
-"""Send from asyncio: one by one, several at a time, and a stream of many.
+"""Send with the asyncio client: one message, several concurrently, and a stream.
 
 It prints:
 
@@ -14,7 +14,7 @@ async def main() -> None:
     async with Producer("shop") as producer:
         first = await producer.send(Message("Orders", b"one pizza"))
         several = await asyncio.gather(*(producer.send(Message("Orders", b"a pizza more")) for _ in range(3)))
-        # Many requests under way in one connection; the results come in order, and `orders` is read as fast as they do.
+        # Many requests in flight on one connection. Results come in order, and `orders` is read no faster.
         orders = (Message("Orders", f"pizza {number}".encode()) for number in range(1000))
         many = [result async for result in producer.send_many(orders)]
     assert all(result.is_ok for result in [first, *several, *many])

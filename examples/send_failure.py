@@ -1,8 +1,8 @@
-"""Every failure to send is a typed error that says what was tried; all of them are MQError.
+"""Handle errors of sending: each has a type, and all of them are MQError.
 
 It prints:
 
-    InvalidMessage: a message for topic Orders has an empty body, which brokers reject
+    InvalidMessage: a message for topic Orders has an empty body; no broker takes one
     RemotingConnectError
 """
 
@@ -15,10 +15,10 @@ with Producer("shop") as producer:
     except InvalidMessage as error:
         print(f"InvalidMessage: {error}")
 
-with Producer("shop", namesrv="127.0.0.1:1") as producer:  # where nobody listens
+with Producer("shop", namesrv="127.0.0.1:1") as producer:  # nothing listens there
     try:
         producer.send(Message("Orders", b"one pizza"))
-    except SendFailed as error:  # there are brokers, but none took it: `attempts` has the queue and error of each try
+    except SendFailed as error:  # no broker accepted it: `attempts` has the queue and the error of each attempt
         print(error.attempts)
     except MQError as error:
         print(type(error).__name__)

@@ -1,4 +1,4 @@
-"""Send without waiting for an answer: for what may get lost, such as a line of a log.
+"""Send without a response, for messages that may be lost, such as log lines.
 
 It prints:
 

@@ -1,4 +1,4 @@
-"""Members of a group share the queues of a topic, here by a ring of hashes, so that few queues move at a change.
+"""Divide the queues of a topic among the members of a group, here by a consistent hash.
 
 It prints:
 

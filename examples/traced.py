@@ -1,4 +1,4 @@
-"""Have it written down what becomes of messages, for `rucola admin queryMsgTraceById` and Apache's dashboard.
+"""Trace sends and deliveries for `rucola admin queryMsgTraceById` and Apache's dashboard.
 
 It prints:
 

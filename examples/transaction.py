@@ -1,4 +1,4 @@
-"""Send a message that is seen if, and only if, work of your own succeeds.
+"""Send messages that consumers see only if a local transaction commits.
 
 It prints:
 
@@ -10,11 +10,11 @@ It prints:
 from rucola.client import LocalTransactionState, MessageExt
 from rucola.client.sync import Message, PushConsumer, TransactionProducer
 
-booked: set[str] = set()  # the database of this program
+booked: set[str] = set()  # stands for a database
 
 
 def book(message: Message) -> LocalTransactionState:
-    """The work. It runs while the message is kept where nobody sees it."""
+    """Execute the local transaction, while the half message is invisible to consumers."""
     if message.body == b"a pizza with pineapple":
         return LocalTransactionState.ROLLBACK_MESSAGE
     booked.add(message.keys or "")
@@ -22,7 +22,7 @@ def book(message: Message) -> LocalTransactionState:
 
 
 def look_up(message: MessageExt) -> LocalTransactionState:
-    """Asked by the broker where it was not told the end, perhaps after a crash, perhaps in another process."""
+    """Return the outcome, if the broker checks a transaction that stayed open; possibly in another process."""
     done = message.keys in booked
     return LocalTransactionState.COMMIT_MESSAGE if done else LocalTransactionState.ROLLBACK_MESSAGE
 

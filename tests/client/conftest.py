@@ -1,4 +1,4 @@
-"""Every test of a client also shows that it leaves nothing behind which asyncio, or a background task, complains of."""
+"""Every test of a client also checks that neither asyncio nor a background task logs an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 class Complaints(logging.Handler):
-    """What was logged as an error."""
+    """The logged errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -22,13 +22,13 @@ class Complaints(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def no_complaints() -> Iterator[None]:
-    """Fails a test after which a task was destroyed, an error was never looked at or background work failed."""
+    """Fail a test that destroys a pending task, never retrieves an exception, or whose background task fails."""
     complaints = Complaints()
     loggers = [logging.getLogger(name) for name in ("asyncio", "rucola.client", "rucola.remoting")]
     for logger in loggers:
         logger.addHandler(complaints)
     yield
-    gc.collect(1)  # asyncio complains when it is collected; what this test made is young
+    gc.collect(1)  # asyncio logs when tasks are collected; objects of this test are young
     for logger in loggers:
         logger.removeHandler(complaints)
     assert complaints.lines == []

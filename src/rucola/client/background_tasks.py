@@ -36,15 +36,18 @@ class BackgroundTasks:
         return task in self._tasks
 
     async def close(self, grace_ms: float = 0) -> None:
-        """Wait up to `grace_ms` for the tasks to end, cancel the others, and wait until these have ended, too.
+        """End all tasks: cancel those that still run after `grace_ms`, and wait.
 
         A task that is still running `CANCEL_TIMEOUT_MS` after its cancellation is logged and abandoned.
         """
+        # 1. The grace period. `asyncio.wait` cancels nothing and raises nothing.
         if grace_ms and self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_ms / 1000)
+        # 2. Cancel. The copy is needed because a task that ends removes itself.
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
+        # 3. Wait for the cancelled tasks, which may have cleaning up to do.
         if tasks:
             _, running = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_MS / 1000)
             for task in running:

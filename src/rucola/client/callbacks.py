@@ -19,14 +19,14 @@ Outcome: TypeAlias = tuple[Any, BaseException | None]
 
 
 async def invoke(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call an application's function, in a thread unless it is a coroutine function, and return its result."""
+    """Call an application's function, in a thread if it is a plain one."""
     return await (
         function(argument) if inspect.iscoroutinefunction(function) else outcome_of(start_in_thread(function, argument))
     )
 
 
 def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
-    """Return whether an exception from a callback is addressed to the calling task and must end it.
+    """Return whether an exception from a callback must end the calling task.
 
     Every other exception is a failure of the application: a CancelledError because it awaited something that had been
     cancelled, SystemExit because a library called `sys.exit`, StopIteration, or the application's own subclass of
@@ -38,10 +38,12 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
     """
     match error:
         case asyncio.CancelledError():
+            # `cancelling` counts cancellations of the task itself, not of a future that the callback awaited.
             return task is not None and task.cancelling() > 0
         case GeneratorExit():
             return _running_task() is not task
         case KeyboardInterrupt():
+            # On any other thread only application code can have raised it.
             return threading.current_thread() is threading.main_thread()
     return False
 
@@ -75,7 +77,7 @@ async def outcome_of(future: asyncio.Future[Outcome]) -> Any:
 
 
 class _ThreadCall:
-    """A function call in a thread that returns its result or its exception as a value.
+    """A call in a thread that returns its result or exception as a value.
 
     Some exceptions do not survive as exceptions of a future: asyncio rejects StopIteration, so that the future never
     completes, and turns concurrent.futures.CancelledError into a cancellation of the waiting task.

@@ -57,10 +57,12 @@ class EventLoopThread:
         """Cancel all tasks of the loop, then end the loop and its thread. No effect in a fork of the process."""
         if self.is_inherited:
             return
+        # 1. Refuse further work, so that the tasks below are all there will be.
         with self._lock:
             if self._is_stopping:
                 return
             self._is_stopping = True
+        # 2. End the tasks on the loop, then the loop, then the thread.
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join()
@@ -68,7 +70,7 @@ class EventLoopThread:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one that started the thread, and so has no such thread."""
+        """Whether this process is a fork of the one with the thread."""
         return os.getpid() != self._process_id
 
     def check_caller(self) -> None:

@@ -161,7 +161,7 @@ class ClientInstance(Lifecycle):
         await run_close_steps(self._background.close, self.remoting.close)
 
     def _ensure_unique_id(self) -> None:
-        """Replace the client id in a fork of the process that made it, since sibling processes have the same one."""
+        """Replace the client id in a fork, since sibling processes have the same one."""
         if os.getpid() == self._id_process:
             return
         if self._is_id_chosen:
@@ -189,7 +189,7 @@ class ClientInstance(Lifecycle):
         self._add(self._consumers, consumer.group, consumer, "consumer")
 
     async def remove_consumer(self, consumer: GroupMember) -> None:
-        """Remove the consumer, and unregister it from the brokers, which notify the other members of the group."""
+        """Remove the consumer, and unregister it; brokers notify the other members."""
         if self._consumers.get(consumer.group) is consumer:
             del self._consumers[consumer.group]
             await self._unregister(
@@ -244,7 +244,7 @@ class ClientInstance(Lifecycle):
             raise
 
     def refresh_route_soon(self, topic: str) -> None:
-        """Refresh a route in the background, after the cached one led to a broker that cannot be reached."""
+        """Refresh a route in the background, because its broker cannot be reached."""
 
         async def refresh() -> None:
             with suppress(MQError):
@@ -264,6 +264,7 @@ class ClientInstance(Lifecycle):
         )
         if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
             return True
+        # Slaves need the heartbeats of consumers, which may pull from them; producers send to masters only.
         body = encode_body(heartbeat)
         addresses = {
             address
@@ -294,6 +295,7 @@ class ClientInstance(Lifecycle):
             wait_ms = HEARTBEAT_INTERVAL_MS if await self.send_heartbeats() else ABSENCE_INTERVAL_MS
 
     async def _probe_loop(self) -> None:
+        # A heartbeat without groups changes nothing at the broker, and every broker responds to it.
         probe = encode_body(HeartbeatData(client_id=self.client_id))
         while True:
             await asyncio.sleep(PROBE_INTERVAL_MS / 1000)
@@ -363,7 +365,7 @@ class ClientInstance(Lifecycle):
 
 
 def _new_client_id(name_server: str, instance_name: str | None = None) -> str:
-    """Return a client id on this machine, a unique one unless an instance name is given."""
+    """Return a client id, a unique one unless an instance name is given."""
     return f"{_own_address(name_server)}@{instance_name or f'{os.getpid()}#{time.time_ns()}'}"
 
 

@@ -131,7 +131,7 @@ class Lifecycle(ABC):
         return False
 
     def _check_open(self) -> None:
-        """Raise RemotingError if the client is not open, MQError on the wrong event loop and in a fork."""
+        """Raise RemotingError unless open; MQError on another event loop or process."""
         if not self.is_open:
             raise RemotingError(f"{self._title} is not open: use it inside `async with`")
         self._check_owner()

@@ -138,6 +138,7 @@ class ClientCollector(Collector):
 
 def _add(family: HistogramMetricFamily, labels: tuple[str, ...], durations: Durations) -> None:
     """Add a histogram, whose buckets are cumulative in Prometheus."""
+    # Durations have one more count than bounds, the last of which is that of the bucket "+Inf".
     bounds = [*(str(float(bound)) for bound in durations.bounds_ms), "+Inf"]
     family.add_metric(labels, list(zip(bounds, accumulate(durations.counts), strict=True)), durations.sum_ms)
 

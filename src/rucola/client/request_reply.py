@@ -46,7 +46,10 @@ class PendingReplies:
 
     @contextmanager
     def expect(self) -> Iterator[tuple[str, asyncio.Future[MessageExt]]]:
-        """Yield a new correlation id and the future of its reply, which is cancelled when the context ends."""
+        """Yield a new correlation id and the future of its reply.
+
+        The future is cancelled when the context ends.
+        """
         correlation_id = str(uuid.uuid4())
         reply = self._replies[correlation_id] = asyncio.get_running_loop().create_future()
         try:
@@ -65,6 +68,7 @@ class PendingReplies:
                 "%s pushed a reply from %s for which no request is pending: %s %s",
                 connection.peer, message.born_host, properties.CORRELATION_ID, correlation_id,
             )  # fmt: skip
+        # The same reply may come twice, since sending it is retried as well.
         elif not reply.done():
             reply.set_result(message)
         return command.response(ResponseCode.SUCCESS)

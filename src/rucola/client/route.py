@@ -83,7 +83,7 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def default_topic_route(topic: str, default: TopicRoute) -> TopicRoute:
-    """Build the route for sending to `topic` before it exists, from `default`, the route of TBW102."""
+    """Build the route of a topic that does not exist from that of TBW102."""
     return TopicRoute(
         topic,
         tuple(

@@ -179,9 +179,10 @@ class TopicConsumeCounters:
         self.pulled += count
 
     def end_delivery(self, count: int, completed: int | None, ms: float) -> None:
-        """Count the end of a delivery of `count` messages after `ms`, of which `completed` were consumed.
+        """Count the end of a delivery of `count` messages after `ms`.
 
-        With `completed` None the outcome is unknown: the messages count neither as consumed nor as failed.
+        `completed` of them were consumed. With `completed` None the outcome is unknown: the messages count neither as
+        consumed nor as failed.
         """
         self.in_flight -= count
         if completed is None:
@@ -196,6 +197,7 @@ class TopicConsumeCounters:
     @property
     def items(self) -> tuple[StatsItem, ...]:
         """Apache's statistics, up to date: pull times, pulled, process times, consumed, failed."""
+        # Pairs of sum and number of events, from which a window derives rates and means.
         deliveries = self.consumed_ms.count + self.failed_ms.count
         totals = (
             (int(self.pull_ms), self.pulls),
@@ -257,7 +259,7 @@ class ConsumeCounters:
         )
 
     def snapshot(self, topic: str, held: int, held_size: int) -> ConsumerStats:
-        """Return the totals of a topic, completed by the messages (and bytes) that are held of it now."""
+        """Return the totals of a topic; `held` messages and their bytes are given."""
         counters = self._topics.get(topic) or TopicConsumeCounters(self._sampled_ms)
         return ConsumerStats(
             pulled=counters.pulled,

@@ -200,6 +200,7 @@ class Producer(_Blocking[producer_module.Producer]):
         async def send(chunk: list[Message]) -> list[SendResult]:
             return [result async for result in self._client.send_many(chunk, in_flight, timeout_ms)]
 
+        # One switch of threads for each chunk, not for each message.
         results: list[SendResult] = []
         stream = iter(messages)
         while chunk := list(islice(stream, CHUNK)):
@@ -227,7 +228,7 @@ class TransactionProducer(Producer):
         execute: Callable[[Message], LocalTransactionState],
         timeout_ms: float = SEND_TIMEOUT_MS,
     ) -> TransactionSendResult:
-        """Send the half message, execute the local transaction, and commit or roll back the message accordingly."""
+        """Send a half message, execute the local transaction, and end the message's transaction."""
         return self._run(self._transactions.send_in_transaction(message, execute, timeout_ms))
 
 
@@ -275,13 +276,13 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
 
 
 class PushConsumer(_Blocking[push_module.PushConsumer]):
-    """Consumes topics for a group, by iteration (`for message in consumer`) or by a listener in threads."""
+    """Consumes topics, by iteration (`for message in consumer`) or by a listener in threads."""
 
     def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
         super().__init__(push_module.PushConsumer(group, namesrv, **options))
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
-        """Subscribe to messages with one of the tags in `expression`, or selected by an SQL92 expression."""
+        """Subscribe to messages by tags, or by an SQL92 expression."""
         self._call(self._client.subscribe, topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:

@@ -20,7 +20,7 @@ def call_hook(hook: Callable[..., object], *arguments: Any, **options: Any) -> N
 
 
 class HookContext:
-    """The context manager of a trace hook, which can neither fail nor suppress an exception of its body."""
+    """A context manager around that of a trace hook, which never raises or suppresses."""
 
     def __init__(self, make: Callable[..., AbstractContextManager[None]], *arguments: Any) -> None:
         self._make = make

@@ -48,6 +48,7 @@ def average(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence
     """
     if client_id not in client_ids:
         return []
+    # The first `rest` members get one more, which shifts the begin of all members behind them.
     index = client_ids.index(client_id)
     share, rest = divmod(len(queues), len(client_ids))
     begin = index * share + min(index, rest)
@@ -69,8 +70,10 @@ def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Strategy:
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
         if client_id not in client_ids:
             return []
+        # Point -> member. Where points collide, the last member wins at every member, since the lists are sorted.
         ring = {_md5_hash(f"{member}-{number}"): member for member in client_ids for number in range(virtual_nodes)}
         points = sorted(ring)
+        # The modulus wraps around from behind the last point to the first.
         owners = (ring[points[bisect_left(points, _md5_hash(_java_text(queue))) % len(points)]] for queue in queues)
         return [queue for queue, owner in zip(queues, owners, strict=True) if owner == client_id]
 
@@ -93,6 +96,7 @@ def by_machine_room(rooms: Iterable[str]) -> Strategy:
             room, _, name = queue.broker_name.partition("@")
             if name and "@" not in name and room in allowed:
                 inside.append(queue)
+        # Unlike AVG, the remainder comes from the end of the list: that is how Apache's strategy divides.
         share, rest = divmod(len(inside), count)
         own = inside[index * share : (index + 1) * share]
         return [*own, inside[count * share + index]] if index < rest else own
@@ -115,6 +119,7 @@ def machine_room_nearby(
         members_of = _by_room(client_ids, room_of_client)
         own_room = room_of_client(client_id)
         own = strategy(client_id, queues_of.pop(own_room, []), members_of[own_room])
+        # Rooms without a member: all members divide their queues.
         for room in sorted(queues_of.keys() - members_of.keys()):
             own += strategy(client_id, queues_of[room], client_ids)
         return own

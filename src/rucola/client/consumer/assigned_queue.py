@@ -104,5 +104,6 @@ class Delivery:
         self.assigned.consumed_ms = now_ms()
         for message in self.messages if messages is None else messages:
             self.process_queue.complete(message.queue_offset)
+        # A fetcher may be waiting for capacity. Setting the event is cheaper than checking whether it does.
         if self.process_queue.has_capacity:
             self.assigned.capacity.set()

@@ -235,7 +235,7 @@ class Assignment:
             return None
 
     def _start_subscription_check(self) -> None:
-        """Compare subscriptions with those of a random broker of a random topic, unless a check is running."""
+        """Compare subscriptions with those at a random broker of a random topic."""
         known = self._context.instance.routes.known
         routes = [route for topic in self._context.subscriptions if (route := known(topic)) is not None]
         routes = [route for route in routes if any(route.brokers.values())]
@@ -278,7 +278,7 @@ class Assignment:
         return True
 
     async def _relock(self, assigned: AssignedQueue, locks: QueueLocks) -> None:
-        """Request the lock of an assigned queue until it is held again or the queue is revoked.
+        """Request a lost lock until it is held or the queue is revoked.
 
         Another member may have consumed the queue meanwhile: messages that it committed are not delivered again.
         """
@@ -309,11 +309,14 @@ class Assignment:
         return self._context.background.start(self._release(assigned), f"release of {assigned.queue}")
 
     async def _release(self, assigned: AssignedQueue) -> None:
-        """Release a revoked queue for another member, in order after its deliveries in flight have ended."""
+        """Release a revoked queue for another member."""
+        # 1. In order, wait for the delivery in flight: the next owner must not deliver while it runs.
         if self._locks is not None:
             await assigned.idle.wait()
+        # 2. From here on completions have no effect on the offset that is committed last.
         assigned.process_queue.is_dropped = True
         await self._commit([assigned])
+        # 3. Unlock after the commit, so that the next owner reads the committed offset.
         if self._locks is not None:
             await self._locks.unlock([assigned.queue])
         del self._revoking[assigned.queue]

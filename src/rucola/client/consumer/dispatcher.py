@@ -103,15 +103,17 @@ class Dispatcher:
         return task in self._tasks
 
     async def close(self, grace_ms: float) -> None:
-        """Stop the workers after a grace period for running calls, which a second call of this method ends.
+        """Stop the workers after a grace period for running calls.
 
-        The ready queue must be closed before, so that no worker gets another delivery.
+        A second call ends the grace period. The ready queue must be closed before, so that no worker gets another
+        delivery.
         """
         if self._closing.is_set():
             grace_ms = 0
         self._closing.set()
         await self._tasks.close(grace_ms)
         self._sentinel = None
+        # Running calls keep their thread until they return; no thread can be stopped from outside.
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -150,11 +152,14 @@ class Dispatcher:
             await self.call(listener, delivery.messages)
             completed = len(delivery.messages)
         except ReconsumeLater as error:
+            # The listener decided on redelivery itself; a part of the batch may be consumed.
             failure = error
             completed = min(max(0, error.ack_index + 1), len(delivery.messages))
         except ListenerNotCalled:
             raise
         except BaseException as error:
+            # Three kinds of exceptions: a cancellation by the listener itself is a failure, one that is addressed to
+            # this worker ends it, and everything else is a failure again.
             is_listeners_own = isinstance(error, asyncio.CancelledError) and not self._is_ending()
             if not is_listeners_own and is_addressed_to(task, error):
                 raise

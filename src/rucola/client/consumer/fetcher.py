@@ -122,6 +122,7 @@ class Fetcher:
                 commit_offset=(process_queue.commit_offset or None) if self._offset_store.commits_with_pulls else None,
             )
         except MQError as error:
+            # A busy broker is expected and recovers soon: a short pause, and no line in the log for each pull.
             is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
             if not is_busy:
                 logger.warning("group %s: pull of %s failed: %s", self._context.group, assigned.queue, error)
@@ -140,6 +141,7 @@ class Fetcher:
             self._context.group, assigned.queue, result.min_offset, result.max_offset, illegal,
             result.next_begin_offset,
         )  # fmt: skip
+        # Commit immediately, so that a restarted group does not find the illegal offset again.
         assigned.reset(result.next_begin_offset)
         await self._offset_store.commit(assigned)
         if result.next_begin_offset == illegal:  # a broker that contradicts itself must not cause a busy loop

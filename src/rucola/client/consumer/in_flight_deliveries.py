@@ -1,8 +1,8 @@
 """InFlightDeliveries: the deliveries that the application is consuming, with their timeout and statistics.
 
 Concurrently, a delivery that is in flight for longer than `consume_timeout_ms` goes back to the broker, so that one
-message that never completes does not hold the committed offset of its queue forever. What the application reports of it
-later has no effect. A plain function keeps its thread until it returns. In order there is no timeout, since later
+message that never completes does not hold the committed offset of its queue forever. A later report of the application
+has no effect. A plain function keeps its thread until it returns. In order there is no timeout, since later
 messages must not overtake.
 
 Corresponds to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate difference: deliveries are checked

@@ -100,6 +100,7 @@ class LocalOffsetStore:
         directory = self.path.parent
         try:
             make_directory(directory)
+            # Only writing shows whether a directory can be written to, whatever its permissions say.
             with TemporaryFile(dir=directory):
                 pass
         except (OSError, ValueError) as error:  # ValueError: not a valid path, such as one with a null byte
@@ -117,6 +118,7 @@ class LocalOffsetStore:
             changed = {assigned: offset for assigned, offset in offsets.items() if offset != assigned.committed}
             if not changed:
                 return
+            # Queues that are not assigned now keep their entries, since they may be assigned again.
             table = self._table()
             table.update((assigned.queue, offset) for assigned, offset in changed.items())
             content = {"offsetTable": {to_key(queue): offset for queue, offset in sorted(table.items())}}

@@ -28,7 +28,7 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """The start offset of a group in a queue without a committed offset (table in `start_offsets`)."""
+    """The start offset of a group without a committed offset (table in `start_offsets`)."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"

@@ -157,11 +157,16 @@ class PullConsumer(GroupClient):
         suspend_ms: int = 0,
         commit_offset: int | None = None,
     ) -> PulledRecords:
-        """As `pull`, but return undecoded records, including those with only the hash code of a subscribed tag."""
+        """As `pull`, but return undecoded records.
+
+        They include those whose tag merely has the hash code of a subscribed tag.
+        """
         self._check_open()
         wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
         deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         broker_id, address = await self._address(queue)
+        # The flags of the request: the subscription is part of it, it may be held, and it commits an offset (at the
+        # master only, as in Apache's client).
         sys_flag = SUBSCRIPTION
         if suspend_ms > 0:
             sys_flag |= SUSPEND
@@ -184,6 +189,7 @@ class PullConsumer(GroupClient):
         try:
             response = await self.instance.remoting.invoke(address, request, deadline.left_ms)
         except RemotingConnectError:
+            # The suggested slave may be gone: the next pull goes to the master, and by then along a fresh route.
             self._suggested_broker_ids.pop(queue, None)
             self.instance.refresh_route_soon(queue.topic)
             raise
@@ -295,7 +301,7 @@ def _decode(body: bytes, queue: MessageQueue) -> list[MessageExt]:
 
 
 def _with_subscribed_tags(messages: list[MessageExt], subscription: SubscriptionData) -> list[MessageExt]:
-    """Remove messages whose tag has the hash code of a subscribed tag but is another one."""
+    """Remove messages whose tag merely has the hash code of a subscribed tag."""
     if not subscription.tags_set or subscription.class_filter_mode:
         return messages
     tags = set(subscription.tags_set)

@@ -123,7 +123,9 @@ class PushConsumer(GroupClient):
     # Subscriptions and assignment.
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = TAG) -> None:
-        """Subscribe to the topic's messages with one of the tags in `expression` ("TagA || TagB"), or to all with "*".
+        """Subscribe to a topic's messages with one of the tags in `expression`.
+
+        For example "TagA || TagB"; "*" subscribes to all.
 
         With `expression_type` "SQL92" the expression is one over the messages' properties, such as "weight > 10 AND
         colour = 'red'", and brokers need enablePropertyFilter. Replaces an earlier subscription to the topic, which
@@ -177,10 +179,11 @@ class PushConsumer(GroupClient):
         self._set_listener(ListenerAdapter(listener, None))
 
     def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:
-        """Call `listener` with a list of up to `max_count` waiting messages of one queue, in order.
+        """Call `listener` with lists of up to `max_count` messages.
 
-        They are completed or retried together, unless the listener raises `ReconsumeLater` with an index. `max_count`
-        is Apache's consumeMessageBatchMaxSize; a call never waits for a full batch.
+        The messages of a list belong to one queue and are in its order. They are completed or retried together, unless
+        the listener raises `ReconsumeLater` with an index. `max_count` is Apache's consumeMessageBatchMaxSize; a call
+        never waits for a full batch.
         """
         self._set_listener(ListenerAdapter(listener, max_count))
 
@@ -314,7 +317,7 @@ class PushConsumer(GroupClient):
         self._check_caller()
 
     def _check_caller(self) -> None:
-        """Raise MQError if the consumer is open on another event loop, or in the parent of this process."""
+        """Raise MQError if the consumer is open on another event loop or process."""
         if self.is_open:
             self._check_owner()
 

@@ -93,6 +93,7 @@ class QueueLocks:
 
     async def _lock(self, queues: list[MessageQueue]) -> None:
         """Request the locks of queues of one broker."""
+        # The time before the request: the broker's clock starts later, so this member's lock expires first.
         requested_ms = monotonic_ms()
         try:
             response = await self._request(RequestCode.LOCK_BATCH_MQ, queues)

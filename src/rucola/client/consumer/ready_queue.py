@@ -50,18 +50,22 @@ class ReadyQueue:
     def get_nowait(self, max_count: int = 1) -> Delivery | None:
         """Return up to `max_count` messages of the next queue; None if no message can be delivered."""
         while self._rotation and not self._is_closed:
+            # 1. Take the next queue in rotation; skip it if it was revoked or reset since it was added.
             assigned = self._rotation.popleft()
             assigned.is_ready = False
             if assigned.is_revoked or not assigned.waiting:
                 continue
+            # 2. Block it if it must not be delivered now.
             if not self._can_deliver(assigned):
                 assigned.is_blocked = True
                 continue
+            # 3. Take messages. One at a time is the usual case, for which a comprehension would cost more.
             waiting = assigned.waiting
             if max_count == 1:
                 delivery = Delivery(assigned, [waiting.popleft()])
             else:
                 delivery = Delivery(assigned, [waiting.popleft() for _ in range(min(max_count, len(waiting)))])
+            # 4. In order, block the queue until the delivery is complete; else append it to the rotation again.
             if self._in_order:
                 assigned.is_blocked = True
                 assigned.idle.clear()
@@ -94,7 +98,7 @@ class ReadyQueue:
             self.unblock(delivery.assigned)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Put the incomplete messages of a delivery back to the front of their queue, for immediate delivery."""
+        """Put incomplete messages back to the front of their queue, for immediate delivery."""
         self.requeue_blocked(delivery, delivery.incomplete)
         self.unblock(delivery.assigned)
 
@@ -111,7 +115,7 @@ class ReadyQueue:
         self._add(assigned)
 
     def reclaim(self, delivery: Delivery) -> bool:
-        """Take the message of a requeued delivery out again, so that the same delivery can be completed or retried.
+        """Take a requeued message out again, to complete or retry its delivery.
 
         Returns False if the message does not wait any more: it was delivered again, or its queue was reset or revoked.
         """
@@ -122,6 +126,7 @@ class ReadyQueue:
         if index is None:
             return False
         del assigned.waiting[index]
+        # The requeue has unblocked the queue: block it again, as if the delivery had never been requeued.
         if self._in_order:
             if assigned.is_ready:
                 assigned.is_ready = False

@@ -133,6 +133,7 @@ class ConsumeRetry:
         """
         retried = []
         for message in delivery.incomplete:
+            # `reconsume_times` counts in memory only: the broker stores a new count with its own retries alone.
             if await self._move_to_dead_letters(delivery.assigned.queue, message):
                 delivery.complete([message])
             else:
@@ -161,5 +162,5 @@ class ConsumeRetry:
 
 
 def restore_topic(message: MessageExt) -> None:
-    """Give a message from a retry topic its original topic, so that the application does not see the retry."""
+    """Give a message from a retry topic its original topic."""
     message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)

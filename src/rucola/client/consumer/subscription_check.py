@@ -37,7 +37,7 @@ class SubscriptionCheck:
         """The differences that the previous check found."""
 
     async def run(self, address: str) -> None:
-        """Query the broker at `address`, and log differences unless they are those of the previous check.
+        """Query the broker at `address`, and log new differences.
 
         Errors of the request are only logged.
         """
@@ -49,6 +49,7 @@ class SubscriptionCheck:
         except MQError as error:
             logger.debug("group %s: cannot read the subscriptions of the other members: %s", self._group, error)
             return
+        # Alone, a member may just have changed its subscriptions: a heartbeat replaces those at the broker.
         others = {client.client_id for client in group.connection_set} - {self._instance.client_id}
         differences = list(_differences(self._subscriptions, group.subscription_table)) if others else []
         if differences and differences != self._last_differences:

@@ -4,7 +4,7 @@ After `close` returns, a producer must not open connections or store messages. I
 
 1. The producer refuses new calls. Running calls get a grace period.
 2. After the grace period, or when `close` is cancelled, every pending request fails with RemotingError. Its message may
-   nevertheless be stored, and the error says so.
+   nevertheless be stored, which the error mentions.
 3. From then on `post` raises RemotingError, so that a call that pauses between two attempts fails as well.
 """
 
@@ -115,6 +115,7 @@ class InFlightRequests:
 
     async def close(self, grace_ms: float) -> None:
         """Give calls `grace_ms` to end, then fail the pending requests. A cancellation ends the grace period."""
+        # Step 1. Calls report their end by `__exit__`, abandoned futures of `send_many` by this callback.
         for future in self._futures:
             future.add_done_callback(lambda _: self._changed.set())
         try:
@@ -125,6 +126,7 @@ class InFlightRequests:
         except TimeoutError:
             pass
         finally:
+            # Steps 2 and 3, also if this is cancelled.
             self._is_closed = True
             for future in self._futures:
                 if not future.done():

@@ -39,6 +39,7 @@ class BrokerFaults:
 
     def record_response(self, broker_name: str, latency_ms: float, now_ms: float, *, failed: bool = False) -> None:
         """Record how long the broker took to respond or to fail."""
+        # The column of the table: the last one whose latency is not above the recorded one.
         step = bisect_right(LATENCY_MAX_MS, FAILURE_LATENCY_MS if failed else latency_ms)
         duration_ms = NOT_AVAILABLE_DURATION_MS[step - 1] if step else 0
         self._faults[broker_name] = _Fault(latency_ms, now_ms + duration_ms)
@@ -55,6 +56,7 @@ class BrokerFaults:
             fault = self._faults[broker_name]
             return not self.is_available(broker_name, now_ms), fault.latency_ms, fault.available_from_ms
 
+        # Sorting costs little: a cluster has few brokers, and this runs only if none of them is available.
         best = sorted(self._faults, key=badness)[: max(1, len(self._faults) // 2)]
         if not best:
             return None

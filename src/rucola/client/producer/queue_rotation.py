@@ -37,12 +37,14 @@ class QueueRotation:
         first = self._next_index.get(topic)
         if first is None:
             first = random.randrange(len(queues))
+        # Step 1.
         for index in range(first, first + len(queues)):
             queue = queues[index % len(queues)]
             name = queue.broker_name
             if name != avoided_broker and (self._faults is None or self._faults.is_available(name, now_ms)):
                 self._next_index[topic] = index + 1
                 return queue
+        # Steps 2 and 3.
         self._next_index[topic] = first + 1
         return self._of_least_faulty_broker(queues, first, now_ms) or queues[first % len(queues)]
 

@@ -100,11 +100,13 @@ class SendRequest(msgspec.Struct, frozen=True):
         status = _STATUS_OF_CODE.get(response.code)
         if status is None:
             raise BrokerError(response.code, response.remark, address)
+        # The response has the queue in which the message is stored, nearly always the requested one: share that object.
         header = response.decode_header(SendMessageResponseHeader)
         if header.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, header.queue_id)
         if len(self.unique_keys) == 1:
             return [SendResult(status, self.unique_keys[0], header.msg_id, queue, header.queue_offset)]
+        # A batch has consecutive queue offsets, and its message ids in one string.
         offset_msg_ids = header.msg_id.split(",")
         if len(offset_msg_ids) != len(self.unique_keys):
             raise RemoteProtocolError(
@@ -119,9 +121,10 @@ class SendRequest(msgspec.Struct, frozen=True):
 def build_request(
     message: Message, queue: MessageQueue | None, *, compress_threshold: int, max_message_size: int
 ) -> SendRequest:
-    """Build the request of one message, and set the message's unique key unless it has one. InvalidMessage.
+    """Build the request of one message. InvalidMessage.
 
-    The message keeps its uncompressed body. `queue` is the chosen queue, if there is one, and only checked.
+    Sets the message's unique key unless it has one. The message keeps its uncompressed body. `queue` is the chosen
+    queue, if there is one, and only checked.
     """
     unique_key = _check_message(message, queue, max_message_size)
     body, sys_flag = message.body, 0
@@ -151,6 +154,7 @@ def build_batch_requests(
         joined = properties.join({properties.WAIT: wait} if wait else {}).decode()
         requests.append(build_encoded_request(first.topic, b"".join(bodies), keys, joined))
 
+    # Fill a request until the next message would exceed the size limit.
     for message in messages:
         _check_batchable(message, first, wait)
         unique_key = _check_message(message, queue, max_message_size)
@@ -184,7 +188,7 @@ def _check_message(message: Message, queue: MessageQueue | None, max_message_siz
         )
     size = len(body)
     if not size:
-        raise InvalidMessage(f"a message for topic {message.topic} has an empty body, which brokers reject")
+        raise InvalidMessage(f"a message for topic {message.topic} has an empty body; no broker takes one")
     if size > max_message_size:
         raise InvalidMessage(
             f"a message for topic {message.topic} has a body of {size} bytes; {max_message_size} are allowed"
@@ -198,7 +202,7 @@ def _check_message(message: Message, queue: MessageQueue | None, max_message_siz
 
 
 def _check_batchable(message: Message, first: Message, wait: str | None) -> None:
-    """Raise InvalidMessage if a message cannot share a request with the first message of the batch."""
+    """Raise InvalidMessage unless a message can share a request with the first one."""
     if message.topic != first.topic:
         raise InvalidMessage(f"a batch has one topic: found {first.topic} and {message.topic}")
     if message.properties.get(properties.WAIT) != wait:

@@ -158,7 +158,7 @@ class Sender:
         return results
 
     async def next_queue(self, topic: str, deadline: Deadline, avoided_broker: str | None = None) -> MessageQueue:
-        """Return the next write queue in rotation, of another broker than `avoided_broker` if there is one."""
+        """Return the next write queue, if possible of another broker than `avoided_broker`."""
         # The topic is checked only while its route is unknown: a route exists for valid names only.
         route = self._instance.routes.known(topic)
         if route is None or not route.write_queues:
@@ -242,16 +242,19 @@ class Sender:
         may_have_moved = (
             isinstance(error, RemotingConnectError) or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST
         )
+        # Step 1.
         if self._has_other_broker(topic, failed_queue.broker_name):
             if may_have_moved:
                 self._instance.refresh_route_soon(topic)
             return
+        # Step 2.
         if may_have_moved:
             with suppress(MQError):
                 retries_left = self._options.retry_times - len(failed) + 1
                 await self._instance.routes.refresh(topic, deadline.share(retries_left + 1).left_ms)
             if self._has_other_broker(topic, failed_queue.broker_name):
                 return
+        # Step 3.
         await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * len(failed)) / 1000)
 
     def _has_other_broker(self, topic: str, broker_name: str) -> bool:
@@ -261,7 +264,7 @@ class Sender:
 
 
 def may_retry(error: RemotingError) -> bool:
-    """Return whether another broker, or the same one later, may accept what failed with this error."""
+    """Return whether another attempt may succeed after this error."""
     if isinstance(error, BrokerError):
         return error.code in RETRY_CODES
     return isinstance(error, (RemotingConnectError, RemotingTimeout))

@@ -11,7 +11,7 @@ So a crash at any point is resolved by a check. `check` may be called in another
 message, and more than once.
 
 Brokers know a producer by its heartbeats. These go to the brokers of topics that it has sent to, and of those given as
-`topics`: pass these, so that a restarted producer is asked about transactions that it left open.
+`topics`: pass these, so that a restarted producer gets the checks of transactions that it left open.
 
 Corresponds to `TransactionMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: ending a transaction waits for
 the broker's response, so that consumers can see a message when its commit has returned; an exception of `execute`
@@ -103,7 +103,7 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, execute: Execute, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> TransactionSendResult:
-        """Send the half message, execute the local transaction, and commit or roll back the message accordingly.
+        """Send a half message, execute the local transaction, and end the message's transaction.
 
         `execute` gets the message with its unique key. It is called only if the half message is SEND_OK; with another
         status, such as FLUSH_DISK_TIMEOUT, the half message is rolled back. The errors of sending are those of `send`,
@@ -117,6 +117,7 @@ class TransactionProducer(Producer):
         with self._call():
             result = await self._send(half, None, Deadline(timeout_ms))
             message.unique_key = half.unique_key
+            # The outcome if the half message is not SEND_OK.
             state, why = LocalTransactionState.ROLLBACK_MESSAGE, None
             try:
                 if result.status is SendStatus.SEND_OK:
@@ -162,7 +163,7 @@ class TransactionProducer(Producer):
     def check_transaction(
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """Look up the outcome of a transaction that a broker checks, and send it, in the background."""
+        """Look up and send the outcome of a checked transaction, in the background."""
         self._checks.start(self._run_check(connection, header, message), f"check of transaction {message.msg_id}")
 
     async def _run_check(
