@@ -2,7 +2,7 @@
 
 It prints:
 
-    InvalidMessage: a message for topic Orders has an empty body; no broker takes one
+    InvalidMessage: a message for topic Orders has an empty body, which brokers reject
     RemotingConnectError
 """
 

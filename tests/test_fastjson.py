@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError
 from rucola.fastjson import MAX_DEPTH, MAX_DIGITS, ObjectKey
-from support.wire import frames
+from support.recorded_frames import frames
 
 # What Apache wrote.
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "protocol": {"message"},
     "store": {"message"},
     "remoting": {"protocol"},
-    "namesrv": {"protocol", "remoting"},
+    "namesrv": {"message", "protocol", "remoting"},
     "broker": {"message", "protocol", "store", "remoting"},
     "client": {"message", "protocol", "remoting"},
     "admin": {"message", "protocol", "remoting", "client"},
@@ -49,6 +49,16 @@ MAY_NOT_KNOW = {
     "protocol": {"asyncio", "socket", "ssl", "threading", "time"},
     "store": {"asyncio", "socket", "ssl", "time"},
 }
+
+# Services know no wire protocol: another one, such as gRPC, can be put in front of them.
+MAY_NOT_IMPORT_IN_SERVICES = (
+    "rucola.remoting",
+    "rucola.broker.remoting",
+    "rucola.namesrv.remoting",
+    "rucola.protocol.codes",
+    "rucola.protocol.command",
+    "rucola.protocol.frame",
+)
 
 FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "impl"}
 LONGEST_FILE = 600
@@ -124,6 +134,56 @@ def test_pure_packages_import_no_io(module: str) -> None:
     unknown = MAY_NOT_KNOW.get(room_of(module), set())
     for imported, line in imports_of(module):
         assert imported.split(".")[0] not in unknown, f"{module}:{line} imports {imported}"
+
+
+SERVICES = [module for module in MODULES if ".services" in module or module == "rucola.namesrv.services"]
+
+
+@pytest.mark.parametrize("module", SERVICES)
+def test_services_know_neither_commands_nor_connections(module: str) -> None:
+    for imported, line in imports_of(module):
+        forbidden = any((imported + ".").startswith(name + ".") for name in MAY_NOT_IMPORT_IN_SERVICES)
+        assert not forbidden, f"{module}:{line} imports {imported}"
+
+
+SERVER_MODULES = [module for module in MODULES if room_of(module) in ("broker", "namesrv")]
+
+
+@pytest.mark.parametrize("module", SERVER_MODULES)
+def test_only_adapters_answer_requests(module: str) -> None:
+    """Outside the adapters nothing makes a response; refusals are raised, and translated in remoting."""
+    if ".remoting" in module:
+        return
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert node.func.attr != "response", f"{module}:{node.lineno} answers a request"
+
+
+def test_refusals_become_response_codes_in_one_module() -> None:
+    """No adapter catches a refusal to choose its code; the two that answer later use the table."""
+    for module in SERVER_MODULES:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.Attribute) and node.attr == "reason" and isinstance(node.value, ast.Name):
+                assert node.value.id != "refused", f"{module}:{node.lineno} reads the reason of a refusal"
+
+
+LONGEST_FUNCTION = 60
+MOST_PARAMETERS = 8
+SERVICE_FLOOR = [
+    module
+    for module in SERVER_MODULES
+    if ".services" in module or ".remoting" in module or room_of(module) == "namesrv"
+]
+
+
+@pytest.mark.parametrize("module", [*SERVICE_FLOOR, "rucola.remoting.endpoints", "rucola.broker.interceptors"])
+def test_functions_of_services_and_adapters_are_short(module: str) -> None:
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{module}:{node.lineno} {node.name} has {length} lines"
+            named = [argument for argument in node.args.args + node.args.kwonlyargs if argument.arg != "self"]
+            assert len(named) <= MOST_PARAMETERS, f"{module}:{node.lineno} {node.name} has {len(named)} parameters"
 
 
 def test_no_import_cycle() -> None:

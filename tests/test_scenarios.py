@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from support.stage import Stage
+from support.scenario_runner import ScenarioRunner
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 RULE = "----"
@@ -58,12 +58,12 @@ def written(told: list[Block]) -> str:
 def test_scenario_prints_the_expected_transcript(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     told: list[Block] = []
-    stage = Stage(tmp_path / "store")
+    runner = ScenarioRunner(tmp_path / "store")
     try:
         for block in blocks(text):
-            told.append(block._replace(expected=stage.perform(block.command)))
+            told.append(block._replace(expected=runner.perform(block.command)))
     finally:
-        stage.close()
+        runner.close()
     if os.environ.get("REWRITE"):
         path.write_text(written(told), encoding="utf-8")
     else:

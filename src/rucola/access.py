@@ -3,7 +3,7 @@
 Every request that the broker or the name server answers is described by three values before its service runs:
 
     caller      the peer that sent it                          Caller(address="10.0.0.7:51234")
-    action      what it does, one of `Action`                  Action.PUBLISH
+    action      the use case, one of `Action`                 Action.PUBLISH
     resource    the topic or consumer group that it names      Resource(topic="Orders")
 
 Interceptors see these three and raise `Refused` to reject the request. Services raise `Refused` as well, for reasons
@@ -42,7 +42,7 @@ class Caller:
 class Resource(msgspec.Struct, frozen=True, gc=False):
     """The topic and the group that a request names. Both are empty if it concerns the server as a whole.
 
-    A msgspec struct, because one is created per request: 0.06 µs, a third of what a named tuple takes.
+    A msgspec struct, because one is created per request: a named tuple takes 0.07 µs longer.
     """
 
     topic: str = ""
@@ -50,7 +50,7 @@ class Resource(msgspec.Struct, frozen=True, gc=False):
 
 
 class Action(Enum):
-    """What a request does. Requests that an interceptor would never tell apart share an action."""
+    """The use case of a request. Requests that an interceptor would never tell apart share an action."""
 
     # Messages
     PUBLISH = auto()

@@ -1,4 +1,4 @@
-"""AdminClient against real servers: a broker on the golden store, and brokers that the tests fill themselves."""
+"""AdminClient against real servers: a broker on the golden store, and brokers on stores that the tests fill."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from support.prepared_stores import NOW_MS, cluster_of_stores, fill_store
 
 @pytest.fixture
 def golden_store(golden: Path, tmp_path: Path) -> Path:
-    """A directory with the store of one broker, as Apache's left it."""
+    """A directory with the store of one broker, written by Apache's broker."""
     shutil.copytree(golden / "g1-clean" / "store-after-restart", tmp_path / "broker-a")
     return tmp_path
 
 
-async def test_key_queries_of_the_golden_store(golden: Path, golden_store: Path) -> None:
-    """Apache's answers, reduced to the messages that have the key, for KEYS and for unique keys."""
+async def test_key_queries_find_the_messages_that_apache_finds(golden: Path, golden_store: Path) -> None:
+    """Results are Apache's, without messages whose keys only have the same hash; for keys and unique keys."""
     expected = json.loads((golden / "g1-clean" / "expected_queries.json").read_text())["keyQueries"]
     messages = {}
     for line in (golden / "g1-clean" / "after-expected.jsonl").open():

@@ -1,4 +1,4 @@
-"""Dead letters: seen, and sent again without loss and without repeats, whatever breaks a run off."""
+"""Dead letters: statistics, reading, and sending them again exactly once, also after interrupted runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SENT, BEFORE, FAILED = RedriveStatus.SENT, RedriveStatus.DONE_BEFORE, RedriveSta
 
 
 class Scene:
-    """A broker whose topic T has COUNT messages, all of which group g has given up."""
+    """A broker whose topic T has COUNT messages, all of them dead letters of group g."""
 
     def __init__(self, running: Cluster, broker: Broker, admin: AdminClient) -> None:
         self.running = running
         self.broker = broker
         self.admin = admin
 
-    async def give_up(self, physical_offset: int) -> None:
+    async def make_dead_letter(self, physical_offset: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(offset=physical_offset, group="g", delay_level=-1)
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         await self.running.remoting.invoke_ok(self.broker.address, request)
@@ -47,14 +47,14 @@ class Scene:
         return [result async for result in self.admin.dead_letters.redrive("g", ids, **options)]  # type: ignore[arg-type]
 
     async def copies(self, topic: str = "T") -> Counter[bytes]:
-        """How often each body is in the topic, beside the message that was sent first."""
+        """The number of copies of each body in a topic."""
         bodies: Counter[bytes] = Counter()
         for number in range(COUNT):
             found = await self.admin.messages.query_by_key(topic, f"k{number}")
             bodies.update(message.body for message in found.messages if "REDRIVEN_FROM" in message.properties)
         return bodies
 
-    async def forget_progress(self) -> None:
+    async def reset_offset(self) -> None:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
         await self.admin.offsets.commit(self.broker.address, REDRIVE_GROUP, queue, 0)
 
@@ -109,7 +109,7 @@ async def test_redrive_sends_the_original_message(tmp_path: Path) -> None:
         assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
         assert not {"RETRY_TOPIC", "DELAY"} & copy.properties.keys()
         stats = await scene.admin.dead_letters.stats("g")
-        assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and wait no more"
+        assert (stats.count, stats.waiting) == (COUNT, 0), "dead letters stay, and none waits"
 
 
 async def test_a_second_redrive_sends_nothing(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_a_second_redrive_sends_nothing(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
         assert await scene.redrive() == []
-        await scene.forget_progress()
+        await scene.reset_offset()
         assert statuses(await scene.redrive()) == COUNT * [BEFORE]
         assert set((await scene.copies()).values()) == {1}
         assert all([letter.is_redriven async for letter in scene.admin.dead_letters.read("g")])
@@ -131,8 +131,8 @@ async def test_an_interrupted_redrive_continues_where_it_stopped(tmp_path: Path,
             for _ in range(2):
                 assert (await anext(results)).status is SENT
         assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT - 2
-        if forgets:  # as after a crash between the last copy and the commit
-            await scene.forget_progress()
+        if loses_offset:  # as after a crash between the last copy and the commit
+            await scene.reset_offset()
         assert statuses(await scene.redrive())[-4:] == 4 * [SENT]
         assert await scene.copies() == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
 
@@ -143,7 +143,7 @@ async def test_redrive_sends_chosen_dead_letters_alone(tmp_path: Path) -> None:
         chosen = letters[3].offset_msg_id, letters[1].offset_msg_id
         assert statuses(await scene.redrive(*chosen)) == [SENT, SENT]
         assert statuses(await scene.redrive(*chosen)) == [BEFORE, BEFORE]
-        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT, "none before them is done"
+        assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT, "the first one was not re-driven"
         redriven = [letter.is_redriven async for letter in scene.admin.dead_letters.read("g")]
         assert redriven == [False, True, False, True, False, False]
         assert statuses(await scene.redrive()) == [SENT, BEFORE, SENT, BEFORE, SENT, SENT]
@@ -171,9 +171,9 @@ async def test_redrive_to_the_retry_topic_reaches_the_group_alone(tmp_path: Path
         assert {(result.status, result.topic) for result in results} == {(SENT, "%RETRY%g")}
         assert await scene.copies() == {}
         copies = await scene.admin.messages.query_by_key("%RETRY%g", "k0")
-        assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers put it back in place"
-        await scene.forget_progress()
-        assert set(statuses(await scene.redrive())) == {BEFORE}, "to its topic they do not go as well"
+        assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers restore it"
+        await scene.reset_offset()
+        assert set(statuses(await scene.redrive())) == {BEFORE}, "no second copy goes to the topic"
 
 
 async def test_a_dead_letter_that_cannot_be_sent_stays(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ async def test_a_dead_letter_that_cannot_be_sent_stays(tmp_path: Path) -> None:
 async def test_a_dead_letter_without_an_original_topic_stays_and_blocks_no_other(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv) as producer:
-            await producer.send(Message(dlq_topic("g"), b"sent here by hand"))
+            await producer.send(Message(dlq_topic("g"), b"sent by hand"))
         *others, last = await scene.redrive()
         assert statuses(others) == COUNT * [SENT]
         assert (last.status, last.topic) == (FAILED, "")
@@ -209,7 +209,7 @@ async def test_a_redriven_message_that_fails_again_can_be_redriven(tmp_path: Pat
     async with cluster_with_dead_letters(tmp_path) as scene:
         await scene.redrive()
         copy = (await scene.admin.messages.query_by_key("T", "k0")).messages[0]
-        await scene.give_up(copy.physical_offset)
+        await scene.make_dead_letter(copy.physical_offset)
         (result,) = await scene.redrive()
         assert (result.status, result.message.body) == (SENT, b"0")
         assert (await scene.copies())[b"0"] == 2
@@ -223,7 +223,7 @@ async def test_forgetting_redriven_offsets_sends_nothing_twice(tmp_path: Path) -
         await scene.redrive()
         await scene.admin.dead_letters.reset_redrive_offset("g")
         assert (await scene.admin.dead_letters.stats("g")).waiting == COUNT
-        assert statuses(await scene.redrive()) == COUNT * [BEFORE], "nothing is sent twice for all that"
+        assert statuses(await scene.redrive()) == COUNT * [BEFORE], "the copies prove it"
         await scene.admin.dead_letters.reset_redrive_offset("nobody")
 
 
@@ -253,7 +253,7 @@ async def test_redrive_respects_the_lock_of_another_tool(tmp_path: Path) -> None
 
 
 async def test_redrive_limits_its_rate(tmp_path: Path) -> None:
-    """Five pauses of 40 ms lie between six messages; how much longer it takes is the machine's affair."""
+    """Six messages have five pauses of 40 ms between them; a slow machine takes longer."""
 
     async with cluster_with_dead_letters(tmp_path) as scene:
         begin = asyncio.get_running_loop().time()

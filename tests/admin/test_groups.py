@@ -1,4 +1,4 @@
-"""AdminClient and groups that are there: their clients are seen, reset, and given single messages."""
+"""Groups with members: connections, running info, resets, direct consumption and tracks."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Scene:
         self.running = running
         self.consumer = consumer
         self.client_id = consumer.instance.client_id
-        self.heard: Tally[MessageExt] = Tally()
+        self.consumed: Tally[MessageExt] = Tally()
 
-    async def hear(self, message: MessageExt) -> None:
+    async def consume(self, message: MessageExt) -> None:
         if message.body == b"bad":
             raise ValueError("bad message")
         self.heard.add(message)
@@ -73,7 +73,7 @@ async def test_connections_of_producers_and_consumers_are_listed(tmp_path: Path)
 
         async with Producer("q", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
-            await producer.instance.beat()
+            await producer.instance.send_heartbeats()
             (one,) = (await scene.admin.groups.producer_connection("q", "T")).connection_set
             assert one.client_id == producer.instance.client_id
             assert (await scene.admin.groups.producers(scene.broker.address))["q"][0].remote_ip == one.client_addr
@@ -113,16 +113,16 @@ async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:
         result = await scene.admin.offsets.reset_by_time("T", "c", 0)
         assert result.online
         assert set(result.offsets.values()) == {0}
-        again = (await scene.heard.reach(20))[10:]
+        again = (await scene.consumed.reach(20))[10:]
         assert sorted(message.body for message in again) == sorted(message.body for message in first)
 
         result = await scene.admin.offsets.reset_by_time("T", "c", LATEST)
         assert set(result.offsets.values()) == {5}
         async with Producer("p", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"next"))
-        assert (await scene.heard.reach(21))[-1].body == b"next"
+        assert (await scene.consumed.reach(21))[-1].body == b"next"
         unmoved = await scene.admin.offsets.reset_by_time("T", "c", 0, force=False)
-        assert set(unmoved.offsets.values()) == {0}, "back is allowed without force"
+        assert set(unmoved.offsets.values()) == {0}, "an offset may decrease without force"
         with pytest.raises(BrokerError, match="not exist"):
             await scene.admin.offsets.reset_by_time("T", "stranger", 0)
 
@@ -139,7 +139,7 @@ async def test_a_reset_to_an_offset_moves_running_clients(tmp_path: Path) -> Non
             await scene.admin.offsets.reset("c", queue, 6)
         result = await scene.admin.offsets.reset("c", queue, 3)
         assert (result.online, result.offsets) == (True, {queue: 3})
-        again = (await scene.heard.reach(12))[10:]
+        again = (await scene.consumed.reach(12))[10:]
         assert [(message.queue_id, message.queue_offset) for message in again] == [
             (queue.queue_id, at) for at in (3, 4)
         ]
@@ -156,7 +156,7 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
         first = (await scene.heard.reach(10))[0]
         result = await scene.admin.messages.consume_directly("c", scene.client_id, first.offset_msg_id)
         assert result.consume_result == "CR_SUCCESS"
-        assert (await scene.heard.reach(11))[-1].offset_msg_id == first.offset_msg_id
+        assert (await scene.consumed.reach(11))[-1].offset_msg_id == first.offset_msg_id
         async with Producer("p", scene.running.namesrv) as producer:
             bad = await producer.send(Message("T", b"bad"))
         result = await scene.admin.messages.consume_directly("c", scene.client_id, bad.offset_msg_id)
@@ -231,8 +231,8 @@ async def test_minimum_committed_offset_covers_all_groups(tmp_path: Path) -> Non
         assert await corrections("slower", "new") == {queue.queue_id: 2, other.queue_id: 0}
 
 
-async def test_a_broker_of_rocketmq_4_cannot_move_clients_to_an_offset(tmp_path: Path) -> None:
-    """It takes the question for a reset to the end that may not go forward, and answers where its clients stay."""
+async def test_a_reset_to_an_offset_fails_if_a_broker_of_rocketmq_4_has_members(tmp_path: Path) -> None:
+    """It sees a reset to the end without force, changes nothing, and returns the unchanged offsets."""
     queue = MessageQueue("T", "broker-a", 0)
 
     def end(offset: int) -> Callable[[Connection, RemotingCommand], Reply]:

@@ -1,4 +1,4 @@
-"""AdminClient reads what Apache's servers answered: each method is given the recorded answer to its request."""
+"""AdminClient decodes the recorded responses of Apache's broker."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import pytest
 
 from rucola.admin import AdminClient, KeyQueryResult
 from rucola.errors import BrokerError
+from rucola.message.host import encode_host
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor
-from support.cluster import cluster
-from support.wire import Exchange, decode, exchanges
+from support.cluster import HOST, cluster
+from support.recorded_frames import Exchange, decode, exchanges
 
 CLIENT = "192.0.2.2@W_g_tag-2860957628758"
 BROKER_PORT = 10921
 
 
 def apache(golden: Path) -> dict[int, Processor]:
-    """A broker that gives Apache's answers: to each code the last one that was recorded, successes first."""
+    """Processors that return the last recorded response to each request code, preferably a success."""
     recorded: dict[int, Exchange] = {}
     for exchange in exchanges(golden):
         if exchange.serializer == "JSON" and exchange.port == BROKER_PORT and exchange.answer is not None:
@@ -35,7 +36,7 @@ def apache(golden: Path) -> dict[int, Processor]:
 
 
 def answering(frame: bytes | None) -> Processor:
-    """Gives this answer to every request."""
+    """Return a processor that sends this response to every request."""
     assert frame is not None
 
     def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -167,7 +168,7 @@ async def test_commands_with_empty_responses_succeed(golden: Path, tmp_path: Pat
         await admin.groups.delete(at, "W_g_cloned")
         await admin.topics.delete_on_broker(at, "WAuto")
         await admin.offsets.clone("W_g_tag", "W_g_cloned", "WA", offline=True)
-        await admin.brokers.clean_expired_consume_queues(at)
-        await admin.brokers.clean_unused_topics(at)
+        await admin.brokers.clean_expired_consume_queues(address)
+        await admin.brokers.clean_unused_topics(address)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
             await admin.brokers.delete_expired_commit_log(at)

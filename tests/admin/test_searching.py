@@ -1,4 +1,4 @@
-"""Queries by key: all is found whatever the broker's page, clock and index, or the answer says what is missing."""
+"""Queries by key: complete for any page size, clock and index, or with a report of what may be missing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from click.testing import CliRunner, Result
 
 from rucola.admin import PAGE, AdminClient, KeyQueryResult
 from rucola.broker.config import BrokerConfig
-from rucola.broker.remoting.query import QueryProcessor
+from rucola.broker.remoting.query import QueryAdapter
+from rucola.broker.services.query import QueryService
 from rucola.cli.main import main
 from rucola.client import Message, Producer
 from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import processor_table
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from support.cluster import SMALL_FILES, cluster
@@ -148,7 +150,6 @@ async def test_a_key_query_without_any_index_is_refused(tmp_path: Path) -> None:
             await admin.messages.query_by_key(TOPIC, "k")
 
 
-# A broker of Apache's, which knows whole seconds only: our own store, asked as one would ask Apache's.
 
 
 async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple[KeyQueryResult, str, Result]:
@@ -157,11 +158,12 @@ async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple
     fill_store(path.parent, [(keys, f"U{number}", time_ms) for number, time_ms in enumerate(times_ms)], path.name)
 
     with MessageStore(store_config) as store:
-        answering = QueryProcessor(BrokerConfig(bind_address="127.0.0.1"), store)
+        adapter = QueryAdapter(QueryService(BrokerConfig(bind_address="127.0.0.1"), store))
+        answer = processor_table(adapter.endpoints(), ())[RequestCode.QUERY_MESSAGE]
 
         def query_message(connection: Connection, command: RemotingCommand) -> Reply:
             del command.ext_fields["_BEFORE_PHYSICAL_OFFSET"]
-            return answering.query_message(connection, command)
+            return answer(connection, command)
 
         async with cluster(path) as running:
             processors = {RequestCode.QUERY_MESSAGE: query_message}
@@ -190,7 +192,7 @@ async def test_a_key_query_reports_a_second_with_more_than_one_page_at_apaches_b
     assert (offsets[0], offsets[-1]) == (len(times_ms) - 1, 0)
     assert len(offsets) >= PAGE
     (line,) = said.stderr.splitlines()
-    assert line.startswith(f"there are at least {len(offsets)}: {address} gives no more")
+    assert line.startswith(f"there are at least {len(offsets)}: {address} returns at most")
     assert f"-b {address} -k maxMsgsNumBatch" in line
     assert said.exit_code == 0
 

@@ -1,4 +1,4 @@
-"""What became of a message in a group: consumed, filtered, not yet, given back, given up; with and without clients."""
+"""Message tracks: passed, waiting for a retry, consumed after a retry, dead letter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DELAYS = {"message_delay_level": "1s 1h"}
 
 
 class Scene:
-    """A message in topic T, and group g, which has no clients and is past it."""
+    """A message in topic T, and group g without members, whose offset is beyond it."""
 
     def __init__(self, running: Cluster, broker: Broker, admin: AdminClient, message: MessageExt) -> None:
         self.running = running
@@ -30,13 +30,13 @@ class Scene:
         queue = MessageQueue(topic, "broker-a", 0)
         await self.admin.offsets.commit(self.broker.address, "g", queue, offset)
 
-    async def give_back(self, message: MessageExt, delay_level: int) -> None:
+    async def requeue(self, message: MessageExt, delay_level: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(offset=message.physical_offset, group="g", delay_level=delay_level)
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         await self.running.remoting.invoke_ok(self.broker.address, request)
 
     async def copy_in(self, topic: str) -> MessageExt:
-        """The copy of the message there, once it has come."""
+        """Wait for the copy of the message in a topic."""
         async with PullConsumer("looking", self.running.namesrv) as consumer:
             pulled = await consumer.pull(MessageQueue(topic, "broker-a", 0), 0, suspend_ms=30_000)
         return pulled.messages[0]
@@ -89,7 +89,7 @@ async def test_a_message_is_tracked_through_two_retries(tmp_path: Path) -> None:
             1,
             first.last_failed_ms,
         )
-        await scene.give_back(copy, 2)
+        await scene.requeue(copy, 2)
         again = await scene.track()
         assert (again.track_type, again.retry_count) == (TrackType.IN_RETRY, 2)
         assert again.last_failed_ms >= first.last_failed_ms
@@ -107,7 +107,7 @@ async def test_a_dead_letter_is_tracked_after_its_redrive(tmp_path: Path) -> Non
         copy = await scene.track()
         assert (copy.track_type, copy.is_passed, copy.dead_ms) == (TrackType.NOT_ONLINE, False, 0)
         await scene.commit("T", 2)
-        await scene.give_back(scene.message, -1)
+        await scene.requeue(scene.message, -1)
         assert (await scene.track()).track_type is TrackType.IN_DLQ
 
 

@@ -13,7 +13,8 @@ from rucola.remoting.stream import Stream, StreamServer, open_stream
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, cluster
-from support.replication import end_of, send, until
+from support.replication import end_of, send
+from support.waiting import until
 
 READ_MAX_BUFFER_SIZE = 4 * 1024 * 1024
 BATCH = 32 * 1024

@@ -117,7 +117,7 @@ async def test_a_client_is_removed_with_its_dead_connection() -> None:
         old, new = Client(scene, "same", ["g"], ["p"]), Client(scene, "same", ["g"], ["p"])
         other = Client(scene, "other", ["g"], ["p"])
         for client in (old, new, other):
-            await client.beat()
+            await client.send_heartbeats()
         scene.clients.unregister([*scene.clients.consumers["g"].members][1], "p", "g")
         assert scene.clients.consumers["g"].client_ids == ["other"]
         assert len(scene.clients.producers["p"]) == 1

@@ -8,7 +8,7 @@ from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.protocol.codes import RequestCode
 from rucola.store.config import StoreConfig
-from support.wire import decode, exchanges
+from support.recorded_frames import decode, exchanges
 
 OF_THE_PLACE = {"brokerName", "brokerIP1", "brokerIP2", "namesrvAddr", "storePathRootDir"}
 CONFIGURED = {

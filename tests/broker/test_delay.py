@@ -261,15 +261,15 @@ async def test_an_alarm_runs_its_step_when_due_and_again_when_the_step_asks(tmp_
         done.set()
         return None
 
-    alarm = DueTask("test", step, lambda: now_ms)
-    alarm.WAIT_AFTER_FAILURE_MS = 0
-    alarm.schedule_at(3_600_000)
+    task = DueTask("test", step, lambda: now_ms)
+    task.RETRY_DELAY_MS = 0
+    task.schedule_at(3_600_000)
     now_ms = 5
-    alarm.schedule_at(5)
-    alarm.schedule_at(50_000)
+    task.schedule_at(5)
+    task.schedule_at(50_000)
     await asyncio.wait_for(done.wait(), 10)
-    alarm.stop()
-    alarm.schedule_at(0)
+    task.stop()
+    task.schedule_at(0)
     assert rung == [5, 5, 6, 7]
 
 

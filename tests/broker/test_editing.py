@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rucola.broker import send_properties
 from rucola.broker.send_properties import EditedProperties, PropertyEditor
 from rucola.errors import InvalidMessage
 from rucola.message.properties import parse
@@ -27,6 +28,11 @@ def test_wait_is_removed_and_cluster_is_added() -> None:
         assert one(ended) == (stored, "A", "7F", None, "true")
     assert one("WAIT\x01true") == (b"CLUSTER\x01C", None, None, None, "true")
     assert one("TAGS\x01A\x02DELAY\x013") is None
+
+
+def test_the_generated_expression_is_the_one_that_the_module_shows() -> None:
+    pattern, _ = send_properties._pattern(("UNIQ_KEY", "WAIT", "TAGS"))
+    assert pattern.pattern.replace("\x01", "=").replace("\x02", ";") in (send_properties.__doc__ or "")
 
 
 @pytest.mark.parametrize("empty", ["KEYS\x01", "\x01v", "\x01"])

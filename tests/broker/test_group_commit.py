@@ -44,7 +44,7 @@ async def test_sends_of_consecutive_loop_iterations_share_a_flush(
         waiting = []
         for number in range(5):
             put = store.put(inner(), number)
-            waiting.append(asyncio.create_task(flush.wait_flushed(put.physical_offset + put.size, 60_000)))
+            waiting.append(asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000)))
             await asyncio.sleep(0)
         assert await asyncio.gather(*waiting) == [True] * 5
         assert flushed == [store.max_physical_offset]
@@ -55,7 +55,7 @@ async def test_a_stream_of_messages_does_not_postpone_the_flush(tmp_path: Path) 
 
         async def message(number: int) -> bool:
             put = store.put(inner(), number)
-            return await flush.wait_flushed(put.physical_offset + put.size, 60_000)
+            return await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
 
         first = asyncio.create_task(message(0))
         others = []

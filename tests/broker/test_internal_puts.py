@@ -25,13 +25,14 @@ from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.aging_broker import aging_broker, until
+from support.aging_broker import aging_broker
 from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
 from support.delayed_store import T0, DelayedStore, delayed_store
 from support.metrics import BROKER_LABELS, sample_value, scrape
 from support.requester import REPLY_TOPIC, requester, send_reply
 from support.timer_store import DAY_MS, fill, timer_store
 from support.transaction_store import COMMIT, ROLLBACK, TIMEOUT_MS, checked_body, transaction_store
+from support.waiting import until
 
 LARGE = bytes(1500)
 
@@ -75,14 +76,14 @@ def test_a_delayed_message_above_a_lowered_limit_is_delivered(tmp_path: Path) ->
         assert here.bodies() == [LARGE]
 
 
-def test_a_timer_message_above_a_lowered_limit_is_delivered_and_rolled(tmp_path: Path) -> None:
+async def test_a_timer_message_above_a_lowered_limit_is_delivered_and_rolled(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, LARGE)
         here.send(T0, T0 + DAY_MS, LARGE, UNIQ_KEY="far")
         fill(here, T0, 4096)
         here.store.config.max_message_size = 10
         here.deliver(T0 + 1000)
-        assert here.roll(T0 + 1000)
+        assert await here.roll(T0 + 1000)
         assert here.store.max_offset(TIMER_TOPIC, 0) == 3
         here.deliver(T0 + DAY_MS)
         assert here.bodies() == [LARGE, LARGE]
@@ -191,29 +192,29 @@ def test_timer_delivery_does_not_advance_while_its_puts_fail(
         assert here.bodies() == [LARGE, b"behind it"]
 
 
-def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, LARGE, UNIQ_KEY="far")
         fill(here, T0, 4096)
         leave(here.store, 400)
         with full(monkeypatch):
-            assert not here.roll(T0)
+            assert not await here.roll(T0)
             assert here.timed.rolled_offset == 0
         assert here.puts.failures == {"timer roll": 1}
-        assert here.roll(T0)
+        assert await here.roll(T0)
         assert here.timed.rolled_offset == 1
         here.deliver(T0 + DAY_MS)
         assert here.bodies() == [LARGE]
 
 
-def test_a_message_without_room_for_the_roll_property_is_rolled_without_it(tmp_path: Path) -> None:
+async def test_a_message_without_room_for_the_roll_property_is_rolled_without_it(tmp_path: Path) -> None:
     with timer_store(tmp_path, mapped_file_size_commit_log=1 << 16) as here:
         here.send(T0, T0 + DAY_MS, b"far", a="x")
         (record,) = here.store.get(TIMER_TOPIC, 0, 0, 1).records
         size = len(properties.join(decode(record).properties))
         here.send(T0, T0 + DAY_MS, b"full of properties", a="x" * (properties.MAX_PROPERTIES_SIZE - size + 1))
         fill(here, T0, 1 << 16)
-        assert here.roll(T0)
+        assert await here.roll(T0)
         rolled = [decode(record).properties for record in here.store.get(TIMER_TOPIC, 0, 2, 2).records]
         assert [TIMER_ROLL_TIMES in pairs for pairs in rolled] == [True, False]
         here.deliver(T0 + DAY_MS)
@@ -367,7 +368,7 @@ def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCap
     store = MessageStore(stores.config(tmp_path))
     store.open(T0)
     puts = InternalPuts(store, rings.append)
-    store.write_state.reason = "full"
+    store.write_state.set_disk_full("full")
     for number in range(internal_puts.MAX_BUFFERED + 2):
         put = puts.put_or_buffer("event", stores.inner(body=b"%d" % number), T0)
         assert put.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
@@ -376,17 +377,17 @@ def test_puts_kept_for_a_retry_are_bounded(tmp_path: Path, caplog: pytest.LogCap
     assert puts.put_buffered(T0 + 1000) == T0 + 3000
     assert caplog.text.count("further messages are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
-    store.write_state.reason = None
+    store.write_state.set_disk_full(None)
     assert puts.put_buffered(T0 + 3000) is None
     assert store.max_offset("T", 0) == internal_puts.MAX_BUFFERED
-    store.write_state.reason = "full"
+    store.write_state.set_disk_full("full")
     kept = internal_puts.MAX_BUFFERED_BYTES // (1 << 20)
     for _ in range(kept + 1):
         puts.put_or_buffer("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
     assert caplog.text.count("further messages are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text
-    store.write_state.reason = None
+    store.write_state.set_disk_full(None)
     store.close()
     assert check(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""What a broker does at intervals, each thing on its own: its effects, while the broker serves."""
+"""Each periodic task of a broker on its own, by its effects while the broker serves."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config
 from support.broker_peer import broker_peer, heartbeat
 from support.cluster import cluster
-from support.consumers import until
+from support.waiting import until
 
 Only = Callable[[str], None]
 
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Only:
-    """Have a broker that starts now do one thing of those that it does at intervals, and that all the time."""
+    """Run one periodic task of the next broker every 5 ms, and no other."""
     every = Scheduler.every
 
     def choose(name: str) -> None:
         def often(
-            clockwork: Scheduler, interval_ms: int, its_name: str, step: Callable[[], Awaitable[object] | None]
+            scheduler: Scheduler, interval_ms: int, its_name: str, step: Callable[[], Awaitable[object] | None]
         ) -> None:
-            every(clockwork, 5 if its_name == name else 3_600_000, its_name, step)
+            every(scheduler, 5 if its_name == name else 3_600_000, its_name, step)
 
         monkeypatch.setattr(Scheduler, "every", often)
 

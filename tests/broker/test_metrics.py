@@ -19,7 +19,8 @@ from rucola.protocol.replication import encode_report
 from rucola.remoting.stream import open_stream
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, http_request, sample_value, scrape
-from support.replication import end_of, send, until
+from support.replication import end_of, send
+from support.waiting import until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -109,7 +110,7 @@ async def test_member_retry_and_dead_letter_metrics_are_exported(tmp_path: Path)
     async with metered_broker(tmp_path) as (running, broker):
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"x"))
-            await producer.instance.beat()
+            await producer.instance.send_heartbeats()
             assert sample_value(await scrape(broker), "rocketmq_producer_count", **BROKER_LABELS, group="p") == 1
         consumer = PushConsumer("g", running.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("T")

@@ -56,6 +56,6 @@ async def test_an_offset_beyond_the_end_of_its_queue_is_lowered_to_it(
         await peer.send(b"in the place of one that was lost")
         (message,) = decode_many((await peer.pull(queue_offset=3)).body)
         assert message.body == b"in the place of one that was lost"
-    assert "group new: its offset on T:0 is 5, and the queue ends at 3; it goes on there" in caplog.messages
+    assert "group new: offset of T:0 reset from 5 to 3, the end of the queue" in caplog.messages
     written = read_config(path)["offsetTable"]
     assert (written["T@new"], written["T@old"]) == ({0: 3, 1: 0}, {0: 2, 1: -1})

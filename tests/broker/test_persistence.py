@@ -1,4 +1,4 @@
-"""Tables of a broker reach their files in a thread: no message waits for that, and no answer comes before it."""
+"""Table persistence: writes run in a thread, changes are coalesced, responses wait for the write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table:
 
 
 class SlowDisk:
-    """Keeps every fsync waiting until it is let go."""
+    """Blocks every fsync until `may_go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_asked, self.may_go = threading.Event(), threading.Event()
@@ -71,14 +71,14 @@ async def test_waiters_of_a_failed_table_write_get_the_error(tmp_path: Path) -> 
     broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TablePersistence()
     obstacle = tmp_path / "broken.json.tmp"
     obstacle.mkdir()
-    await writing.wait_persisted()  # nothing is to be written yet
+    await writing.wait_persisted()  # nothing to write yet
     writing.schedule(broken.snapshot_writer)
     with pytest.raises(IsADirectoryError):
         await writing.wait_persisted()
     obstacle.rmdir()
     writing.schedule(sound.snapshot_writer)
     await writing.wait_persisted()
-    assert broken.file.read() == sound.file.read() == {"number": 0}, "what failed is tried again"
+    assert broken.file.read() == sound.file.read() == {"number": 0}, "a failed write is retried"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.store.message_store import MessageStore
-from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config, until
+from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config
 from support.broker_peer import Peer
 from support.stores import inner
+from support.waiting import until
 
 HOUR_MS = 3_600_000
 

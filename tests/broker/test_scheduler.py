@@ -1,4 +1,4 @@
-"""What a broker does by the clock ends with the clockwork."""
+"""The scheduler ends its steps at the stop; the reput service dispatches in bounded batches."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def test_stop_waits_for_a_running_thread() -> None:
         may_end.wait(20)
         ended.set()
 
-    clockwork = Scheduler()
-    clockwork.every(1, "work", lambda: in_thread(work))
+    scheduler = Scheduler()
+    scheduler.every(1, "work", lambda: in_thread(work))
     await asyncio.to_thread(started.wait, 20)
-    stopping = asyncio.create_task(clockwork.stop())
+    stopping = asyncio.create_task(scheduler.stop())
     for _ in range(10):
         await asyncio.sleep(0)
     assert not stopping.done()
@@ -54,21 +54,21 @@ async def test_stop_cancels_a_step_that_runs_no_thread() -> None:
         waits.set()
         await asyncio.Event().wait()
 
-    clockwork = Scheduler()
-    clockwork.every(1, "step", step)
+    scheduler = Scheduler()
+    scheduler.every(1, "step", step)
     await waits.wait()
-    await clockwork.stop()
+    await scheduler.stop()
 
 
 async def test_the_loop_runs_while_files_of_many_queues_are_created(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
-    turns = [0]
+    counts = [0]
     dispatched = asyncio.Event()
 
-    def turn() -> None:
-        turns.append(len(list((tmp_path / "store" / "consumequeue").glob("*/*/*"))))
+    def count_files() -> None:
+        counts.append(len(list((tmp_path / "store" / "consumequeue").glob("*/*/*"))))
         if store.has_pending:
-            loop.call_soon(turn)
+            loop.call_soon(count_files)
         else:
             dispatched.set()
 
@@ -76,25 +76,25 @@ async def test_the_loop_runs_while_files_of_many_queues_are_created(tmp_path: Pa
         reput = ReputService(store, PullRequestHold(), lambda: None)
         for queue_id in range(50):
             store.put(inner(queue_id=queue_id), 1)
-        loop.call_soon(turn)
+        loop.call_soon(count_files)
         await dispatched.wait()
-    assert turns[-1] == 50
-    assert max(after - before for before, after in itertools.pairwise(turns)) == NEW_QUEUES_PER_ITERATION
+    assert counts[-1] == 50
+    assert max(after - before for before, after in itertools.pairwise(counts)) == NEW_QUEUES_PER_ITERATION
     assert check(tmp_path / "store") == []
 
 
 async def test_messages_left_by_a_failed_dispatch_are_dispatched_later(tmp_path: Path) -> None:
     failures: list[object] = []
-    told: list[int] = []
+    ends: list[int] = []
     dispatched = asyncio.Event()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         failures.append(context["exception"])
-        loop.call_soon(dispatched.set)  # behind the dispatch of what is left
+        loop.call_soon(dispatched.set)  # after the dispatch of the rest
 
     def arrive(arrived: Mapping[str, TopicArrivals]) -> None:
-        told.append(arrived["T"][0][-1].max_offset)
-        if len(told) == 1:
+        ends.append(arrived["T"][0][-1].max_offset)
+        if len(ends) == 1:
             raise ArithmeticError
 
     with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
@@ -103,7 +103,7 @@ async def test_messages_left_by_a_failed_dispatch_are_dispatched_later(tmp_path:
         for _ in range(MESSAGES_PER_ITERATION + 1):
             store.put(inner(), 1)
         await dispatched.wait()
-        assert told == [MESSAGES_PER_ITERATION, MESSAGES_PER_ITERATION + 1]
+        assert ends == [MESSAGES_PER_ITERATION, MESSAGES_PER_ITERATION + 1]
     assert list(map(type, failures)) == [ArithmeticError]
     assert check(tmp_path / "store") == []
 

@@ -35,9 +35,10 @@ from rucola.protocol.codes import ResponseCode
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support import stores
-from support.aging_broker import ClockAndDisk, aging_broker, until
+from support.aging_broker import ClockAndDisk, aging_broker
 from support.broker_peer import Peer, broker_peer, next_messages
 from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
+from support.waiting import until
 
 # Where a message waits.
 
@@ -215,17 +216,17 @@ def test_an_unreadable_progress_file_is_named(tmp_path: Path, text: str) -> None
 # Rolling.
 
 
-def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) -> None:
+async def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 10, b"soon", UNIQ_KEY="0")
         here.send(T0, T0 + 90 * DAY_MS, b"far", UNIQ_KEY="1")
         here.deliver(T0 + 10)
-        assert here.roll(T0 + 10)
+        assert await here.roll(T0 + 10)
         assert here.timed.rolled_offset == 0, "the only file of the log stays"
         fill(here, T0 + 10, 4096)
         here.send(T0, T0 + 80 * DAY_MS, b"in the next file", UNIQ_KEY="2")
-        assert here.roll(T0 + 20)
-        assert here.roll(T0 + 30)
+        assert await here.roll(T0 + 20)
+        assert await here.roll(T0 + 30)
         assert here.store.max_offset(TIMER_TOPIC, 0) == 4
         copy = decode(here.store.get(TIMER_TOPIC, 0, 3, 1).records[0])
         assert (copy.body, copy.properties[TIMER_ROLL_TIMES]) == (b"far", "1")
@@ -235,11 +236,11 @@ def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) -> Non
         assert TIMER_ROLL_TIMES not in here.delivered()[2].properties
 
 
-def test_a_message_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> None:
+async def test_a_message_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> None:
     with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + DAY_MS, b"far", UNIQ_KEY="1")
         fill(here, T0, 4096)
-        assert here.roll(T0)
+        assert await here.roll(T0)
         here.store.reput()
         stores.crashed_copy(here.store, tmp_path / "after")
     with timer_store(tmp_path / "after") as here:
@@ -247,14 +248,14 @@ def test_a_message_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> No
         assert here.bodies() == [b"far"]
 
 
-def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None:
+async def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, b"far")
         fill(here, T0, 4096)
         here.store.write_state.set_disk_full("full")
-        assert not here.roll(T0)
+        assert not await here.roll(T0)
         here.store.write_state.set_disk_full(None)
-        assert here.roll(T0)
+        assert await here.roll(T0)
         assert here.timed.rolled_offset == 1
 
 
@@ -270,7 +271,7 @@ steps = st.one_of(
 
 @settings(max_examples=25)
 @given(st.lists(steps, max_size=10))
-def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]]) -> None:
+async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:
         sizes = {"near_capacity": 3, "segment_units": 5}
         here, count, now_ms, due = TimerStore(Path(directory) / "0", sizes), 0, T0, {}
@@ -289,7 +290,7 @@ def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]])
                 case "note":
                     here.timed.persist(here.timed.checkpoint())
                 case "roll":
-                    assert here.roll(now_ms)
+                    assert await here.roll(now_ms)
                 case _:
                     if step == "restart":
                         here.store.reput()

@@ -32,6 +32,8 @@ from rucola.store.tools.check import check
 from support import stores
 from support.broker_peer import Peer, broker_peer
 from support.cluster import Tally
+from support.recorded_frames import decode as decode_frame
+from support.recorded_frames import frames
 from support.transaction_store import (
     COMMIT,
     ROLLBACK,
@@ -42,8 +44,6 @@ from support.transaction_store import (
     end_transaction,
     transaction_store,
 )
-from support.wire import decode as decode_frame
-from support.wire import frames
 
 # Ends.
 

@@ -39,7 +39,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection, Processor
 from rucola.store.config import StoreConfig
 from support.compatibility import rows
-from support.wire import Exchange, decode, exchanges, shape
+from support.recorded_frames import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 10921
 SERVER_PORTS = (RECORDED_PORT, 9877)
@@ -60,7 +60,7 @@ EQUAL_FIELDS = {
 }
 
 
-class Stage:
+class RecordedState:
     """A broker under test, and what brings it into a recorded state."""
 
     def __init__(self, address: str, client: RemotingClient) -> None:
@@ -154,7 +154,7 @@ class Stage:
 
     async def send(self, topic: str, queue_id: int, pairs: str) -> RemotingCommand:
         header = SendMessageRequestHeader(
-            producer_group="stage", topic=topic, queue_id=queue_id, sys_flag=0, born_timestamp=1, flag=0,
+            producer_group="state", topic=topic, queue_id=queue_id, sys_flag=0, born_timestamp=1, flag=0,
             properties=pairs,
         )  # fmt: skip
         answer = await self.ask(RemotingCommand.request(RequestCode.SEND_MESSAGE, header, b"filling"))
@@ -209,7 +209,7 @@ def recorded_clients(golden: Path) -> dict[int, Processor]:
 
 
 @asynccontextmanager
-async def recorded_stage(path: Path, clients: dict[int, Processor] | None = None) -> AsyncIterator[Stage]:
+async def recorded_state(path: Path, clients: dict[int, Processor] | None = None) -> AsyncIterator[RecordedState]:
     async with Namesrv("127.0.0.1", 0) as namesrv:
         config = BrokerConfig(
             broker_name="broker-a",
@@ -231,7 +231,7 @@ async def recorded_stage(path: Path, clients: dict[int, Processor] | None = None
         async with Broker(config, store, clock=lambda: RECORDED_MS) as broker:
             ignored = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
             client = RemotingClient({**dict.fromkeys(ignored, _ignore), **(clients or {})})
-            yield Stage(broker.address, client)
+            yield RecordedState(broker.address, client)
             await client.close()
 
 
@@ -269,16 +269,16 @@ async def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Pat
     not_answered = {row.code for row in rows() if not row.is_answered_by("broker")}
     found: list[str] = []
 
-    async with recorded_stage(tmp_path, recorded_clients(golden)) as stage:
+    async with recorded_state(tmp_path, recorded_clients(golden)) as state:
         for exchange in recorded:
             request = decode(exchange.request)
             if exchange.code in not_answered:
-                refusal = await stage.ask(request)
+                refusal = await state.ask(request)
                 assert refusal.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED, exchange
                 continue
             if exchange.answer is None:
-                await stage.tell(request)
+                await state.tell(request)
                 continue
-            await stage.prepare(request, decode(exchange.answer))
-            found.extend(differences(exchange, request, await stage.ask(request)))
+            await state.prepare(request, decode(exchange.answer))
+            found.extend(differences(exchange, request, await state.ask(request)))
     assert found == [], "\n".join(found)

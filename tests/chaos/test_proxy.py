@@ -12,8 +12,8 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
-from support.consumers import until
 from support.proxy import Proxy
+from support.waiting import until
 
 ECHO = 1
 

@@ -25,7 +25,7 @@ from rucola.client import (
 )
 from rucola.client import sync as blocking
 from rucola.client.consumer import push_consumer
-from rucola.client.instance import GroupClient
+from rucola.client.group_client import GroupClient
 from rucola.client.trace import MessageTrace
 from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode

@@ -10,6 +10,7 @@ from rucola.client.consumer.allocation import average
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.producer import producer
+from rucola.client.producer.options import ProducerOptions
 
 OPTIONS = ConsumeOptions()
 
@@ -25,9 +26,9 @@ OPTIONS = ConsumeOptions()
         ("REBALANCE_LOCK_MAX_LIVE_TIME", queue_locks.LOCK_LIFE_MS, 30_000),
         ("BROKER_SUSPEND_MAX_TIME_MILLIS", fetcher.SUSPEND_MS, 15_000),
         ("sendMsgTimeout", producer.SEND_TIMEOUT_MS, 3_000),
-        ("retryTimesWhenSendFailed", producer.RETRY_TIMES, 2),
-        ("compressMsgBodyOverHowmuch", producer.COMPRESS_THRESHOLD, 4096),
-        ("maxMessageSize", producer.MAX_MESSAGE_SIZE, 4 << 20),
+        ("retryTimesWhenSendFailed", ProducerOptions().retry_times, 2),
+        ("compressMsgBodyOverHowmuch", ProducerOptions().compress_threshold, 4096),
+        ("maxMessageSize", ProducerOptions().max_message_size, 4 << 20),
         ("consumeThreadMax", OPTIONS.concurrency, 20),
         ("consumeTimeout", OPTIONS.consume_timeout_ms, 15 * 60_000),
         ("suspendCurrentQueueTimeMillis", OPTIONS.suspend_current_queue_ms, 1_000),

@@ -8,7 +8,8 @@ import pytest
 
 from rucola.client import Producer
 from rucola.client.producer import latency_faults
-from rucola.client.producer.latency_faults import BrokerFaults, QueueRotation
+from rucola.client.producer.latency_faults import BrokerFaults
+from rucola.client.producer.queue_rotation import QueueRotation
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -37,24 +38,24 @@ A, B, C = (MessageQueue("T", f"broker-{name}", 0) for name in "abc")
 )
 def test_a_slower_response_excludes_a_broker_for_longer(latency_ms: float, out_of_turn_ms: int) -> None:
     faults = BrokerFaults()
-    faults.answered("broker-a", latency_ms, 1000)
+    faults.record_response("broker-a", latency_ms, 1000)
     assert faults.is_available("broker-a", 1000 + out_of_turn_ms)
     assert out_of_turn_ms == 0 or not faults.is_available("broker-a", 999 + out_of_turn_ms)
 
 
 def test_a_failure_counts_as_thirty_seconds_until_a_success() -> None:
     faults = BrokerFaults()
-    faults.answered("broker-a", 1, 0, failed=True)
+    faults.record_response("broker-a", 1, 0, failed=True)
     assert not faults.is_available("broker-a", 599_999)
     assert faults.is_available("broker-a", 600_000)
-    faults.answered("broker-a", 1, 10)
+    faults.record_response("broker-a", 1, 10)
     assert faults.is_available("broker-a", 10)
     assert faults.is_available("broker-b", 10)
 
 
 def test_only_available_brokers_are_selected() -> None:
     turns = QueueRotation(BrokerFaults())
-    turns.answered("broker-a", -700, 0)
+    turns.record_response("broker-a", -700, 0)
     assert {turns.next([A, B, C], 10) for _ in range(6)} == {B, C}
     assert {turns.next([A, B, C], 10, "broker-b") for _ in range(6)} == {C}
     assert {turns.next([A, B, C], 30_000) for _ in range(6)} == {A, B, C}
@@ -63,7 +64,7 @@ def test_only_available_brokers_are_selected() -> None:
 def test_the_better_half_is_selected_if_no_broker_is_available() -> None:
     turns = QueueRotation(BrokerFaults())
     for broker_name, latency_ms in (("broker-a", 4000), ("broker-b", 700), ("broker-c", 20_000), ("broker-d", 800)):
-        turns.answered(broker_name, -latency_ms, 0)
+        turns.record_response(broker_name, -latency_ms, 0)
     assert {turns.next([A, B, C], 10) for _ in range(8)} >= {B}
     only_c = {turns.next([C], 10) for _ in range(8)}
     assert only_c == {C}  # brokers without a queue are forgotten
@@ -71,18 +72,18 @@ def test_the_better_half_is_selected_if_no_broker_is_available() -> None:
 
 def test_brokers_are_ordered_by_availability_then_latency() -> None:
     faults = BrokerFaults()
-    assert faults.least_bad(0) is None
-    faults.answered("slow", 4000, 0)
-    assert faults.least_bad(0) == "slow"
-    faults.answered("failed", 1, 0, failed=True)
-    faults.answered("fast", 10, 0)
-    faults.answered("fair", 60, 0)
-    assert {faults.least_bad(0) for _ in range(4)} == {"fast", "fair"}
+    assert faults.least_faulty(0) is None
+    faults.record_response("slow", 4000, 0)
+    assert faults.least_faulty(0) == "slow"
+    faults.record_response("failed", 1, 0, failed=True)
+    faults.record_response("fast", 10, 0)
+    faults.record_response("fair", 60, 0)
+    assert {faults.least_faulty(0) for _ in range(4)} == {"fast", "fair"}
 
 
 def test_without_fault_tolerance_only_the_last_failed_broker_is_avoided() -> None:
     turns = QueueRotation(None)
-    turns.answered("broker-a", 10**6, 0, failed=True)
+    turns.record_response("broker-a", 10**6, 0, failed=True)
     assert {turns.next([A, B], 0) for _ in range(4)} == {A, B}
     assert {turns.next([A, B], 0, "broker-a") for _ in range(4)} == {B}
     assert turns.next([A], 0, "broker-a") == A

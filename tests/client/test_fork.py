@@ -154,7 +154,7 @@ def test_a_blocking_client_that_was_open_raises_at_once_in_a_child_and_stays_ope
         for name, why, *_ in of_children:
             assert name != "failed", why
             if name != "own":
-                assert "of which this one is a fork" in why, name
+                assert "of which this process is a fork" in why, name
                 assert "make a new client here" in why, name
         assert [place for name, place, *_ in of_children if name == "own"] == [3, 4]
         assert sent == ["parent", 5]
@@ -199,7 +199,7 @@ asyncio.run(main())
 def test_an_asyncio_client_that_was_open_raises_at_once_in_a_child(tmp_path: Path) -> None:
     with servers(tmp_path) as namesrv:
         said = run(OPEN_ON_A_LOOP, namesrv)
-        refused = [(name, "of which this one is a fork" in why) for name, why, *_ in said[:6]]
+        refused = [(name, "of which this process is a fork" in why) for name, why, *_ in said[:6]]
         assert refused == [(name, True) for name in ("send", "open", "subscribe", "listen", "ack", "iterate")]
         assert said[6:] == [["close", "result", "None"], ["parent", True, 2], ["parent", "1"]]
 

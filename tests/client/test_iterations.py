@@ -13,7 +13,8 @@ from rucola.client import Message, MessageExt, PullLimits, PushConsumer
 from rucola.client import sync as blocking
 from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, take, until
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, take
+from support.waiting import until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 
@@ -162,7 +163,7 @@ async def test_an_unacknowledged_message_is_not_requeued_after_its_queue_was_res
             (queue,) = consumer.queues
             left = consumer.messages()
             message = await anext(left)
-            await consumer.reset_offsets({queue: 3})
+            await consumer.operations.reset_offsets({queue: 3})
             await left.aclose()
             consumer.ack(message)
             assert await take(consumer, 2) == [3, 4]

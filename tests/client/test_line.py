@@ -28,13 +28,13 @@ def own_queue(queue_id: int = 0) -> AssignedQueue:
 
 def pulled(own: AssignedQueue, count: int) -> list[MessageExt]:
     """So many more messages of the queue."""
-    begin = own.progress.next_offset
+    begin = own.process_queue.next_offset
     messages = [replace(STORED, queue_id=own.queue.queue_id, queue_offset=begin + i) for i in range(count)]
-    return own.progress.put(messages, begin + count)
+    return own.process_queue.put(messages, begin + count)
 
 
-def line_of(*, in_order: bool, may_take: Callable[[AssignedQueue], bool] = lambda own: True) -> ReadyQueue:
-    line = ReadyQueue(in_order=in_order, may_take=may_take)
+def line_of(*, in_order: bool, can_deliver: Callable[[AssignedQueue], bool] = lambda own: True) -> ReadyQueue:
+    line = ReadyQueue(in_order=in_order, can_deliver=can_deliver)
     line.open()
     return line
 
@@ -59,16 +59,15 @@ def test_every_message_is_taken_once_in_queue_order(
         at_work: list[AssignedQueue] = []
 
         async def take() -> None:
-            while (delivery := await line.take(max_count)) is not None:
+            while (delivery := await line.get(max_count)) is not None:
                 assert 1 <= len(delivery.messages) <= max_count
-                assert not (in_order and delivery.own in at_work)
-                taken[delivery.own.queue.queue_id] += [message.queue_offset for message in delivery.messages]
-                at_work.append(delivery.own)
+                assert not (in_order and delivery.assigned in at_work)
+                taken[delivery.assigned.queue.queue_id] += [message.queue_offset for message in delivery.messages]
+                at_work.append(delivery.assigned)
                 for _ in range(random.randrange(3)):
                     await asyncio.sleep(0)
-                at_work.remove(delivery.own)
-                delivery.done()
-                line.leave(delivery)
+                at_work.remove(delivery.assigned)
+                line.complete(delivery)
 
         async def put() -> None:
             left = list(counts)
@@ -82,7 +81,7 @@ def test_every_message_is_taken_once_in_queue_order(
         taking = [asyncio.create_task(take()) for _ in range(takers)]
         await put()
         async with asyncio.timeout(20):
-            while any(len(own.progress) for own in queues):  # noqa: ASYNC110
+            while any(len(own.process_queue) for own in queues):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         line.close()
         await asyncio.gather(*taking)
@@ -96,14 +95,14 @@ async def test_queues_are_served_in_turn() -> None:
     for queue_id, count in enumerate((5, 1, 2)):
         own = own_queue(queue_id)
         line.put(own, pulled(own, count))
-    order = [delivery.own.queue.queue_id for delivery in iter(line.take_now, None)]
+    order = [delivery.assigned.queue.queue_id for delivery in iter(line.get_nowait, None)]
     assert order == [0, 1, 2, 0, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 async def test_a_cancelled_taker_passes_its_turn_to_the_next(in_order: bool) -> None:
     line = line_of(in_order=in_order)
-    first, second = asyncio.create_task(line.take()), asyncio.create_task(line.take())
+    first, second = asyncio.create_task(line.get()), asyncio.create_task(line.get())
     await asyncio.sleep(0)
     own = own_queue()
     line.put(own, pulled(own, 1))
@@ -117,14 +116,14 @@ async def test_requeued_messages_come_first_when_the_queue_resumes() -> None:
     line = line_of(in_order=True)
     own = own_queue()
     line.put(own, pulled(own, 4))
-    delivery = line.take_now(2)
+    delivery = line.get_nowait(2)
     assert delivery is not None
     assert not own.idle.is_set()
-    line.put_back(delivery, delivery.messages)
+    line.requeue_blocked(delivery, delivery.messages)
     assert own.idle.is_set()
-    assert line.take_now() is None
-    line.come_back(own)
-    again = line.take_now(4)
+    assert line.get_nowait() is None
+    line.unblock(own)
+    again = line.get_nowait(4)
     assert again is not None
     assert [message.queue_offset for message in again.messages] == [0, 1, 2, 3]
 
@@ -133,46 +132,46 @@ async def test_a_reset_or_dropped_queue_delivers_no_old_messages() -> None:
     line = line_of(in_order=True)
     own = own_queue()
     line.put(own, pulled(own, 3))
-    delivery = line.take_now()
+    delivery = line.get_nowait()
     assert delivery is not None
-    own.begin_anew(10)
+    own.reset(10)
     line.put(own, pulled(own, 1))
-    line.put_back(delivery, delivery.messages)
-    line.come_back(own)
-    new = line.take_now(5)
+    line.requeue_blocked(delivery, delivery.messages)
+    line.unblock(own)
+    new = line.get_nowait(5)
     assert new is not None
     assert [message.queue_offset for message in new.messages] == [10]
-    assert delivery.not_done == []
+    assert delivery.incomplete == []
     line.put(own, pulled(own, 1))
-    own.is_given_up = True
-    line.leave(new)
-    assert line.take_now() is None
+    own.is_revoked = True
+    line.complete(new)
+    assert line.get_nowait() is None
 
 
 async def test_a_suspended_queue_is_skipped_until_it_resumes() -> None:
     may: list[bool] = [False]
-    line = line_of(in_order=True, may_take=lambda own: may[0])
+    line = line_of(in_order=True, can_deliver=lambda own: may[0])
     own = own_queue()
     line.put(own, pulled(own, 1))
-    assert line.take_now() is None
+    assert line.get_nowait() is None
     may[0] = True
-    assert line.take_now() is None  # nobody asks again by himself
-    line.come_back(own)
-    assert line.take_now() is not None
+    assert line.get_nowait() is None  # nobody asks again by himself
+    line.unblock(own)
+    assert line.get_nowait() is not None
 
 
 async def test_a_closed_ready_queue_delivers_nothing_and_reopens_empty() -> None:
     line = line_of(in_order=False)
-    waiting = asyncio.create_task(line.take())
+    waiting = asyncio.create_task(line.get())
     await asyncio.sleep(0)
     line.close()
     assert await waiting is None
     own = own_queue()
     line.put(own, pulled(own, 1))
-    assert line.take_now() is None
-    assert await line.take() is None
+    assert line.get_nowait() is None
+    assert await line.get() is None
     line.open()
-    assert line.take_now() is None
+    assert line.get_nowait() is None
 
 
 @given(count=st.integers(1, 12), takers=st.integers(1, 4), in_order=st.booleans(), seed=st.integers(0, 1000))
@@ -186,33 +185,32 @@ def test_a_requeued_message_is_delivered_until_completed(count: int, takers: int
         done: dict[int, list[int]] = {0: [], 1: []}
         at_work: list[AssignedQueue] = []
 
-        async def run_close_steps(delivery: Delivery) -> None:
-            own = delivery.own
+        async def complete(delivery: Delivery) -> None:
+            own = delivery.assigned
             assert not (in_order and own in at_work)
             at_work.append(own)
             for _ in range(random.randrange(3)):
                 await asyncio.sleep(0)
             at_work.remove(own)
             done[own.queue.queue_id] += [message.queue_offset for message in delivery.messages]
-            delivery.done()
-            line.leave(delivery)
+            line.complete(delivery)
 
         async def take() -> None:
-            while (delivery := await line.take()) is not None:
+            while (delivery := await line.get()) is not None:
                 if random.random() < 0.5:
-                    await run_close_steps(delivery)
+                    await complete(delivery)
                     continue
                 line.requeue(delivery)
                 for _ in range(random.randrange(3)):
                     await asyncio.sleep(0)
-                if random.random() < 0.5 and line.take_again(delivery):
-                    await run_close_steps(delivery)
+                if random.random() < 0.5 and line.reclaim(delivery):
+                    await complete(delivery)
 
         for own in queues:
             line.put(own, pulled(own, count))
         taking = [asyncio.create_task(take()) for _ in range(takers)]
         async with asyncio.timeout(20):
-            while any(len(own.progress) for own in queues):  # noqa: ASYNC110
+            while any(len(own.process_queue) for own in queues):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         line.close()
         await asyncio.gather(*taking)

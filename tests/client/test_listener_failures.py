@@ -25,12 +25,13 @@ from rucola.client import (
 )
 from rucola.client import sync as blocking
 from rucola.client.consumer import assignment, dispatcher, push_consumer
-from rucola.client.producer.producer import CompletedSend
+from rucola.client.producer.options import CompletedSend
 from rucola.errors import ConfigError
 from rucola.protocol.connections import CR_THROW_EXCEPTION
 from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, until
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of
+from support.waiting import until
 
 
 class Panic(BaseException):
@@ -221,7 +222,7 @@ async def test_an_operator_who_invokes_the_listener_gets_the_error(
         consumer.listen(raising(error, kind, fails))
         async with consumer:
             (message,) = await seen.reach(1)
-            result = await consumer.consume_directly(message)
+            result = await consumer.operations.consume_directly(message)
         assert result.consume_result == CR_THROW_EXCEPTION
         assert type(error).__name__ in (result.remark or "")
 
@@ -350,7 +351,7 @@ async def test_a_message_without_a_thread_to_run_on_has_not_failed(
         assert sorted(seen.items) == list(range(20))
         assert await committed(running) == 20
     assert len(refused) == 5
-    assert caplog.text.count("messages wait, uncommitted: no thread takes a call of the listener: can't start") == 1
+    assert caplog.text.count("messages wait, uncommitted: no thread accepts a call of the listener: can't start") == 1
 
 
 @pytest.mark.parametrize("result", [SystemExit(3), None])
@@ -420,11 +421,13 @@ class FailingTrace:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def sent(self, sent: CompletedSend) -> None:
+    def send_completed(self, send: CompletedSend) -> None:
         self.told.append("sent")
         raise OSError("no disk for the trace")
 
-    def ended(self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool) -> None:
+    def transaction_ended(
+        self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool
+    ) -> None:
         self.told.append("ended")
         raise OSError("no disk for the trace")
 

@@ -11,7 +11,8 @@ import pytest
 from rucola.client import MessageExt, PullLimits, PushConsumer, ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.errors import ConfigError
 from support.cluster import Tally, cluster
-from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take, until
+from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take
+from support.waiting import until
 
 
 async def test_a_batch_holds_waiting_messages_of_one_queue(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ async def test_a_batch_holds_waiting_messages_of_one_queue(tmp_path: Path) -> No
         consumer.listen_to_batches(listen, 8)
         async with consumer:
             await batches.reach(lambda batches: sum(map(len, batches)) == 100)
-            assert consumer.settings()["consumeMessageBatchMaxSize"] == "8"
+            assert consumer.operations.settings()["consumeMessageBatchMaxSize"] == "8"
         assert await committed(running) == 100
     assert all(len({message.queue_id for message in batch}) == 1 for batch in batches.items)
     assert max(map(len, batches.items)) == 8
@@ -112,11 +113,11 @@ async def test_a_message_consumed_for_too_long_is_retried_and_the_offset_advance
             (header,) = await broker.given_back.reach(1)
             assert (header.offset, header.delay_level) == (1001, 3)
             (queue,) = consumer.queues
-            await until(lambda: consumer.held()[queue].commit_offset == 3)
+            await until(lambda: consumer.operations.process_queues()[queue].commit_offset == 3)
             may_end.set()
         assert broker.committed == 3
         assert len(broker.given_back.items) == 1
-    assert "they go back to the broker" in caplog.text
+    assert "and go back to the broker" in caplog.text
 
 
 async def test_an_iteration_loses_a_message_that_it_holds_for_too_long(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ async def test_the_fetcher_pauses_at_each_limit_and_resumes_below_it(
     async with cluster_with_topic(tmp_path, (10**9 + number for number in range(30)), queues=1) as (running, _):
         async with consumer_of(running, limits=limits, pull_batch_size=1) as consumer:
             (queue,) = consumer.queues
-            await until(lambda: consumer.held()[queue].cached_msg_count == held)
+            await until(lambda: consumer.operations.process_queues()[queue].cached_msg_count == held)
             assert len(await take(consumer, 30)) == 30
         assert await committed(running) == 30
 

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rucola.client import Message, Producer, PushConsumer, sync
 from rucola.client.metrics import Client, ClientCollector
 from support.cluster import cluster
-from support.consumers import cluster_with_topic, consumer_of, take, until
+from support.consumers import cluster_with_topic, consumer_of, take
+from support.waiting import until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

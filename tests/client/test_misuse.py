@@ -27,7 +27,8 @@ from rucola.client.consumer import options as consume_options
 from rucola.errors import ConfigError, MQError, RemotingError
 from support.broker_thread import servers
 from support.cluster import Tally
-from support.consumers import FIRST, cluster_with_topic, consumer_of, until
+from support.consumers import FIRST, cluster_with_topic, consumer_of
+from support.waiting import until
 
 ELSEWHERE = "belongs to the event loop on which it was opened"
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -185,10 +186,16 @@ def broken(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (blocked, "cannot be kept in .*File exists.*; give another offsets_root"),
-        (lambda root: Path("/proc/offsets"), "cannot be kept in /proc/offsets/me/c: .*; give another offsets_root"),
-        (lambda root: root / "nul\0", "cannot be kept in .*null byte; give another offsets_root"),
-        (broken, "cannot tell how far this member has come; mend or remove"),
+        (blocked, "cannot store the offsets of this member in .*File exists.*; pass another offsets_root"),
+        (
+            lambda root: Path("/proc/offsets"),
+            "cannot store the offsets of this member in /proc/offsets/me/c: .*; pass another offsets_root",
+        ),
+        (
+            lambda root: root / "nul\0",
+            "cannot store the offsets of this member in .*null byte; pass another offsets_root",
+        ),
+        (broken, "cannot read the offsets of this member; repair or remove"),
     ],
 )
 async def test_an_unusable_offset_directory_is_refused(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
@@ -226,7 +233,7 @@ def test_an_invalid_offset_directory_is_refused_on_construction(monkeypatch: pyt
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(ConfigError, match=r"Could not determine home directory\.; give offsets_root"):
+    with pytest.raises(ConfigError, match=r"Could not determine home directory\.; pass offsets_root"):
         PushConsumer("c", "127.0.0.1:1", **BROADCASTING)
     assert consume_options.ConsumeOptions().offsets_root is None
 

@@ -114,7 +114,7 @@ async def test_each_broker_is_tried_once_within_the_retry_limit(tmp_path: Path, 
     async with sending(brokers, tmp_path) as producer:
         result = await producer.send(Message("T", b"x"))
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-        assert len(brokers.asked) == len(set(brokers.asked)) == min(len(names), 1 + producer.retry_times)
+        assert len(brokers.asked) == len(set(brokers.asked)) == min(len(names), 1 + producer.options.retry_times)
         assert result.queue.broker_name == brokers.asked[-1]
 
 

@@ -35,7 +35,7 @@ async def test_a_member_resumes_at_the_offsets_of_its_file(tmp_path: Path) -> No
         ClientInstance(running.namesrv, client_id="one") as instance,
     ):
         async with consumer_of(running, instance=instance, **options) as consumer:
-            assert len(consumer.held()) == 4  # and no retry topic
+            assert len(consumer.operations.process_queues()) == 4  # and no retry topic
             assert sorted(await take(consumer, 20)) == list(range(20))
         content = (tmp_path / "offsets" / "one" / "c" / "offsets.json").read_bytes()
         table = fastjson.loads(content)["offsetTable"]
@@ -74,14 +74,14 @@ async def test_a_failure_in_broadcasting_is_logged_and_not_retried(
         options: dict[str, Any] = {"message_model": BROADCASTING, "offsets_root": tmp_path / "offsets"}
         consumer = consumer_of(running, **options)
         assert consumer.instance.client_id.endswith("@DEFAULT")
-        assert consumer.settings()["messageModel"] == "BROADCASTING"
+        assert consumer.operations.settings()["messageModel"] == "BROADCASTING"
         consumer.listen(listen)
         async with consumer:
             await seen.reach(3)
         async with consumer_of(running, **options) as again:
             assert [message async for message in again.messages(idle_timeout_ms=50)] == []
         assert sorted(seen.items) == [b"0", b"1", b"2"]
-    assert "will not come again: this is broadcasting" in caplog.text
+    assert "broadcasting consumers do not retry" in caplog.text
 
 
 async def test_a_file_of_apaches_client_is_read(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_a_damaged_file_falls_back_to_its_backup(tmp_path: Path) -> None:
     offsets.path.write_bytes(b'{"offsetTable":')
     assert await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE) == 3
     offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
-    with pytest.raises(ConfigError, match=r"mend or remove .*offsets\.json: .*offsets\.json\.bak"):
+    with pytest.raises(ConfigError, match=r"repair or remove .*offsets\.json: .*offsets\.json\.bak"):
         await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 

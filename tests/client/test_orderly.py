@@ -61,9 +61,9 @@ async def test_queues_are_consumed_in_parallel_and_each_in_order(tmp_path: Path)
         consumer.listen(listener.listen)
         async with consumer:
             await listener.seen.reach(200)
-            held = consumer.held()
+            held = consumer.operations.process_queues()
             assert all(info.locked and info.last_lock_timestamp > 0 for info in held.values())
-            assert consumer.settings()["PROP_CONSUMEORDERLY"] == "true"
+            assert consumer.operations.settings()["PROP_CONSUMEORDERLY"] == "true"
             assert await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ) == []
         assert await committed(running) == 200
         assert len(await other_locks(running, broker.address, "other", RequestCode.LOCK_BATCH_MQ)) == 4
@@ -297,7 +297,7 @@ async def test_locks_are_kept_until_they_expire_while_the_broker_is_silent(
             assert locks.holds(queue)
             monkeypatch.setattr(queue_locks, "LOCK_LIFE_MS", 0)
             assert not locks.holds(queue)
-    assert "no locks from broker broker-a now" in caplog.text
+    assert "broker broker-a confirms no locks now" in caplog.text
 
 
 async def test_ordered_broadcasting_needs_no_lock(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ class Progress(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def run_close_steps(self, data: st.DataObject) -> None:
+    def complete(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.held)))
-        assert self.progress.done(offset)
+        assert self.progress.complete(offset)
         del self.held[offset]
-        assert not self.progress.done(offset)
+        assert not self.progress.complete(offset)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -77,20 +77,20 @@ TestProgress.settings = settings(max_examples=40, stateful_step_count=30)
 def test_a_queue_is_full_at_its_message_limit_until_messages_complete() -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(LIMITS.count - 1)], LIMITS.count - 1)
-    assert progress.has_room
+    assert progress.has_capacity
     progress.put([message(LIMITS.count - 1)], LIMITS.count)
-    assert not progress.has_room
-    progress.done(500)
-    assert progress.has_room
+    assert not progress.has_capacity
+    progress.complete(500)
+    assert progress.has_capacity
 
 
 def test_a_queue_is_full_at_its_byte_limit() -> None:
     progress = ProcessQueue(0, LIMITS)
     size = LIMITS.size // 20
     progress.put([message(i, size) for i in range(19)], 19)
-    assert progress.has_room
+    assert progress.has_capacity
     progress.put([message(19, size)], 20)
-    assert not progress.has_room
+    assert not progress.has_capacity
 
 
 def test_a_queue_is_full_at_the_span_of_one_slow_message() -> None:
@@ -99,11 +99,11 @@ def test_a_queue_is_full_at_the_span_of_one_slow_message() -> None:
     for begin in range(1, LIMITS.span, 100):
         for done in progress.put([message(i) for i in range(begin, begin + 100)], begin + 100):
             if done.queue_offset != begin + 99:
-                progress.done(done.queue_offset)
+                progress.complete(done.queue_offset)
     assert len(progress) < 100
-    assert not progress.has_room
-    progress.done(0)
-    assert progress.has_room
+    assert not progress.has_capacity
+    progress.complete(0)
+    assert progress.has_capacity
 
 
 @given(st.permutations(range(30)))
@@ -111,6 +111,6 @@ def test_completing_in_any_order_commits_the_end(order: list[int]) -> None:
     progress = ProcessQueue(0, LIMITS)
     progress.put([message(i) for i in range(30)], 30)
     for offset in order:
-        progress.done(offset)
+        progress.complete(offset)
     assert progress.commit_offset == 30
     assert len(progress) == progress.size == 0

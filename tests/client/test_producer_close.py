@@ -11,13 +11,14 @@ import pytest
 
 from rucola.client import ClientInstance, LocalTransactionState, Message, Producer, SendResult, TransactionProducer
 from rucola.client.producer import producer as producer_module
+from rucola.client.producer import sender
 from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageResponseHeader
 from rucola.remoting.server import RemotingServer
 from support.cluster import Cluster, Tally, cluster
-from support.consumers import until
+from support.waiting import until
 
 CLOSED = "the producer of group g was closed before an answer came: the message may be stored"
 
@@ -118,7 +119,7 @@ async def test_a_send_without_a_response_within_the_grace_period_fails(
 async def test_a_send_between_two_tries_ends_at_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its broker is away when the producer closes, and comes back right after."""
     monkeypatch.setattr(producer_module, "CLOSE_GRACE_MS", 50)
-    monkeypatch.setattr(producer_module, "RETRY_PAUSE_MS", 300)
+    monkeypatch.setattr(sender, "RETRY_PAUSE_MS", 300)
 
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()

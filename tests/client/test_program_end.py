@@ -153,7 +153,7 @@ from rucola.client.sync import PushConsumer
 
 consumer = PushConsumer("c", sys.argv[1], consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 consumer.subscribe("T")
-consumer.listen(lambda message: print(message.body.decode(), flush=True))
+consumer.listen(lambda message: print(message.body.decode() + "\\n", end="", flush=True))
 consumer.open()
 threading.Thread(target=sys.stdin.read).start()
 """

@@ -485,5 +485,5 @@ async def test_an_unknown_filter_type_and_an_invalid_listener_are_refused() -> N
     consumer = PushConsumer("c", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
         consumer.subscribe("T", "a.*", "REGEX")
-    with pytest.raises(ConfigError, match="None cannot be"):
+    with pytest.raises(ConfigError, match="None cannot be called"):
         consumer.listen(None)  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ async def test_a_reply_without_requester_is_an_error_and_a_late_one_is_logged(
         broker.clients.clear()
         with pytest.raises(SendFailed, match="channel not found"):
             await replier.reply(broker.requests.items[0], b"later")
-    assert "nobody waits for" in caplog.text
+    assert "no request is pending" in caplog.text
 
 
 def test_a_message_that_is_no_request_cannot_be_replied_to() -> None:
@@ -156,7 +156,7 @@ async def test_a_compressed_reply_is_decompressed(tmp_path: Path) -> None:
             born_timestamp=1, flag=0,
         )  # fmt: skip
         replies = PendingReplies()
-        with replies.expected() as (correlation_id, reply):
+        with replies.expect() as (correlation_id, reply):
             header.properties = properties.join({properties.CORRELATION_ID: correlation_id}).decode()
             for _ in range(2):  # a second one does no harm
                 answer = replies.receive(connection, push_of(header, body))

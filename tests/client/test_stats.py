@@ -14,17 +14,18 @@ from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode
 from rucola.remoting.connection import Processor
 from support.cluster import cluster
-from support.consumers import cluster_with_topic, consumer_of, until
+from support.consumers import cluster_with_topic, consumer_of
+from support.waiting import until
 
 
 def test_durations_are_summarised() -> None:
     counts = SendCounters()
-    assert counts.view().sent_ms == Durations(SEND_BOUNDS_MS, (0,) * 8, 0.0)
-    assert counts.view().sent_ms.mean_ms == 0.0
+    assert counts.snapshot().sent_ms == Durations(SEND_BOUNDS_MS, (0,) * 8, 0.0)
+    assert counts.snapshot().sent_ms.mean_ms == 0.0
     for _ in range(3):
         counts.stored(1, counts.begin(1), store_ok=True)
     counts.failed(2, counts.begin(2))
-    stats = counts.view()
+    stats = counts.snapshot()
     assert (stats.sent, stats.failed, stats.in_flight) == (3, 2, 0)
     assert (stats.sent_ms.count, stats.failed_ms.count) == (3, 1)
     assert stats.sent_ms.mean_ms == pytest.approx(stats.sent_ms.sum_ms / 3)
@@ -33,8 +34,8 @@ def test_durations_are_summarised() -> None:
 @pytest.mark.parametrize(("ms", "place"), [(0.2, 0), (1, 0), (1.1, 1), (60_000, 6), (60_001, 7)])
 def test_a_duration_counts_in_the_first_bucket_that_holds_it(ms: float, place: int) -> None:
     counts = ConsumeCounters()
-    counts.of("T").left(1, 1, ms)
-    durations = counts.view("T", 0, 0).consumed_ms
+    counts.of("T").end_delivery(1, 1, ms)
+    durations = counts.snapshot("T", 0, 0).consumed_ms
     assert durations.bounds_ms == PROCESS_BOUNDS_MS
     assert durations.counts.index(1) == place
     assert durations.sum_ms == ms
@@ -91,11 +92,11 @@ async def test_results_of_a_listener_are_counted(tmp_path: Path) -> None:
             assert (stats.pulled, stats.consumed, stats.failed, stats.in_hand) == (20, 19, 1, 0)
             assert (stats.consumed_ms.count, stats.failed_ms.count) == (19, 1)
             await until(lambda: consumer.stats()["T"].held == 0)
-            status = consumer.status()["T"]
+            status = consumer.operations.status()["T"]
             assert status.consume_failed_msgs == 1
             assert status.consume_ok_tps > status.consume_failed_tps > 0
             assert status.pull_tps > 0
-            assert set(consumer.status()) == {"T", "%RETRY%c"}
+            assert set(consumer.operations.status()) == {"T", "%RETRY%c"}
 
 
 async def test_a_batch_is_counted_by_its_ack_index(tmp_path: Path) -> None:
@@ -151,15 +152,15 @@ async def test_a_message_held_for_too_long_counts_as_one_failure(tmp_path: Path)
 def test_a_topic_without_messages_has_zero_counts() -> None:
     counts = ConsumeCounters()
     assert counts.status("T").consume_rt == 0.0
-    assert counts.view("T", 3, 30).held == 3
-    counts.of("T").brought(0, 5.0)
+    assert counts.snapshot("T", 3, 30).held == 3
+    counts.of("T").add_pull(0, 5.0)
     assert counts.status("T").pull_rt == 5.0
     assert counts.status("T").pull_tps == 0.0
 
 
 def test_windows_expire() -> None:
     counts = ConsumeCounters()
-    counts.of("T").left(2, 1, 8.0)
+    counts.of("T").end_delivery(2, 1, 8.0)
     for _ in range(7):
         counts.sample()
     status = counts.status("T")

@@ -11,7 +11,8 @@ from rucola.client.consumer.subscription_check import SubscriptionCheck
 from rucola.errors import InvalidExpression
 from rucola.protocol.heartbeat import subscription
 from support.cluster import cluster
-from support.consumers import FIRST, cluster_with_topic, consumer_of, take, until
+from support.consumers import FIRST, cluster_with_topic, consumer_of, take
+from support.waiting import until
 
 
 async def test_members_with_equal_subscriptions_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -22,8 +23,8 @@ async def test_members_with_equal_subscriptions_log_nothing(tmp_path: Path, capl
     ):
         await until(lambda: len(one.queues) == len(two.queues) == 2)
         for member in (one, two):
-            subscriptions = {data.topic: data for data in member.consumer_data().subscription_data_set}
-            await SubscriptionCheck("c", member.instance, subscriptions).look(broker.address)
+            subscriptions = {data.topic: data for data in member.operations.consumer_data().subscription_data_set}
+            await SubscriptionCheck("c", member.instance, subscriptions).run(broker.address)
     assert "differently" not in caplog.text
 
 
@@ -33,7 +34,7 @@ async def test_a_member_with_another_subscription_is_warned(tmp_path: Path, capl
             one.members_changed()
             await until(lambda: "subscribe differently" in caplog.text)
         (line,) = {record.getMessage() for record in caplog.records if "differently" in record.getMessage()}
-        assert "topic T here by 'A' and elsewhere by 'B'" in line
+        assert "topic T here with 'A' and elsewhere with 'B'" in line
         assert one.instance.client_id in line
         assert two.instance.client_id in line
 
@@ -46,15 +47,15 @@ async def test_each_difference_is_logged_once_and_again_after_it_was_resolved(
             own = {"%RETRY%c": subscription("%RETRY%c", "*"), "U": subscription("U", "*")}
             watch = SubscriptionCheck("c", instance, own)
             for _ in range(2):
-                await watch.look(broker.address)
+                await watch.run(broker.address)
             assert caplog.text.count("topic T only elsewhere; topic U only here") == 1
             own |= {"T": subscription("T", "*")}
             del own["U"]
-            await watch.look(broker.address)
+            await watch.run(broker.address)
             del own["T"]
-            await watch.look(broker.address)
+            await watch.run(broker.address)
             assert caplog.text.count("topic T only elsewhere") == 2
-        await watch.look(broker.address)  # nobody is there: no more to say
+        await watch.run(broker.address)  # nobody is there: no more to say
         assert caplog.text.count("differently") == 2
 
 

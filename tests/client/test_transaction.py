@@ -140,7 +140,7 @@ async def test_a_failed_local_transaction_is_left_to_the_check(tmp_path: Path) -
         ):
             with pytest.raises(KeyError, match="no such account"):
                 await producer.send_in_transaction(Message("T", b"0"), fail)
-            with pytest.raises(TypeError, match="must say a LocalTransactionState, not 'ok'"):
+            with pytest.raises(TypeError, match="must return a LocalTransactionState, not 'ok'"):
                 await producer.send_in_transaction(Message("T", b"1"), say_nonsense)
             await asked.reach(lambda bodies: {b"0", b"1"} <= set(bodies))
             (queue,) = await producer.queues("T")
@@ -169,7 +169,7 @@ async def test_a_check_of_a_plain_producer_is_logged(tmp_path: Path, caplog: pyt
             PullConsumer("r", instance=instance) as reader,
         ):
             await producer.queues("T")
-            await instance.beat()
+            await instance.send_heartbeats()
             await producer.send(Message("T", b"body", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
             halves = MessageQueue(TRANS_HALF_TOPIC, broker.config.broker_name, 0)
             copied = await reader.pull(halves, 1, suspend_ms=15_000)  # on the connection on which it was asked

@@ -14,7 +14,7 @@ from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 from support.cluster import HOST, cluster
-from support.wire import Exchange, decode, exchanges, shape
+from support.recorded_frames import Exchange, decode, exchanges, shape
 
 SERVER_PORTS = (10921, 9877)
 GROUP = "W_g_tag"

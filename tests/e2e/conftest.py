@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rucola.store.tools.check import check
-from support.programs import PROGRAMS, Client
+from support.client_programs import PROGRAMS, Client
 from support.servers import server
 
 

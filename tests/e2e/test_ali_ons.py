@@ -15,7 +15,7 @@ from rucola.admin import AdminClient
 from rucola.message import MessageExt
 from rucola.message.topics import dlq_topic, retry_topic
 from rucola.testing.rocketmq import RocketMQ
-from support.programs import QUEUES, Client, bodies, numbered
+from support.client_programs import QUEUES, Client, bodies, numbered
 from support.servers import server
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from support.programs import PATIENCE_S, QUEUES, Client, Program, bodies, numbered, wait_for
+from support.client_programs import PATIENCE_S, QUEUES, Client, Program, bodies, numbered, wait_for
 
 pytestmark = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="this client is there for Linux on x86-64 only"

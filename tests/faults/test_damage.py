@@ -22,7 +22,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
-from support.power import without_waiting
+from support.simulated_disk import without_waiting
 from support.stores import config, crashed_copy, inner
 
 LOG = Path("commitlog") / f"{0:020d}"

@@ -424,7 +424,9 @@ def test_second_broker_process_on_a_store_is_refused(tmp_path: Path) -> None:
         assert second.returncode != 0
         assert "served by another process; stop that broker first" in second.stderr
         assert "Traceback" not in second.stderr
-        program = "import sys; from support.stores import config; from pathlib import Path; from rucola.store.message_store "
+        program = (
+            "import sys; from support.stores import config; from pathlib import Path; from rucola.store.message_store "
+        )
         program += "import MessageStore; MessageStore(config(Path(sys.argv[1]))).open(1)"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         third = subprocess.run(

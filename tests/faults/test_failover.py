@@ -18,7 +18,7 @@ from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.store.tools.check import check
 from support.processes import Machines
-from support.replication import until
+from support.waiting import until
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
-from support.power import without_waiting
 from support.servers import server
+from support.simulated_disk import without_waiting
 from support.stores import batch, config, crashed_copy, inner
 
 STORE_CODE = (os.path.dirname(store_room.__file__), files.__file__)
@@ -246,7 +246,7 @@ async def send_until_killed(process: subprocess.Popen[str], namesrv: str, random
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-def test_killed_broker_keeps_every_acknowledged_message(tmp_path: Path, flush: FlushDiskType) -> None:
+async def test_killed_broker_keeps_every_acknowledged_message(tmp_path: Path, flush: FlushDiskType) -> None:
     (tmp_path / "broker.conf").write_text(
         f"flushDiskType={flush.name}\nmappedFileSizeCommitLog=65536\nmappedFileSizeConsumeQueue=2000\n"
         "maxHashSlotNum=100\nmaxIndexNum=400\n"
@@ -258,7 +258,7 @@ def test_killed_broker_keeps_every_acknowledged_message(tmp_path: Path, flush: F
         arguments = ("--store", root, "-c", tmp_path / "broker.conf", "--namesrv-port", "0", "--broker-port", "0")
         with server("standalone", *arguments, log=tmp_path / "log") as standalone:
             namesrv, _ = standalone.addresses()
-            acknowledged += asyncio.run(send_until_killed(standalone.process, namesrv, random, enough))
+            acknowledged += await send_until_killed(standalone.process, namesrv, random, enough)
         assert (root / "abort").exists()
     store = MessageStore(config(root, **SMALL_FILES))
     store.open(1)

@@ -28,10 +28,11 @@ from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_h
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
-from support.power import Disk
 from support.processes import Machines
-from support.replication import same_logs, until
+from support.replication import same_logs
+from support.simulated_disk import Disk
 from support.stores import config, inner
+from support.waiting import until
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 65536,
@@ -114,7 +115,7 @@ def is_prefix(slave: Path, master: Path) -> bool:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("role", MASTERS)
-def test_a_kill_of_the_master_loses_no_acknowledged_message(machines: Machines, role: str, flush: str) -> None:
+async def test_a_kill_of_the_master_loses_no_acknowledged_message(machines: Machines, role: str, flush: str) -> None:
     """Nothing of the master; of the slave nothing where the answer waited for it. Then they go on together."""
     path = machines.path
     slave = machines.broker("slave", "SLAVE", flushDiskType=flush)
@@ -122,9 +123,9 @@ def test_a_kill_of_the_master_loses_no_acknowledged_message(machines: Machines, 
     for enough in (30, 200):
         master = machines.broker("master", role, flushDiskType=flush)
         if role == "SYNC_MASTER":
-            asyncio.run(is_safe(machines.namesrv))
-        asyncio.run(in_step(machines))
-        acknowledged += asyncio.run(send_until(machines.namesrv, master.process, enough, enough))
+            await is_safe(machines.namesrv)
+        await in_step(machines)
+        acknowledged += await send_until(machines.namesrv, master.process, enough, enough)
         assert (path / "master" / "abort").exists()
     slave.stop()
     assert len(acknowledged) >= 230
@@ -134,7 +135,7 @@ def test_a_kill_of_the_master_loses_no_acknowledged_message(machines: Machines, 
         assert bodies_of(path / "slave", acknowledged) == bodies
     master = machines.broker("master", role)
     slave = machines.broker("slave", "SLAVE")
-    asyncio.run(in_step(machines))
+    await in_step(machines)
     assert (master.stop(), slave.stop()) == (0, 0)
     same_logs(path, "master")
     assert bodies_of(path / "master", acknowledged) == bodies
@@ -157,20 +158,20 @@ async def in_step(machines: Machines) -> None:
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-def test_a_kill_of_the_slave_loses_no_acknowledged_message(machines: Machines, flush: str) -> None:
+async def test_a_kill_of_the_slave_loses_no_acknowledged_message(machines: Machines, flush: str) -> None:
     """Nothing, and messages are taken again as safely as before as soon as it is back."""
     path = machines.path
     master = machines.broker("master", "SYNC_MASTER", slaveTimeout="300")
     acknowledged: list[Sent] = []
     for enough in (1, 40, 120):
         slave = machines.broker("slave", "SLAVE", flushDiskType=flush)
-        asyncio.run(is_safe(machines.namesrv))
-        acknowledged += asyncio.run(send_until(machines.namesrv, slave.process, enough, enough))
+        await is_safe(machines.namesrv)
+        acknowledged += await send_until(machines.namesrv, slave.process, enough, enough)
         assert (path / "slave" / "abort").exists()
     # what follows the last kill of the slave is not vouched for by anybody but the master
     slave = machines.broker("slave", "SLAVE", flushDiskType=flush)
-    asyncio.run(is_safe(machines.namesrv))
-    asyncio.run(in_step(machines))
+    await is_safe(machines.namesrv)
+    await in_step(machines)
     assert (master.stop(), slave.stop()) == (0, 0)
     same_logs(path, "master")
     assert bodies_of(path / "slave", acknowledged) == [sent.body for sent in acknowledged]
@@ -181,34 +182,34 @@ def test_a_kill_of_the_slave_loses_no_acknowledged_message(machines: Machines, f
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("role", [*MASTERS, "no slave"])
-def test_a_lost_master_disk_loses_only_unreplicated_messages(machines: Machines, role: str, flush: str) -> None:
+async def test_a_lost_master_disk_loses_only_unreplicated_messages(machines: Machines, role: str, flush: str) -> None:
     """Everything without a slave; what the slave did not get where nobody waited for it; nothing where they did."""
     path = machines.path
     if role == "no slave":
         master = machines.broker("master", flushDiskType=flush)
-        assert asyncio.run(send_until(machines.namesrv, master.process, 20))
+        assert await send_until(machines.namesrv, master.process, 20)
         shutil.rmtree(path / "master")
         assert not list(path.glob("*/commitlog/*")), "no machine has them"
         return
     master = machines.broker("master", role, flushDiskType=flush, slaveTimeout="300")
     slave = machines.broker("slave", "SLAVE")
-    asyncio.run(in_step(machines))
-    acknowledged = asyncio.run(send_some(machines.namesrv))
+    await in_step(machines)
+    acknowledged = await send_some(machines.namesrv)
     assert len(acknowledged) == 5
-    asyncio.run(in_step(machines))
+    await in_step(machines)
     slave.process.send_signal(signal.SIGSTOP)
-    lost = asyncio.run(send_some(machines.namesrv))
+    lost = await send_some(machines.namesrv)
     assert len(lost) == (0 if role == "SYNC_MASTER" else 5), "a SYNC_MASTER does not vouch for what no slave has"
     if role == "SYNC_MASTER":
         slave.process.send_signal(signal.SIGCONT)
-        asyncio.run(is_safe(machines.namesrv))
-        acknowledged += asyncio.run(send_until(machines.namesrv, master.process, 100))
+        await is_safe(machines.namesrv)
+        acknowledged += await send_until(machines.namesrv, master.process, 100)
     for process in (master.process, slave.process):
         process.kill()
         process.wait()
     shutil.rmtree(path / "master")
     new_master = machines.broker("slave", flushDiskType=flush)
-    assert len(asyncio.run(send_some(machines.namesrv))) == 5, "the slave's directory is a master's as well"
+    assert len(await send_some(machines.namesrv)) == 5, "the slave's directory is a master's as well"
     assert new_master.stop() == 0
     assert bodies_of(path / "slave", acknowledged) == [sent.body for sent in acknowledged]
     assert not {sent.body for sent in lost} & {*bodies_of(path / "slave", lost)}

@@ -40,7 +40,7 @@ from rucola.protocol.route import (
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.deadline import Deadline
-from support.wire import Exchange, decode, exchanges, shape
+from support.recorded_frames import Exchange, decode, exchanges, shape
 
 RECORDED_PORT = 9877
 

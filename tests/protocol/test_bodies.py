@@ -1,4 +1,4 @@
-"""Bodies: recorded ones through their structs, and what JavaScript and C++ clients write."""
+"""Bodies: recorded ones, and those of JavaScript and C++ clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from rucola.protocol.topic import (
     encode_topic_stats,
     perm_text,
 )
-from support.wire import decode, exchanges
+from support.recorded_frames import decode, exchanges
 
 REQUEST_BODIES: dict[RequestCode, type[Body]] = {
     RequestCode.HEART_BEAT: HeartbeatData,
@@ -86,7 +86,7 @@ def test_recorded_bodies_round_trip(golden: Path) -> None:
 
 
 def plain(body: bytes) -> bytes:
-    """The body with every key quoted."""
+    """Return a body with every key quoted."""
     return json.dumps(fastjson.loads(body)).encode()
 
 
@@ -163,7 +163,7 @@ def test_an_unknown_enum_ordinal_is_refused_and_named(ordinal: str | int) -> Non
         decode_body(HeartbeatData, fastjson.dumps(wrong))
 
 
-def test_nulls_in_a_body_leave_the_defaults() -> None:
+def test_nulls_in_a_body_become_defaults() -> None:
     body = b'{"clientID":"c","consumerDataSet":null,"producerDataSet":[{"groupName":"P"}]}'
     assert decode_body(HeartbeatData, body).consumer_data_set == []
 
@@ -284,7 +284,7 @@ def test_a_damaged_registration_is_a_protocol_error(garbage: bytes) -> None:
         decode_registration(registration_header(True), zlib.compress(garbage))
 
 
-def test_a_registration_that_inflates_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registration_over_the_size_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_module, "MAX_REGISTRATION_SIZE", 1000)
     with pytest.raises(RemoteProtocolError, match="more than 1000 bytes"):
         decode_registration(registration_header(True), zlib.compress(bytes(100_000)))

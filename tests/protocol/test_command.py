@@ -1,8 +1,9 @@
-"""Commands in both header serializations: recorded ones, what odd clients send, and whatever hypothesis thinks of."""
+"""Commands in both header serializations: recorded, from unusual clients, and generated."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
+from rucola.message.properties import is_true
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode, name_of
 from rucola.protocol.command import (
     FLAG_ONEWAY,
@@ -20,7 +22,6 @@ from rucola.protocol.command import (
     RemotingCommand,
     SerializeType,
     decode_command,
-    is_true,
     next_opaque,
 )
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
@@ -38,7 +39,7 @@ from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageRespons
 from rucola.protocol.route import BrokerRequestHeader, GetRouteInfoRequestHeader, RegisterBrokerRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
-from support.wire import decode, exchanges, frames
+from support.recorded_frames import decode, exchanges, frames
 
 REQUEST_HEADERS: dict[RequestCode, type[Header]] = {
     RequestCode.SEND_MESSAGE: SendMessageRequestHeader,
@@ -79,12 +80,33 @@ ANSWER_HEADERS: dict[RequestCode, type[Header]] = {
 }
 
 NOT_IN_HEADERS = {"n", "bname", "ReqT", "MSG_REGION", "TRACE_ON"}
-"""Fields that Apache adds beside the typed headers: the broker's name, how the request came, and tracing."""
+"""Fields that Apache adds to the typed headers: broker name, request type, region and tracing."""
 
 
 def command_of(header: dict[str, Any] | str, body: bytes = b"") -> RemotingCommand:
     text = header if isinstance(header, str) else json.dumps(header)
     return decode_command(text.encode(), body, SerializeType.JSON)
+
+
+# The examples in the documentation.
+
+
+def test_documented_bytes_are_those_of_the_encoded_command() -> None:
+    """The hexadecimal digits of the module's docstring, joined, are the frames of both serializations."""
+    text = command_module.__doc__ or ""
+    json_part, rocketmq_part = text.split("The same request:")
+    command = RemotingCommand(105, {"topic": "T"}, opaque=7, language="JAVA", version=409)
+    json_text = re.search(r'(\{"code":105.*?"version":409\})', json_part, re.DOTALL)
+    assert json_text is not None
+    header = re.sub(r"\n *", "", json_text[1]).encode()
+    assert command.encode() == _documented_bytes(json_part) + header
+    command.serialize_type = SerializeType.ROCKETMQ
+    assert command.encode() == _documented_bytes(rocketmq_part)
+
+
+def _documented_bytes(text: str) -> bytes:
+    lines = re.findall(r"^    ((?:[0-9a-f]{2}[ |]+)+)", text, re.MULTILINE)
+    return bytes.fromhex("".join(lines).replace("|", ""))
 
 
 # Recorded frames.
@@ -118,7 +140,7 @@ def test_a_binary_frame_encodes_to_the_same_bytes(golden: Path) -> None:
 
 
 def test_typed_headers_of_recorded_commands_carry_every_field(golden: Path) -> None:
-    """Each field on the wire is a field of the struct, and turning the struct into fields gives the wire's values."""
+    """Every field on the wire is a field of the struct, and the struct encodes to the same values."""
     seen: set[tuple[str, int]] = set()
     for exchange in exchanges(golden):
         code = RequestCode(exchange.code) if exchange.code in RequestCode.__members__.values() else None
@@ -169,7 +191,7 @@ def test_ext_values_can_be_numbers_booleans_strings_and_nulls() -> None:
     assert decode(command.encode()) == command
 
 
-def test_a_null_takes_the_default_of_a_field_that_cannot_be_null() -> None:
+def test_a_null_becomes_the_default_of_a_field_that_cannot_be_null() -> None:
     command = command_of({"code": 10, "extFields": {"topic": "T", "queueId": 0, "properties": None, **REQUIRED_SEND}})
     assert command.decode_header(SendMessageRequestHeader).properties == ""
 
@@ -182,7 +204,7 @@ REQUIRED_SEND = {"producerGroup": "G", "sysFlag": 0, "bornTimestamp": "1", "flag
     [("0", False), ("1", False), ("true", True), ("TRUE", True), (True, True), (False, False), (None, False)],
 )
 def test_booleans_follow_javas_rule(value: bool | str | None, expected: bool) -> None:
-    """C++ clients write 0 and 1, and Java's parseBoolean takes both for false."""
+    """C++ clients send 0 and 1, which Java's parseBoolean decodes as false."""
     header = command_of(
         {"code": 10, "extFields": {"topic": "T", "queueId": 0, "unitMode": value, **REQUIRED_SEND}}
     ).decode_header(SendMessageRequestHeader)
@@ -332,7 +354,7 @@ def test_requests_and_responses_are_distinguished() -> None:
 
 
 def test_ext_values_of_responses_are_json_strings() -> None:
-    """C++ clients ignore a value that is anything else."""
+    """C++ clients ignore values of other types."""
     answer = command_of({"code": 11}).response(
         0, PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=2**40)
     )
@@ -361,11 +383,11 @@ def test_changed_ext_fields_are_read_back() -> None:
         assert command.decode_header(GetRouteInfoRequestHeader).topic == "U"
 
 
-# One pass over frame and typed header, from the second request of a code on.
+# Decoding in one pass, from the second request of a code on.
 
 
 def plain(header: dict[str, Any]) -> RemotingCommand:
-    """A command of a header written as clients write it, without blanks."""
+    """Decode a header without whitespace, as clients send it."""
     return command_of(json.dumps(header, separators=(",", ":")))
 
 

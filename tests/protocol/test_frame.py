@@ -1,4 +1,4 @@
-"""Streams of frames: cut anywhere, and broken in every way."""
+"""Streams of frames: in any chunks, and damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, SerializeType, UnreadableCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder, FrameError
 from rucola.protocol.offset import QueueRequestHeader
-from support.wire import decode, frames
+from support.recorded_frames import decode, frames
 
 
 def frame(header: bytes, body: bytes = b"", serializer: int = 0) -> bytes:
@@ -91,7 +91,7 @@ def test_no_bytes_yield_no_commands() -> None:
     assert decoder.is_between_frames
 
 
-# Broken streams.
+# Damaged streams.
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ any_header = st.one_of(
 
 @given(st.lists(st.tuples(any_header, st.binary(max_size=4), st.sampled_from([0, 0, 1, 2, 255])), max_size=6))
 def test_every_frame_with_a_valid_length_is_one_command(parts: list[tuple[bytes, bytes, int]]) -> None:
-    """Whatever stands in its header; and its opaque is known if it can be read at all."""
+    """For any content of its header; its opaque is known if it is readable."""
     commands = FrameDecoder().receive_data(b"".join(frame(*part) for part in parts) + BINARY)
     assert len(commands) == len(parts) + 1
     assert commands[-1].opaque == 4
@@ -229,7 +229,7 @@ def test_every_frame_with_a_valid_length_is_one_command(parts: list[tuple[bytes,
 
 
 def opaque_of(header: bytes, serializer: int) -> int | None:
-    """The opaque that a peer reads in a header; None where it finds none."""
+    """Return the opaque in a header, or None."""
     if serializer == 1:
         return struct.unpack_from(">i", header, 5)[0] if len(header) >= len(BINARY_HEAD) else None
     if serializer:
@@ -265,7 +265,7 @@ def test_garbage_is_a_frame_error_or_an_unfinished_frame(garbage: bytes) -> None
 
 @given(st.data())
 def test_a_damaged_frame_is_a_command_or_a_protocol_error(data: st.DataObject) -> None:
-    """Whatever byte changes on the way: decoding, reading the header, printing and encoding raise nothing else."""
+    """For any changed byte, decoding, header decoding, printing and encoding raise nothing else."""
     damaged = bytearray(json_frame(1, b"x") + BINARY)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""The wire between master and slave: frames as Apache's HAService sends them, cut anywhere, and broken in every way."""
+"""The protocol of master and slave: bytes of Apache's HAService, in any chunks, and damaged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rucola.protocol.replication import (
 
 GIB = 1 << 30
 REPORTS = bytes.fromhex("000000000000000000000000400000000000000040000123")
-"""A slave of Apache's that begins with nothing, and reports twice."""
+"""Reports of Apache's slave that begins with an empty log."""
 TRANSFERS = (
     bytes.fromhex("000000004000000000000003616263")
     + bytes.fromhex("000000004000000300000000")  # a heartbeat
     + bytes.fromhex("0000000040000003000000056465666768")
 )
-"""What a master of Apache's sends then: its newest file, from its beginning on."""
+"""Transfers of Apache's master in response: its newest file from the start."""
 
 
 def chunks(stream: bytes, cuts: list[int]) -> list[bytes]:
@@ -69,7 +69,7 @@ def test_an_impossible_transfer_is_refused(header: tuple[int, int]) -> None:
         list(TransferDecoder().receive_data(encode_header(*header)))
 
 
-def test_transfers_leave_no_gap() -> None:
+def test_a_gap_between_transfers_is_a_protocol_error() -> None:
     decoder = TransferDecoder()
     assert len(list(decoder.receive_data(encode_header(10, 2) + b"ab"))) == 1
     with pytest.raises(RemoteProtocolError, match="from physical offset 11, but 12 is next"):

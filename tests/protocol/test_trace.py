@@ -1,4 +1,4 @@
-"""The text of message traces: Apache's layout to the letter, and what old or foreign clients write."""
+"""Message traces: Apache's layout, and entries of old and other clients."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_missing_fields_are_written_as_null() -> None:
 
 
 def test_entries_of_older_and_newer_clients_are_decoded() -> None:
-    """Without offsetMsgId; with the client's host behind; a SubAfter of the cloud, and one without a code."""
+    """Without offsetMsgId, with the client's host, a SubAfter of Alibaba's cloud, and one without contextCode."""
     fields = encode(PUB).rstrip("\x02").split("\x01")
     (old,) = decode("\x01".join([*fields[:12], "true"]))
     assert isinstance(old, Pub)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from rucola.reliable import migration
 from rucola.reliable.schema import Tables
-from support.databases import DatabaseServer, Place, server_user, serving, start_mariadb, start_postgresql, start_redis
+from support.databases import (
+    DatabaseServer,
+    OutboxDatabase,
+    server_user,
+    serving,
+    start_mariadb,
+    start_postgresql,
+    start_redis,
+)
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -49,64 +56,58 @@ def redis_server() -> Iterator[DatabaseServer]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def empty_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def empty_db(request: pytest.FixtureRequest, tmp_path: Path) -> OutboxDatabase:
     """A database without tables of this prefix."""
-    return make_place(request, request.param, tmp_path)
+    return make_db(request, request.param, tmp_path)
 
 
 @pytest.fixture
-def place(empty_place: Place) -> Place:
+def db(empty_db: OutboxDatabase) -> OutboxDatabase:
     """A database with empty tables."""
-    return initialized(empty_place)
+    return initialized(empty_db)
 
 
 @pytest.fixture
-def sqlite_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    return initialized(make_place(request, "sqlite", tmp_path))
+def sqlite_db(tmp_path: Path, request: pytest.FixtureRequest) -> OutboxDatabase:
+    return initialized(make_db(request, "sqlite", tmp_path))
 
 
 @pytest.fixture
-def postgresql_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    return initialized(make_place(request, "postgresql", tmp_path))
+def postgresql_db(tmp_path: Path, request: pytest.FixtureRequest) -> OutboxDatabase:
+    return initialized(make_db(request, "postgresql", tmp_path))
 
 
-def make_place(request: pytest.FixtureRequest, kind: str, directory: Path) -> Place:
+def make_db(request: pytest.FixtureRequest, kind: str, directory: Path) -> OutboxDatabase:
     tables = Tables(f"t{next(_numbers)}_")
     if kind == "sqlite":
-        place = Place(f"sqlite:///{directory / 'business.db'}", tables)
+        db = OutboxDatabase(f"sqlite:///{directory / 'business.db'}", tables)
     else:
         server: DatabaseServer = request.getfixturevalue(kind)
-        place = Place(server.url, tables, server)
-    request.addfinalizer(place.close)
-    return place
+        db = OutboxDatabase(server.url, tables, server)
+    request.addfinalizer(db.close)
+    return db
 
 
-def initialized(place: Place) -> Place:
-    with place.engine().begin() as connection:
-        migration.init(connection, place.tables)
-    return place
-
-
-@pytest.fixture
-def run_async() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Runs a coroutine to its end."""
-    return asyncio.run
+def initialized(db: OutboxDatabase) -> OutboxDatabase:
+    with db.engine().begin() as connection:
+        migration.init(connection, db.tables)
+    return db
 
 
 @pytest.fixture
-def make_sqlite(tmp_path: Path) -> Callable[[str], Place]:
+def make_sqlite(tmp_path: Path) -> Callable[[str], OutboxDatabase]:
     """Makes a database file of this name, without tables."""
-    return lambda name: Place(f"sqlite:///{tmp_path / name}", Tables())
+    return lambda name: OutboxDatabase(f"sqlite:///{tmp_path / name}", Tables())
 
 
 @pytest.fixture
-def new_place(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str, str], Place]:
+def new_db(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str, str], OutboxDatabase]:
     """Makes a database of a kind with empty tables of its own; SQLite's in a file of this name."""
 
-    def make(kind: str, name: str) -> Place:
-        place = make_place(request, kind, tmp_path)
+    def make(kind: str, name: str) -> OutboxDatabase:
+        db = make_db(request, kind, tmp_path)
         if kind == "sqlite":
-            place.url = f"sqlite:///{tmp_path / name}"
-        return initialized(place)
+            db.url = f"sqlite:///{tmp_path / name}"
+        return initialized(db)
 
     return make

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rucola.testing.rocketmq import RocketMQ
-from support.crashes import (
+from support.crash_steps import (
     CONSUMER_STEPS,
     RELAY_STEPS,
     SENDER_STEPS,
@@ -25,7 +25,7 @@ from support.crashes import (
     relay_order,
     send_order,
 )
-from support.databases import DatabaseServer, Place
+from support.databases import DatabaseServer, OutboxDatabase
 
 ROLES = {send_order: SENDER_STEPS, relay_order: RELAY_STEPS, consume_order: CONSUMER_STEPS}
 QUICK_RETRIES = " ".join(["1s"] * 18)
@@ -44,14 +44,14 @@ def test_kill_at_any_step_has_one_effect(
     broker: RocketMQ,
     redis_server: DatabaseServer,
     tmp_path: Path,
-    new_place: Callable[[str, str], Place],
+    new_db: Callable[[str, str], OutboxDatabase],
 ) -> None:
     processes = Processes()
     cases = [(role, step) for role, steps in ROLES.items() for step in steps]
 
     def scene(number: int) -> Scene:
-        place = new_place(database, f"case{number}.db")
-        made = Scene(place.url, place.tables.prefix, broker.namesrv, broker.unique("T"), redis_server.url)
+        db = new_db(database, f"case{number}.db")
+        made = Scene(db.url, db.tables.prefix, broker.namesrv, broker.unique("T"), redis_server.url)
         broker.create_topic(made.topic, 1)
         create_business_tables(made)
         return made

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from rucola.testing.rocketmq import RocketMQ
-from support.relays import reaches
+from support.outbox import until
 from support.servers import RUCOLA, server
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reliable.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def commands() -> list[list[str]]:
     return [line.split() for line in re.findall(r"^\$ (.*)$", TUTORIAL, re.MULTILINE)]
 
 
-def test_tutorial_works_as_written(tutorial: ExitStack, rocketmq: RocketMQ, tmp_path: Path, run_async: object) -> None:
+def test_tutorial_works_as_written(tutorial: ExitStack, rocketmq: RocketMQ, tmp_path: Path) -> None:
     said: dict[str, str] = {}
     for program, *arguments in commands():
         arguments = [argument.replace("127.0.0.1:9876", rocketmq.namesrv) for argument in arguments]
@@ -69,7 +69,7 @@ def _wait_for(query: str, count: int) -> None:
         with create_engine("sqlite:///shop.db").connect() as connection:
             return connection.scalar(text(query)) == count
 
-    asyncio.run(reaches(holds))
+    asyncio.run(until(holds))
 
 
 def test_every_state_is_explained() -> None:

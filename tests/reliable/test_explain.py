@@ -14,7 +14,7 @@ from rucola.reliable.claims import Outcome
 from rucola.reliable.database import Database
 from rucola.reliable.receipts import Delivery
 from rucola.reliable.schema import LANES
-from support.databases import Place
+from support.databases import OutboxDatabase
 
 ROWS = 1_000_000
 ALL = frozenset(range(LANES))
@@ -46,19 +46,19 @@ WORDS = {
 }
 
 
-def fill(connection: Connection, place: Place) -> None:
-    words = {**WORDS[place.name], "p": place.tables.prefix}
+def fill(connection: Connection, db: OutboxDatabase) -> None:
+    words = {**WORDS[db.name], "p": db.tables.prefix}
     for statement, rows in ((STUBS, ROWS), (RECEIPTS, ROWS), (DONE, ROWS // 10)):
         source = words["source"].format(rows=rows)
         connection.exec_driver_sql(statement.format(**words | {"source": source}).replace("%", "%%"))
     for name in ("stub", "receipt", "done"):
-        analyze = "ANALYZE" if place.name == "postgresql" else "ANALYZE TABLE"
-        connection.exec_driver_sql(f"{analyze} {place.tables.prefix}{name}")
+        analyze = "ANALYZE" if db.name == "postgresql" else "ANALYZE TABLE"
+        connection.exec_driver_sql(f"{analyze} {db.tables.prefix}{name}")
 
 
-def run_everything(database: Database, place: Place) -> None:
+def run_everything(database: Database, db: OutboxDatabase) -> None:
     """Each query that runs per message, per batch or per second, and those of the purge."""
-    tables = place.tables
+    tables = db.tables
     database.run_sync(lanes.renew, tables, "a", 60_000)
     batch = database.run_sync(claims.take, tables, "a", ALL, limit=1000, lease_ms=60_000, max_sends=9)
     assert len(batch.to_send) == ROWS // 1000
@@ -126,26 +126,26 @@ def _whole_mariadb(node: Any) -> Any:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])
-def test_no_hot_query_reads_a_whole_table(database: str, new_place: Any) -> None:
-    place: Place = new_place(database, "")
-    engine = place.engine()
+def test_no_hot_query_reads_a_whole_table(database: str, new_db: Any) -> None:
+    db: OutboxDatabase = new_db(database, "")
+    engine = db.engine()
     with engine.begin() as connection:
-        fill(connection, place)
+        fill(connection, db)
     statements: list[tuple[str, Any]] = []
     wrapped = Database(engine)
 
     def keep(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         if (
             statement.lstrip().split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
-            and place.tables.prefix in statement
+            and db.tables.prefix in statement
         ):
             statements.append((statement, parameters))
 
     event.listen(engine, "before_cursor_execute", keep)
-    run_everything(wrapped, place)
+    run_everything(wrapped, db)
     event.remove(engine, "before_cursor_execute", keep)
     assert len(statements) > 20
     found = plans(engine, statements) if database == "postgresql" else mariadb_plans(engine, statements)
-    small = {place.tables.prefix + name for name in SMALL}
+    small = {db.tables.prefix + name for name in SMALL}
     bad = [(statement, tables) for statement, tables in found if set(tables) - small - {"v"}]
     assert [(statement[:2000], tables) for statement, tables in bad] == []

@@ -22,9 +22,8 @@ from rucola.reliable.idempotent import IdempotentFunction, UnknownMessage, idemp
 from rucola.reliable.receipts import confirm
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import Tables
-from support.databases import DatabaseServer, Place
-from support.relays import add, stubs
-from support.relays import reaches as until
+from support.databases import DatabaseServer, OutboxDatabase
+from support.outbox import add, stubs, until
 
 GROUP = "billing"
 
@@ -39,11 +38,11 @@ def message_with(message_id: str, body: bytes = b"x", reconsume_times: int = 0) 
 class Ledger:
     """The effects: a table of the business."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.engine = place.engine()
+    def __init__(self, db: OutboxDatabase) -> None:
+        self.db = db
+        self.engine = db.engine()
         self.table = Table(
-            f"{place.tables.prefix}effect",
+            f"{db.tables.prefix}effect",
             MetaData(),
             Column("id", Integer, primary_key=True),
             Column("body", String(50)),
@@ -62,57 +61,55 @@ class Ledger:
             return connection.scalar(select(func.count()).select_from(table)) or 0
 
     def listener(self, handler: Callable[..., Any] | None = None, **options: Any) -> IdempotentFunction:
-        settings = {"tables": self.place.tables} | options
+        settings = {"tables": self.db.tables} | options
         return idempotent(self.engine, GROUP, **settings)(handler or self.apply)
 
 
 @pytest.fixture
-def ledger(place: Place) -> Ledger:
-    return Ledger(place)
+def ledger(db: OutboxDatabase) -> Ledger:
+    return Ledger(db)
 
 
 @pytest.fixture
-def sqlite_ledger(sqlite_place: Place) -> Ledger:
-    return Ledger(sqlite_place)
+def sqlite_ledger(sqlite_db: OutboxDatabase) -> Ledger:
+    return Ledger(sqlite_db)
 
 
 @pytest.fixture
-def postgresql_ledger(postgresql_place: Place) -> Ledger:
-    return Ledger(postgresql_place)
+def postgresql_ledger(postgresql_db: OutboxDatabase) -> Ledger:
+    return Ledger(postgresql_db)
 
 
 def status(ledger: Ledger) -> list[str]:
-    return [stub.status for stub in stubs(ledger.place)]
+    return [stub.status for stub in stubs(ledger.db)]
 
 
 def test_effect_done_and_confirmation_are_one_transaction(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     during: list[tuple[int, int, list[str]]] = []
 
     def handler(message: MessageExt, session: Session) -> None:
-        during.append(
-            (ledger.count(ledger.place.tables.receipt), ledger.count(ledger.place.tables.done), status(ledger))
-        )
+        during.append((ledger.count(ledger.db.tables.receipt), ledger.count(ledger.db.tables.done), status(ledger)))
         ledger.apply(message, session)
 
     listener = ledger.listener(handler)
     listener(message_with(message_id))
     assert during == [(1, 0, ["NEW"])]
     assert ledger.effects() == ["x"]
-    assert (ledger.count(ledger.place.tables.receipt), ledger.count(ledger.place.tables.done)) == (0, 1)
-    (stub,) = stubs(ledger.place)
+    assert (ledger.count(ledger.db.tables.receipt), ledger.count(ledger.db.tables.done)) == (0, 1)
+    (stub,) = stubs(ledger.db)
     assert (stub.status, stub.awaiting, stub.due_at) == ("CONFIRMED", ",", None)
     assert stub.confirmed_at >= stub.created_at
     listener(message_with(message_id, reconsume_times=1))
     assert ledger.effects() == ["x"]
     assert (listener.counts.done, listener.counts.duplicates) == (1, 1)
-    assert ledger.count(ledger.place.tables.receipt) == 0
+    assert ledger.count(ledger.db.tables.receipt) == 0
 
 
 async def consume_async(ledger: Ledger, message_id: str) -> None:
-    engine = ledger.place.async_engine()
+    engine = ledger.db.async_engine()
 
-    @idempotent(engine, GROUP, tables=ledger.place.tables)
+    @idempotent(engine, GROUP, tables=ledger.db.tables)
     async def listener(message: MessageExt, session: AsyncSession) -> None:
         await session.execute(insert(ledger.table).values(body=message.body.decode()))
 
@@ -122,15 +119,15 @@ async def consume_async(ledger: Ledger, message_id: str) -> None:
     assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
 
 
-def test_async_listener_has_one_effect(ledger: Ledger, run_async: Any) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
-    run_async(consume_async(ledger, message_id))
+async def test_async_listener_has_one_effect(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
+    await consume_async(ledger, message_id)
     assert ledger.effects() == ["x"]
     assert status(ledger) == ["CONFIRMED"]
 
 
 def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_receipt(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     fails = [True]
 
     def handler(message: MessageExt, session: Session) -> None:
@@ -145,7 +142,7 @@ def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_rece
     assert ledger.effects() == []
     assert status(ledger) == ["NEW"]
     with ledger.engine.connect() as connection:
-        (receipt,) = connection.execute(select(ledger.place.tables.receipt)).all()
+        (receipt,) = connection.execute(select(ledger.db.tables.receipt)).all()
     assert (receipt.owner, receipt.lease_until) == (None, 0)
     assert (receipt.broker, receipt.queue_id, receipt.queue_offset) == ("127.0.0.1:1", 0, 7)
     fails.append(False)
@@ -154,9 +151,9 @@ def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_rece
 
 
 def test_duplicate_in_progress_is_retried_later_and_never_acknowledged(ledger: Ledger) -> None:
-    if ledger.place.name == "sqlite":
+    if ledger.db.name == "sqlite":
         return  # its one writer is the worker in progress: the duplicate waits for it, see the concurrent test
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
 
     def handler(message: MessageExt, session: Session) -> None:
         ledger.apply(message, session)
@@ -171,7 +168,7 @@ def test_duplicate_in_progress_is_retried_later_and_never_acknowledged(ledger: L
 
 
 def test_crashed_worker_holds_its_message_for_a_lease(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
 
     class Killed(BaseException):
         pass
@@ -181,7 +178,7 @@ def test_crashed_worker_holds_its_message_for_a_lease(ledger: Ledger) -> None:
 
     crashed = ledger.listener(crash)
     crashed.counts  # noqa: B018
-    receipt = ledger.place.tables.receipt
+    receipt = ledger.db.tables.receipt
     with pytest.raises(Killed):
         crashed(message_with(message_id))
     with ledger.engine.begin() as connection:  # a real crash frees nothing
@@ -197,8 +194,8 @@ def test_crashed_worker_holds_its_message_for_a_lease(ledger: Ledger) -> None:
 
 def test_worker_that_resumes_after_its_lease_rolls_back(ledger: Ledger) -> None:
     """As a process that is paused in its listener: another one takes over and finishes first."""
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
-    receipt = ledger.place.tables.receipt
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
+    receipt = ledger.db.tables.receipt
     other = ledger.listener()
 
     def paused(message: MessageExt, session: Session) -> None:
@@ -214,8 +211,8 @@ def test_worker_that_resumes_after_its_lease_rolls_back(ledger: Ledger) -> None:
 
 
 def test_worker_that_lost_its_claim_to_one_that_still_works_rolls_back(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
-    receipt = ledger.place.tables.receipt
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
+    receipt = ledger.db.tables.receipt
 
     def slow(message: MessageExt, session: Session) -> None:
         with ledger.engine.begin() as connection:
@@ -225,13 +222,13 @@ def test_worker_that_lost_its_claim_to_one_that_still_works_rolls_back(ledger: L
     with pytest.raises(LeaseLost):
         ledger.listener(slow)(message_with(message_id))
     assert ledger.effects() == []
-    assert ledger.count(ledger.place.tables.done) == 0
+    assert ledger.count(ledger.db.tables.done) == 0
 
 
 def test_claim_is_renewed_while_the_listener_works(postgresql_ledger: Ledger) -> None:
     ledger = postgresql_ledger
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
-    receipt = ledger.place.tables.receipt
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
+    receipt = ledger.db.tables.receipt
 
     def lease() -> int:
         with ledger.engine.connect() as connection:
@@ -248,7 +245,7 @@ def test_claim_is_renewed_while_the_listener_works(postgresql_ledger: Ledger) ->
 
 
 def test_fifty_concurrent_duplicates_have_one_effect(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     listener = ledger.listener()
 
     def deliver(number: int) -> str:
@@ -266,11 +263,11 @@ def test_fifty_concurrent_duplicates_have_one_effect(ledger: Ledger) -> None:
     assert "acknowledged" in outcomes
     assert listener.counts.done == 1
     assert status(ledger) == ["CONFIRMED"]
-    assert ledger.count(ledger.place.tables.receipt) == 0
+    assert ledger.count(ledger.db.tables.receipt) == 0
 
 
 def test_commit_that_is_applied_but_reports_an_error_is_acknowledged(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
 
     def handler(message: MessageExt, session: Session) -> None:
         ledger.apply(message, session)
@@ -287,7 +284,7 @@ def test_commit_that_is_applied_but_reports_an_error_is_acknowledged(ledger: Led
 
 def test_connection_that_dies_with_the_transaction_is_retried(postgresql_ledger: Ledger) -> None:
     ledger = postgresql_ledger
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     dies = [True]
 
     def handler(message: MessageExt, session: Session) -> None:
@@ -309,7 +306,7 @@ def test_connection_that_dies_with_the_transaction_is_retried(postgresql_ledger:
 
 def test_serialization_failure_is_retried(postgresql_ledger: Ledger) -> None:
     ledger = postgresql_ledger
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     with ledger.engine.begin() as connection:
         connection.execute(insert(ledger.table).values(id=1000, body="shared"))
     races = [True]
@@ -332,8 +329,8 @@ def test_serialization_failure_is_retried(postgresql_ledger: Ledger) -> None:
 
 
 def test_void_message_is_dropped_even_during_its_listener(ledger: Ledger) -> None:
-    stub = ledger.place.tables.stub
-    first, second = add(ledger.place, "T", [b"1", b"2"], groups=[GROUP])
+    stub = ledger.db.tables.stub
+    first, second = add(ledger.db, "T", [b"1", b"2"], groups=[GROUP])
 
     def void(message_id: str) -> None:
         with ledger.engine.begin() as connection:
@@ -348,13 +345,13 @@ def test_void_message_is_dropped_even_during_its_listener(ledger: Ledger) -> Non
     listener(message_with(first))
     listener(message_with(second))
     assert ledger.effects() == []
-    assert ledger.count(ledger.place.tables.receipt) == ledger.count(ledger.place.tables.done) == 0
+    assert ledger.count(ledger.db.tables.receipt) == ledger.count(ledger.db.tables.done) == 0
     assert status(ledger) == ["VOID", "VOID"]
 
 
 def test_void_that_commits_while_the_worker_waits_for_its_lock_wins(postgresql_ledger: Ledger) -> None:
-    ledger, stub = postgresql_ledger, postgresql_ledger.place.tables.stub
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=[GROUP])
+    ledger, stub = postgresql_ledger, postgresql_ledger.db.tables.stub
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
     with ledger.engine.connect() as operator, ThreadPoolExecutor(1) as threads:
         operator.execute(update(stub).values(status="VOID"))
@@ -383,25 +380,25 @@ def test_message_without_a_stub_is_processed_once_or_rejected(ledger: Ledger, ca
 
 
 def test_each_group_has_its_own_effect_and_the_last_one_settles_the_stub(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.place, "T", [b"x"], groups=["stock", "bill_ng", "billing"])
-    other = idempotent(ledger.engine, "stock", tables=ledger.place.tables)(ledger.apply)
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=["stock", "bill_ng", "billing"])
+    other = idempotent(ledger.engine, "stock", tables=ledger.db.tables)(ledger.apply)
     other(message_with(message_id))
-    assert stubs(ledger.place)[0].awaiting == ",bill_ng,billing,"
+    assert stubs(ledger.db)[0].awaiting == ",bill_ng,billing,"
     ledger.listener()(message_with(message_id))
-    assert stubs(ledger.place)[0].awaiting == ",bill_ng,", "a _ in a group's name is no wildcard"
+    assert stubs(ledger.db)[0].awaiting == ",bill_ng,", "a _ in a group's name is no wildcard"
     assert status(ledger) == ["NEW"]
     with ledger.engine.begin() as connection:
-        assert not confirm(connection, ledger.place.tables, message_id, "billing")
-        assert confirm(connection, ledger.place.tables, message_id, "bill_ng")
+        assert not confirm(connection, ledger.db.tables, message_id, "billing")
+        assert confirm(connection, ledger.db.tables, message_id, "bill_ng")
     assert status(ledger) == ["CONFIRMED"]
     assert ledger.effects() == ["x", "x"]
 
 
 def test_stubs_in_another_database_are_confirmed_after_the_commit(
-    ledger: Ledger, tmp_path: Any, make_sqlite: Callable[[str], Place]
+    ledger: Ledger, tmp_path: Any, make_sqlite: Callable[[str], OutboxDatabase]
 ) -> None:
     senders = make_sqlite("sender.db")
-    senders.tables = ledger.place.tables
+    senders.tables = ledger.db.tables
     initialize(senders)
     (message_id,) = add(senders, "T", [b"x"], groups=[GROUP])
     listener = ledger.listener(ledger=senders.engine())
@@ -416,11 +413,11 @@ def test_stubs_in_another_database_are_confirmed_after_the_commit(
     assert [stub.status for stub in stubs(senders)] == ["CONFIRMED"]
 
 
-def initialize(place: Place) -> None:
+def initialize(db: OutboxDatabase) -> None:
     from rucola.reliable import migration
 
-    with place.engine().begin() as connection:
-        migration.init(connection, place.tables)
+    with db.engine().begin() as connection:
+        migration.init(connection, db.tables)
 
 
 # Redis in front.
@@ -514,10 +511,10 @@ def test_redis_outage_never_stops_consumption(
 
 
 async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
-    engine = ledger.place.async_engine()
+    engine = ledger.db.async_engine()
     gate = asyncio.Event()
 
-    @idempotent(engine, GROUP, tables=ledger.place.tables, redis=RedisClaims(server.url), lease_ms=300)
+    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(server.url), lease_ms=300)
     async def listener(message: MessageExt, session: AsyncSession) -> None:
         await gate.wait()
         await session.execute(insert(ledger.table).values(body=message.body.decode()))
@@ -527,7 +524,7 @@ async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
 
     client = redis.Redis.from_url(server.url)
     await until(lambda: bool(client.keys()))
-    receipt = ledger.place.tables.receipt
+    receipt = ledger.db.tables.receipt
 
     def lease() -> int:
         with ledger.engine.connect() as connection:
@@ -543,25 +540,25 @@ async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
     assert client.keys() == []
 
 
-def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer, run_async: Any) -> None:
-    run_async(redis_async(postgresql_ledger, redis_server))
+async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    await redis_async(postgresql_ledger, redis_server)
     assert postgresql_ledger.effects() == ["x"]
 
 
 # What is wrong is named.
 
 
-def test_listener_and_engine_must_be_of_one_kind(sqlite_place: Place) -> None:
+def test_listener_and_engine_must_be_of_one_kind(sqlite_db: OutboxDatabase) -> None:
     async def handler(message: MessageExt, session: AsyncSession) -> None: ...
 
     with pytest.raises(ReliableError, match="handler is a coroutine function: give an AsyncEngine"):
-        idempotent(sqlite_place.engine(), GROUP)(handler)
+        idempotent(sqlite_db.engine(), GROUP)(handler)
     with pytest.raises(ReliableError, match="give an Engine"):
-        idempotent(sqlite_place.async_engine(), GROUP)(lambda message, session: None)
+        idempotent(sqlite_db.async_engine(), GROUP)(lambda message, session: None)
 
 
-def test_missing_tables_are_named_at_the_first_message(empty_place: Place) -> None:
-    listener = idempotent(empty_place.engine(), GROUP, tables=Tables("none_"))(lambda message, session: None)
+def test_missing_tables_are_named_at_the_first_message(empty_db: OutboxDatabase) -> None:
+    listener = idempotent(empty_db.engine(), GROUP, tables=Tables("none_"))(lambda message, session: None)
     with pytest.raises(SchemaError, match="rucola reliable init"):
         listener(message_with("m1"))
 
@@ -574,7 +571,7 @@ def count_round_trips(engine: Engine) -> list[str]:
 
 def test_overhead_on_postgresql_is_two_round_trips(postgresql_ledger: Ledger) -> None:
     ledger = postgresql_ledger
-    first, second = add(ledger.place, "T", [b"1", b"2"], groups=[GROUP])
+    first, second = add(ledger.db, "T", [b"1", b"2"], groups=[GROUP])
     listener = ledger.listener()
     listener(message_with(first))
     statements = count_round_trips(ledger.engine)

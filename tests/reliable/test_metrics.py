@@ -10,8 +10,8 @@ from sqlalchemy import create_engine
 
 from rucola.reliable import idempotent
 from rucola.reliable.metrics import ReliableCollector
-from support.databases import Place
-from support.relays import add, change
+from support.databases import OutboxDatabase
+from support.outbox import add, change
 
 
 def scraped(collector: ReliableCollector) -> str:
@@ -20,18 +20,16 @@ def scraped(collector: ReliableCollector) -> str:
     return generate_latest(registry).decode()
 
 
-def test_metrics_count_messages_by_state_and_deliveries_by_result(place: Place) -> None:
-    add(place, "T", [b"x"] * 3, groups=["billing"])
-    change(place, status="STUCK", created_at=0, due_at=None)
-    add(place, "T", [b"x"])
+def test_metrics_count_messages_by_state_and_deliveries_by_result(db: OutboxDatabase) -> None:
+    add(db, "T", [b"x"] * 3, groups=["billing"])
+    change(db, status="STUCK", created_at=0, due_at=None)
+    add(db, "T", [b"x"])
 
     def nothing(message: Any, session: Any) -> None: ...
 
-    listener = idempotent(place.engine(), "billing", tables=place.tables)(nothing)
+    listener = idempotent(db.engine(), "billing", tables=db.tables)(nothing)
     listener.counts.duplicates = 7
-    lines = scraped(
-        ReliableCollector(place.engine(), tables=place.tables, listeners={"billing": listener})
-    ).splitlines()
+    lines = scraped(ReliableCollector(db.engine(), tables=db.tables, listeners={"billing": listener})).splitlines()
     assert "rucola_reliable_up 1.0" in lines
     assert 'rucola_reliable_messages{status="STUCK"} 3.0' in lines
     assert 'rucola_reliable_messages{status="NEW"} 1.0' in lines

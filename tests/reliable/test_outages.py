@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Column, MetaData, String, Table, func, insert, select
@@ -16,91 +15,87 @@ from rucola.client import MessageExt, PushConsumer
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.reliable import Policy, Tables, idempotent, migration
 from rucola.testing.rocketmq import RocketMQ
-from support.databases import Place, server_user, serving, start_postgresql
-from support.relays import add, relay, stubs
-from support.relays import reaches as until
+from support.databases import OutboxDatabase, server_user, serving, start_postgresql
+from support.outbox import add, relay, stubs, until
 from support.servers import server
 
 QUICK_RETRIES = " ".join(["1s"] * 18)
 
 
 @pytest.fixture
-def own_place() -> Iterator[Place]:
+def own_db() -> Iterator[OutboxDatabase]:
     """A PostgreSQL that this test may kill."""
     with serving("postgresql", server_user("postgres"), start_postgresql) as own:
-        place = Place(own.url, Tables(), own)
-        with place.engine().begin() as connection:
-            migration.init(connection, place.tables)
-        yield place
-        place.close()
+        db = OutboxDatabase(own.url, Tables(), own)
+        with db.engine().begin() as connection:
+            migration.init(connection, db.tables)
+        yield db
+        db.close()
 
 
-def crash(place: Place) -> None:
+def crash(db: OutboxDatabase) -> None:
     """Immediate shutdown: as a crash, the database recovers from its log when it is started again."""
-    assert place.server is not None
-    place.server.signal(signal.SIGQUIT)
-    place.server.process.wait(30)
+    assert db.server is not None
+    db.server.signal(signal.SIGQUIT)
+    db.server.process.wait(30)
 
 
 @pytest.mark.rocketmq(messageDelayLevel=QUICK_RETRIES)
-def test_relay_and_consumer_survive_a_database_crash(own_place: Place, rocketmq: RocketMQ, run_async: Any) -> None:
-    place = own_place
+async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
+    db = own_db
     invoices = Table("invoice", MetaData(), Column("text", String(20)))
-    invoices.create(place.engine())
+    invoices.create(db.engine())
     rocketmq.create_topic("T", 1)
 
     def count() -> int:
         try:
-            with place.engine().connect() as connection:
+            with db.engine().connect() as connection:
                 return connection.scalar(select(func.count()).select_from(invoices)) or 0
         except DBAPIError:  # a connection of the pool that the crash has ended
             return -1
 
-    @idempotent(place.async_engine(), "billing", tables=place.tables, lease_ms=1000)
+    @idempotent(db.async_engine(), "billing", tables=db.tables, lease_ms=1000)
     async def bill(message: MessageExt, session: AsyncSession) -> None:
         await session.execute(insert(invoices).values(text=message.body.decode()))
-        if message.body == b"5" and place.server is not None and not crashed:
+        if message.body == b"5" and db.server is not None and not crashed:
             crashed.append(True)
-            crash(place)  # with the transaction open
+            crash(db)  # with the transaction open
 
     crashed: list[bool] = []
 
-    async def main() -> None:
-        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
-        consumer.subscribe("T")
-        consumer.listen(bill)
-        policy = Policy(lease_ms=1000, poll_ms=50)
-        async with relay(place, rocketmq, policy=policy), consumer:
-            add(place, "T", [b"%d" % number for number in range(10)], groups=["billing"])
-            await until(lambda: bool(crashed) and place.server is not None and place.server.process.poll() is not None)
-            assert place.server is not None
-            place.server.start()
-            await until(lambda: count() == 10)
-            await until(lambda: {stub.status for stub in stubs(place)} == {"CONFIRMED"})
-
-    run_async(main())
-    with place.engine().connect() as connection:
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
+    consumer.subscribe("T")
+    consumer.listen(bill)
+    policy = Policy(lease_ms=1000, poll_ms=50)
+    async with relay(db, rocketmq, policy=policy), consumer:
+        add(db, "T", [b"%d" % number for number in range(10)], groups=["billing"])
+        await until(lambda: bool(crashed) and db.server is not None and db.server.process.poll() is not None)
+        assert db.server is not None
+        db.server.start()
+        await until(lambda: count() == 10)
+        await until(lambda: {stub.status for stub in stubs(db)} == {"CONFIRMED"})
+    with db.engine().connect() as connection:
         texts = list(connection.scalars(select(invoices.c.text)))
     assert sorted(texts) == [str(number) for number in range(10)]
 
 
-def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, tmp_path: Path, run_async: Any
+async def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     topic = shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic, 1)
-    arguments = ("reliable", "relay", "-n", shared_rocketmq.namesrv, "--database", sqlite_place.url, "--lease", "1")
-    prefix = ("--prefix", sqlite_place.tables.prefix)
+    arguments = ("reliable", "relay", "-n", shared_rocketmq.namesrv, "--database", sqlite_db.url, "--lease", "1")
+    prefix = ("--prefix", sqlite_db.tables.prefix)
     with server(*arguments, *prefix, log=tmp_path / "first") as first:
         assert first.first_line, first.log.read_text()
         first.process.send_signal(signal.SIGSTOP)
-        add(sqlite_place, topic, [b"%d" % number for number in range(20)], shard_key="k")
+        add(sqlite_db, topic, [b"%d" % number for number in range(20)], shard_key="k")
         with server(*arguments, *prefix, log=tmp_path / "second") as second:
             assert second.first_line, second.log.read_text()
-            run_async(until(lambda: {stub.status for stub in stubs(sqlite_place)} == {"CONFIRMED"}))
+            await until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"})
             first.process.send_signal(signal.SIGCONT)
-            add(sqlite_place, topic, [b"20"], shard_key="k")
-            run_async(until(lambda: {stub.status for stub in stubs(sqlite_place)} == {"CONFIRMED"}))
+            add(sqlite_db, topic, [b"20"], shard_key="k")
+            await until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"})
             assert first.stop() == second.stop() == 0
     assert [message.body for message in shared_rocketmq.messages(topic)] == [b"%d" % number for number in range(21)]

@@ -18,23 +18,23 @@ from rucola.errors import InvalidMessage
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.outbox import Outbox, lane_of, message_of
 from rucola.reliable.schema import LANES
-from support.databases import Place
+from support.databases import OutboxDatabase
 
 
-def stubs(place: Place) -> list[Row[Any]]:
-    with place.engine().connect() as connection:
-        return list(connection.execute(select(place.tables.stub).order_by(place.tables.stub.c.seq)))
+def stubs(db: OutboxDatabase) -> list[Row[Any]]:
+    with db.engine().connect() as connection:
+        return list(connection.execute(select(db.tables.stub).order_by(db.tables.stub.c.seq)))
 
 
-def test_session_commits_or_rolls_back_the_message_with_its_own_rows(place: Place) -> None:
-    outbox = Outbox(["billing", "stock"], tables=place.tables)
+def test_session_commits_or_rolls_back_the_message_with_its_own_rows(db: OutboxDatabase) -> None:
+    outbox = Outbox(["billing", "stock"], tables=db.tables)
     message = Message("Orders", b"pizza", tags="new", keys="order-1", properties={"colour": "red"}, flag=7)
-    with Session(place.engine()) as session, session.begin():
+    with Session(db.engine()) as session, session.begin():
         message_id = outbox.add(session, message, shard_key="order-1")
-    with Session(place.engine()) as session:
+    with Session(db.engine()) as session:
         outbox.add(session, Message("Orders", b"never"))
         session.flush()
-    (stub,) = stubs(place)
+    (stub,) = stubs(db)
     assert stub.message_id == message_id == message.unique_key
     assert (stub.topic, stub.tags, stub.body, stub.flag, stub.status) == ("Orders", "new", b"pizza", 7, "NEW")
     assert stub.keys == f"order-1 {message_id}"
@@ -44,34 +44,34 @@ def test_session_commits_or_rolls_back_the_message_with_its_own_rows(place: Plac
     assert message_of(stub._mapping) == message
 
 
-def test_rolled_back_savepoint_discards_its_messages(place: Place) -> None:
-    outbox = Outbox(tables=place.tables)
-    with Session(place.engine()) as session, session.begin():
+def test_rolled_back_savepoint_discards_its_messages(db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=db.tables)
+    with Session(db.engine()) as session, session.begin():
         outbox.add(session, Message("T", b"before"))
         savepoint = session.begin_nested()
         outbox.add(session, Message("T", b"inside"))
         savepoint.rollback()
         outbox.add(session, Message("T", b"after"))
-    assert [stub.body for stub in stubs(place)] == [b"before", b"after"]
+    assert [stub.body for stub in stubs(db)] == [b"before", b"after"]
 
 
-async def add_async(place: Place, outbox: Outbox) -> None:
-    async with AsyncSession(place.async_engine()) as session, session.begin():
+async def add_async(db: OutboxDatabase, outbox: Outbox) -> None:
+    async with AsyncSession(db.async_engine()) as session, session.begin():
         outbox.add(session, Message("T", b"async"))
-    async with AsyncSession(place.async_engine()) as session:
+    async with AsyncSession(db.async_engine()) as session:
         outbox.add(session, Message("T", b"never"))
-    async with place.async_engine().begin() as connection:
+    async with db.async_engine().begin() as connection:
         await connection.run_sync(outbox.add, Message("T", b"core"))
 
 
-def test_async_session_and_connection_add_messages(place: Place, run_async: Any) -> None:
-    run_async(add_async(place, Outbox(tables=place.tables)))
-    assert [stub.body for stub in stubs(place)] == [b"async", b"core"]
+async def test_async_session_and_connection_add_messages(db: OutboxDatabase) -> None:
+    await add_async(db, Outbox(tables=db.tables))
+    assert [stub.body for stub in stubs(db)] == [b"async", b"core"]
 
 
-def test_dbapi_connection_adds_messages(place: Place) -> None:
-    outbox = Outbox(["g"], tables=place.tables)
-    pooled = place.engine().raw_connection()
+def test_dbapi_connection_adds_messages(db: OutboxDatabase) -> None:
+    outbox = Outbox(["g"], tables=db.tables)
+    pooled = db.engine().raw_connection()
     connection: Any = pooled.driver_connection
     for body in (b"\x00\xff'%s\\", b"2"):
         outbox.add(connection, Message("T", body, keys="a b", properties={"x": "1 % 2"}), shard_key="k")
@@ -79,27 +79,27 @@ def test_dbapi_connection_adds_messages(place: Place) -> None:
     outbox.add(connection, Message("T", b"never"))
     connection.rollback()
     pooled.close()
-    found = stubs(place)
+    found = stubs(db)
     assert [stub.body for stub in found] == [b"\x00\xff'%s\\", b"2"]
     assert message_of(found[0]._mapping).properties["x"] == "1 % 2"
     assert found[0].due_at == found[0].created_at > 1_600_000_000_000
 
 
-def test_repeated_unique_key_fails_the_second_transaction(place: Place) -> None:
-    outbox = Outbox(tables=place.tables)
+def test_repeated_unique_key_fails_the_second_transaction(db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=db.tables)
     message = Message("T", b"once")
-    with Session(place.engine()) as session, session.begin():
+    with Session(db.engine()) as session, session.begin():
         outbox.add(session, message)
-    with pytest.raises(IntegrityError), Session(place.engine()) as session, session.begin():
+    with pytest.raises(IntegrityError), Session(db.engine()) as session, session.begin():
         outbox.add(session, message)
-    assert len(stubs(place)) == 1
+    assert len(stubs(db)) == 1
 
 
-def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_place: Place) -> None:
-    outbox = Outbox(tables=sqlite_place.tables)
+def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=sqlite_db.tables)
     woken: list[int] = []
-    outbox.on_commit(lambda: woken.append(len(stubs(sqlite_place))))
-    with Session(sqlite_place.engine()) as session:
+    outbox.on_commit(lambda: woken.append(len(stubs(sqlite_db))))
+    with Session(sqlite_db.engine()) as session:
         outbox.add(session, Message("T", b"1"))
         outbox.add(session, Message("T", b"2"))
         session.rollback()
@@ -126,20 +126,22 @@ def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_place: Place) -> 
     ],
     ids=range(11),
 )  # fmt: skip
-def test_message_that_no_broker_accepts_is_refused_before_the_commit(message: Message, sqlite_place: Place) -> None:
-    outbox = Outbox(tables=sqlite_place.tables, max_message_size=100)
-    with Session(sqlite_place.engine()) as session, pytest.raises(InvalidMessage), session.begin():
+def test_message_that_no_broker_accepts_is_refused_before_the_commit(
+    message: Message, sqlite_db: OutboxDatabase
+) -> None:
+    outbox = Outbox(tables=sqlite_db.tables, max_message_size=100)
+    with Session(sqlite_db.engine()) as session, pytest.raises(InvalidMessage), session.begin():
         outbox.add(session, message)
-    assert stubs(sqlite_place) == []
+    assert stubs(sqlite_db) == []
 
 
-def test_unsupported_transaction_type_is_named(sqlite_place: Place) -> None:
-    outbox = Outbox(tables=sqlite_place.tables)
+def test_unsupported_transaction_type_is_named(sqlite_db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=sqlite_db.tables)
     with pytest.raises(ReliableError, match="object"):
         outbox.add(object(), Message("T", b"x"))  # type: ignore[arg-type]
     with pytest.raises(ReliableError, match="run_sync"):
-        outbox.add(sqlite_place.async_engine().connect(), Message("T", b"x"))  # type: ignore[arg-type]
-    with pytest.raises(InvalidMessage, match="shard_key"), Session(sqlite_place.engine()) as session:
+        outbox.add(sqlite_db.async_engine().connect(), Message("T", b"x"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="shard_key"), Session(sqlite_db.engine()) as session:
         outbox.add(session, Message("T", b"x"), shard_key="")
     with pytest.raises(ReliableError, match="groups"):
         Outbox("billing")
@@ -152,11 +154,11 @@ def test_unsupported_transaction_type_is_named(sqlite_place: Place) -> None:
     [({}, 0), ({"DELAY": "3"}, 10_000), ({"TIMER_DELAY_MS": "70"}, 70), ({"TIMER_DELAY_SEC": "7"}, 7000)],
 )
 def test_first_check_respects_the_messages_delay(
-    properties: dict[str, str], delay_ms: int, sqlite_place: Place
+    properties: dict[str, str], delay_ms: int, sqlite_db: OutboxDatabase
 ) -> None:
-    with Session(sqlite_place.engine()) as session, session.begin():
-        Outbox(tables=sqlite_place.tables).add(session, Message("T", b"x", properties=properties))
-    assert stubs(sqlite_place)[0].delay_ms == delay_ms
+    with Session(sqlite_db.engine()) as session, session.begin():
+        Outbox(tables=sqlite_db.tables).add(session, Message("T", b"x", properties=properties))
+    assert stubs(sqlite_db)[0].delay_ms == delay_ms
 
 
 def test_lanes_are_all_used_and_a_key_has_one() -> None:

@@ -22,9 +22,8 @@ from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
 from rucola.reliable.schema import LANES, NEW, SENT
 from rucola.testing.rocketmq import RocketMQ
-from support.databases import Place
-from support.relays import QUICK, add, change, relay, statuses, stubs
-from support.relays import reaches as until
+from support.databases import OutboxDatabase
+from support.outbox import FAST_POLICY, add, change, relay, statuses, stubs, until
 
 PATIENT = Policy(poll_ms=3_600_000)
 ALL = frozenset(range(LANES))
@@ -37,74 +36,65 @@ def topic(shared_rocketmq: RocketMQ) -> str:
     return name
 
 
-def take(place: Place, owner: str, held: frozenset[int] = ALL, **options: Any) -> claims.Batch:
-    database = Database(place.engine())
-    database.run_sync(lanes.renew, place.tables, owner, 60_000)
+def take(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **options: Any) -> claims.Batch:
+    database = Database(db.engine())
+    database.run_sync(lanes.renew, db.tables, owner, 60_000)
     settings = {"limit": 100, "lease_ms": 60_000, "max_sends": 3} | options
-    return database.run_sync(claims.take, place.tables, owner, held, **settings)
+    return database.run_sync(claims.take, db.tables, owner, held, **settings)
 
 
-def record(place: Place, owner: str, *outcomes: Outcome) -> int:
-    return Database(place.engine()).run_one_sync(claims.record, place.tables, owner, outcomes)
+def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
+    return Database(db.engine()).run_one_sync(claims.record, db.tables, owner, outcomes)
 
 
-def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
-    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    outbox = Outbox(tables=place.tables)
+    outbox = Outbox(tables=db.tables)
     message = Message(topic, b"x", tags="a", keys="k1 k2", properties={"colour": "red"}, flag=3)
-    with Session(place.engine()) as session, session.begin():
+    with Session(db.engine()) as session, session.begin():
         outbox.add(session, message)
 
-    async def main() -> None:
-        async with relay(place, shared_rocketmq):
-            await until(lambda: statuses(place) == {"CONFIRMED": 1})
-
-    run_async(main())
+    async with relay(db, shared_rocketmq):
+        await until(lambda: statuses(db) == {"CONFIRMED": 1})
     (found,) = shared_rocketmq.messages(topic)
     assert (found.body, found.tags, found.flag, found.unique_key) == (b"x", "a", 3, message.unique_key)
     assert found.keys == f"k1 k2 {message.unique_key}"
     assert found.properties["colour"] == "red"
-    (stub,) = stubs(place)
+    (stub,) = stubs(db)
     assert (stub.sends, stub.due_at, stub.owner, stub.lease_until) == (1, None, None, 0)
     assert stub.confirmed_at >= stub.created_at
     assert (stub.queue_id, stub.queue_offset) == (found.queue_id, found.queue_offset)
 
 
-def test_message_that_awaits_groups_stays_sent_with_its_position(
-    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_message_that_awaits_groups_stays_sent_with_its_position(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    add(place, topic, [b"%d" % number for number in range(300)], groups=["billing"])
+    add(db, topic, [b"%d" % number for number in range(300)], groups=["billing"])
 
-    async def main() -> None:
-        async with relay(place, shared_rocketmq, policy=PATIENT):
-            await until(lambda: statuses(place) == {"SENT": 300})
-
-    run_async(main())
+    async with relay(db, shared_rocketmq, policy=PATIENT):
+        await until(lambda: statuses(db) == {"SENT": 300})
     positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in shared_rocketmq.messages(topic)}
-    assert positions == {(stub.message_id, stub.queue_id, stub.queue_offset) for stub in stubs(place)}
-    assert all(stub.due_at >= stub.created_at + PATIENT.confirm_timeout_ms for stub in stubs(place))
+    assert positions == {(stub.message_id, stub.queue_id, stub.queue_offset) for stub in stubs(db)}
+    assert all(stub.due_at >= stub.created_at + PATIENT.confirm_timeout_ms for stub in stubs(db))
 
 
-def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
-    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    outbox, engine = Outbox(tables=place.tables), place.engine()
+    outbox, engine = Outbox(tables=db.tables), db.engine()
     for number in range(15):
         with Session(engine) as session, session.begin():
             for key in range(10):
                 outbox.add(session, Message(topic, b"%d %d" % (key, number)), shard_key=f"key-{key}")
 
-    async def main() -> None:
-        policy = Policy(batch=16, poll_ms=20, lease_ms=3000)  # leases are renewed, and lanes change hands, all the time
-        async with (
-            relay(place, shared_rocketmq, policy=policy) as first,
-            relay(place, shared_rocketmq, policy=policy) as second,
-        ):
-            await until(lambda: statuses(place) == {"CONFIRMED": 150})
-            assert first.sent + second.sent >= 150
-
-    run_async(main())
+    policy = Policy(batch=16, poll_ms=20, lease_ms=3000)  # leases are renewed, and lanes change hands, all the time
+    async with (
+        relay(db, shared_rocketmq, policy=policy) as first,
+        relay(db, shared_rocketmq, policy=policy) as second,
+    ):
+        await until(lambda: statuses(db) == {"CONFIRMED": 150})
+        assert first.sent + second.sent >= 150
     sent: dict[bytes, list[int]] = {}
     queues: dict[bytes, set[int]] = {}
     for message in sorted(shared_rocketmq.messages(topic), key=lambda message: message.queue_offset):
@@ -116,99 +106,79 @@ def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
     assert all(len(ids) == 1 for ids in queues.values())
 
 
-def test_broker_outage_uses_up_no_sends_and_loses_nothing(
-    sqlite_place: Place, rocketmq: RocketMQ, run_async: Any
-) -> None:
+async def test_broker_outage_uses_up_no_sends_and_loses_nothing(sqlite_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
     rocketmq.create_topic("T", 1)
-    add(sqlite_place, "T", [b"0"])
+    add(sqlite_db, "T", [b"0"])
 
-    async def main() -> None:
-        async with relay(sqlite_place, rocketmq) as running:
-            await until(lambda: statuses(sqlite_place) == {"CONFIRMED": 1})
-            with rocketmq.broker_down():
-                add(sqlite_place, "T", [b"%d" % number for number in range(1, 6)], shard_key="k")
-                running.wake()
-                await until(lambda: running._away_since is not None)
-                sends = [stub.sends for stub in stubs(sqlite_place)]
-                for _ in range(3):
-                    assert not await running._finds_broker()
-                assert [stub.sends for stub in stubs(sqlite_place)] == sends
-                assert max(sends) <= 2
-            await until(lambda: statuses(sqlite_place) == {"CONFIRMED": 6})
-
-    run_async(main())
+    async with relay(sqlite_db, rocketmq) as running:
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
+        with rocketmq.broker_down():
+            add(sqlite_db, "T", [b"%d" % number for number in range(1, 6)], shard_key="k")
+            running.wake()
+            await until(lambda: running._away_since is not None)
+            sends = [stub.sends for stub in stubs(sqlite_db)]
+            for _ in range(3):
+                assert not await running._finds_broker()
+            assert [stub.sends for stub in stubs(sqlite_db)] == sends
+            assert max(sends) <= 2
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 6})
     first_copies = list(dict.fromkeys(message.body for message in rocketmq.messages("T")))
     assert first_copies == [b"%d" % number for number in range(6)]
 
 
-def test_commit_in_this_process_wakes_an_idle_relay(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_commit_in_this_process_wakes_an_idle_relay(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    outbox = Outbox(tables=sqlite_place.tables)
+    outbox = Outbox(tables=sqlite_db.tables)
 
-    async def main() -> None:
-        async with relay(sqlite_place, shared_rocketmq, outbox=outbox, policy=PATIENT):
-            for number in range(3):
-                with Session(sqlite_place.engine()) as session, session.begin():
-                    outbox.add(session, Message(topic, b"%d" % number))
-                await until(lambda count=number + 1: statuses(sqlite_place) == {"CONFIRMED": count})
-
-    run_async(main())
+    async with relay(sqlite_db, shared_rocketmq, outbox=outbox, policy=PATIENT):
+        for number in range(3):
+            with Session(sqlite_db.engine()) as session, session.begin():
+                outbox.add(session, Message(topic, b"%d" % number))
+            await until(lambda count=number + 1: statuses(sqlite_db) == {"CONFIRMED": count})
 
 
-def test_postgresql_notify_wakes_an_idle_relay(
-    postgresql_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_postgresql_notify_wakes_an_idle_relay(
+    postgresql_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    async def main() -> None:
-        async with relay(postgresql_place, shared_rocketmq, policy=PATIENT):
-            for number in range(3):  # added as by another process: nothing but the database knows of it
-                await asyncio.to_thread(add, postgresql_place, topic, [b"x"])
-                await until(lambda count=number + 1: statuses(postgresql_place) == {"CONFIRMED": count})
-
-    run_async(main())
+    async with relay(postgresql_db, shared_rocketmq, policy=PATIENT):
+        for number in range(3):  # added as by another process: nothing but the database knows of it
+            await asyncio.to_thread(add, postgresql_db, topic, [b"x"])
+            await until(lambda count=number + 1: statuses(postgresql_db) == {"CONFIRMED": count})
 
 
-def test_relay_works_on_an_async_engine(place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any) -> None:
-    add(place, topic, [b"1", b"2"])
+async def test_relay_works_on_an_async_engine(db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str) -> None:
+    add(db, topic, [b"1", b"2"])
 
-    async def main() -> None:
-        async with Relay(place.async_engine(), shared_rocketmq.namesrv, tables=place.tables, policy=QUICK):
-            await until(lambda: statuses(place) == {"CONFIRMED": 2})
-
-    run_async(main())
+    async with Relay(db.async_engine(), shared_rocketmq.namesrv, tables=db.tables, policy=FAST_POLICY):
+        await until(lambda: statuses(db) == {"CONFIRMED": 2})
 
 
-def test_relay_names_missing_tables(empty_place: Place, shared_rocketmq: RocketMQ, run_async: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(SchemaError, match="rucola reliable init"):
-            async with relay(empty_place, shared_rocketmq):
-                pass
-
-    run_async(main())
+async def test_relay_names_missing_tables(empty_db: OutboxDatabase, shared_rocketmq: RocketMQ) -> None:
+    with pytest.raises(SchemaError, match="rucola reliable init"):
+        async with relay(empty_db, shared_rocketmq):
+            pass
 
 
 @pytest.mark.rocketmq(maxMessageSize=65536)
-def test_message_that_a_broker_refuses_does_not_hold_up_the_others(
-    sqlite_place: Place, rocketmq: RocketMQ, run_async: Any
+async def test_message_that_a_broker_refuses_does_not_hold_up_the_others(
+    sqlite_db: OutboxDatabase, rocketmq: RocketMQ
 ) -> None:
     rocketmq.create_topic("T", 1)
     add(
-        sqlite_place, "T", [b"1", Random(1).randbytes(70_000), b"3"]
+        sqlite_db, "T", [b"1", Random(1).randbytes(70_000), b"3"]
     )  # smaller than what the outbox takes, larger than this broker's
 
-    async def main() -> None:
-        async with relay(sqlite_place, rocketmq, policy=Policy(max_sends=2, retry_ms=1, poll_ms=10)):
-            await until(lambda: statuses(sqlite_place) == {"CONFIRMED": 2, "MANUAL": 1})
-
-    run_async(main())
-    _, refused, _ = stubs(sqlite_place)
+    async with relay(sqlite_db, rocketmq, policy=Policy(max_sends=2, retry_ms=1, poll_ms=10)):
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 2, "MANUAL": 1})
+    _, refused, _ = stubs(sqlite_db)
     assert refused.status == "MANUAL"
     assert "code 13" in refused.error
     assert [message.body for message in rocketmq.messages("T")] == [b"1", b"3"]
 
 
-def test_idle_relay_runs_less_than_one_query_a_second(place: Place) -> None:
-    engine = place.engine()
+def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> None:
+    engine = db.engine()
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     policy = Policy()
@@ -217,7 +187,7 @@ def test_idle_relay_runs_less_than_one_query_a_second(place: Place) -> None:
         with engine.begin() as connection:
             connection.execute(select(1))  # what SQLAlchemy asks of a new connection, a pool keeps
             before = len(statements)
-            work(connection, place.tables, *arguments, **options)
+            work(connection, db.tables, *arguments, **options)
             return len(statements) - before
 
     queries(lanes.renew, "a", policy.lease_ms)
@@ -229,126 +199,123 @@ def test_idle_relay_runs_less_than_one_query_a_second(place: Place) -> None:
 # Claims, on each database, step by step.
 
 
-def test_claim_is_counted_before_the_send_and_excludes_others(place: Place) -> None:
-    add(place, "T", [b"1", b"2"])
-    batch = take(place, "a")
+def test_claim_is_counted_before_the_send_and_excludes_others(db: OutboxDatabase) -> None:
+    add(db, "T", [b"1", b"2"])
+    batch = take(db, "a")
     assert [(row.body, row.sends, row.owner) for row in batch.to_send] == [(b"1", 1, "a"), (b"2", 1, "a")]
-    assert take(place, "a").to_send == []
-    change(place, lease_until=0)  # the lease is over: the claim can be had again, and counts again
-    assert [row.sends for row in take(place, "a").to_send] == [2, 2]
+    assert take(db, "a").to_send == []
+    change(db, lease_until=0)  # the lease is over: the claim can be had again, and counts again
+    assert [row.sends for row in take(db, "a").to_send] == [2, 2]
 
 
-def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(place: Place) -> None:
-    add(place, "T", [b"%d" % number for number in range(200)])
-    with place.engine().begin() as connection:
-        own = lanes.renew(connection, place.tables, "a", 60_000)
+def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDatabase) -> None:
+    add(db, "T", [b"%d" % number for number in range(200)])
+    with db.engine().begin() as connection:
+        own = lanes.renew(connection, db.tables, "a", 60_000)
     assert own == ALL
-    assert take(place, "b").to_send == [], "a claim checks the lease of the lane"
-    with place.engine().begin() as connection:
-        own = lanes.renew(connection, place.tables, "a", 60_000)
-        other = lanes.renew(connection, place.tables, "b", 60_000)
+    assert take(db, "b").to_send == [], "a claim checks the lease of the lane"
+    with db.engine().begin() as connection:
+        own = lanes.renew(connection, db.tables, "a", 60_000)
+        other = lanes.renew(connection, db.tables, "b", 60_000)
     assert len(own) == len(other) == LANES // 2
     assert not own & other
-    taken = [row.seq for row in take(place, "a", own, limit=1000).to_send + take(place, "b", other, limit=1000).to_send]
+    taken = [row.seq for row in take(db, "a", own, limit=1000).to_send + take(db, "b", other, limit=1000).to_send]
     assert len(taken) == len(set(taken)) == 200
-    with place.engine().begin() as connection:
-        lanes.leave(connection, place.tables, "a")
-        assert lanes.renew(connection, place.tables, "b", 60_000) == ALL
+    with db.engine().begin() as connection:
+        lanes.leave(connection, db.tables, "a")
+        assert lanes.renew(connection, db.tables, "b", 60_000) == ALL
 
 
-def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(place: Place) -> None:
-    (message_id,) = add(place, "T", [b"1"], groups=["g"])
-    (row,) = take(place, "paused").to_send
-    with place.engine().begin() as connection:  # time passes, by the database's clock
-        for table in (place.tables.stub, place.tables.lane):
+def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: OutboxDatabase) -> None:
+    (message_id,) = add(db, "T", [b"1"], groups=["g"])
+    (row,) = take(db, "paused").to_send
+    with db.engine().begin() as connection:  # time passes, by the database's clock
+        for table in (db.tables.stub, db.tables.lane):
             connection.execute(update(table).values(lease_until=0))
-        connection.execute(update(place.tables.relay).values(seen_until=0))
-    (again,) = take(place, "other").to_send
+        connection.execute(update(db.tables.relay).values(seen_until=0))
+    (again,) = take(db, "other").to_send
     assert (again.message_id, again.sends) == (message_id, 2)
-    assert record(place, "paused", Outcome(row.seq, NEW, SENT, "late", 0, 7, wait_ms=5)) == 0
-    with place.engine().begin() as connection:
+    assert record(db, "paused", Outcome(row.seq, NEW, SENT, "late", 0, 7, wait_ms=5)) == 0
+    with db.engine().begin() as connection:
         assert claims.take(
-            connection, place.tables, "paused", ALL, limit=9, lease_ms=60_000, max_sends=3
+            connection, db.tables, "paused", ALL, limit=9, lease_ms=60_000, max_sends=3
         ).to_send == []  # fmt: skip
-    assert record(place, "other", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
-    (stub,) = stubs(place)
+    assert record(db, "other", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
+    (stub,) = stubs(db)
     assert (stub.status, stub.broker, stub.queue_id, stub.queue_offset, stub.owner) == ("SENT", "b", 1, 2, None)
 
 
-def test_confirmation_before_the_send_was_recorded_is_kept(place: Place) -> None:
-    add(place, "T", [b"1"], groups=["g"])
-    (row,) = take(place, "a").to_send
-    change(place, status="CONFIRMED", awaiting=",", due_at=None, confirmed_at=5)
-    assert record(place, "a", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
-    (stub,) = stubs(place)
+def test_confirmation_before_the_send_was_recorded_is_kept(db: OutboxDatabase) -> None:
+    add(db, "T", [b"1"], groups=["g"])
+    (row,) = take(db, "a").to_send
+    change(db, status="CONFIRMED", awaiting=",", due_at=None, confirmed_at=5)
+    assert record(db, "a", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
+    (stub,) = stubs(db)
     assert (stub.status, stub.due_at, stub.confirmed_at) == ("CONFIRMED", None, 5)
     assert (stub.broker, stub.queue_offset) == ("b", 2)
 
 
-def test_key_waits_for_its_oldest_message(place: Place) -> None:
-    add(place, "T", [b"1", b"2", b"3"], shard_key="k")
-    add(place, "T", [b"4"], shard_key="other")
-    (first,) = take(place, "a", limit=1).to_send
+def test_key_waits_for_its_oldest_message(db: OutboxDatabase) -> None:
+    add(db, "T", [b"1", b"2", b"3"], shard_key="k")
+    add(db, "T", [b"4"], shard_key="other")
+    (first,) = take(db, "a", limit=1).to_send
     assert first.body == b"1"
-    assert [row.body for row in take(place, "a").to_send] == [b"4"], "1 is in flight"
-    record(place, "a", Outcome(first.seq, NEW, NEW, wait_ms=60_000, error="away"))
-    change_due(place)
-    assert take(place, "a").to_send == [], "1 waits for its next try"
-    change(place, due_at=1, lease_until=0)
-    assert [row.body for row in take(place, "a").to_send] == [b"1", b"2", b"3", b"4"]
+    assert [row.body for row in take(db, "a").to_send] == [b"4"], "1 is in flight"
+    record(db, "a", Outcome(first.seq, NEW, NEW, wait_ms=60_000, error="away"))
+    change_due(db)
+    assert take(db, "a").to_send == [], "1 waits for its next try"
+    change(db, due_at=1, lease_until=0)
+    assert [row.body for row in take(db, "a").to_send] == [b"1", b"2", b"3", b"4"]
 
 
-def change_due(place: Place) -> None:
+def change_due(db: OutboxDatabase) -> None:
     """Let everything come due but the stub that failed."""
-    stub = place.tables.stub
-    with place.engine().begin() as connection:
+    stub = db.tables.stub
+    with db.engine().begin() as connection:
         connection.execute(update(stub).where(stub.c.error.is_(None)).values(due_at=1))
 
 
-def test_key_waits_for_a_manual_message_that_was_never_answered(place: Place) -> None:
-    add(place, "T", [b"1", b"2"], shard_key="k")
-    stub = place.tables.stub
-    first = stubs(place)[0].seq
-    with place.engine().begin() as connection:
+def test_key_waits_for_a_manual_message_that_was_never_answered(db: OutboxDatabase) -> None:
+    add(db, "T", [b"1", b"2"], shard_key="k")
+    stub = db.tables.stub
+    first = stubs(db)[0].seq
+    with db.engine().begin() as connection:
         connection.execute(update(stub).where(stub.c.seq == first).values(status="MANUAL", due_at=None))
-    assert take(place, "a").to_send == []
-    assert stubs(place)[1].due_at > stubs(place)[1].created_at
-    with place.engine().begin() as connection:
+    assert take(db, "a").to_send == []
+    assert stubs(db)[1].due_at > stubs(db)[1].created_at
+    with db.engine().begin() as connection:
         connection.execute(update(stub).where(stub.c.seq == first).values(status="VOID"))
-    change_due(place)
-    assert [row.body for row in take(place, "a").to_send] == [b"2"]
+    change_due(db)
+    assert [row.body for row in take(db, "a").to_send] == [b"2"]
 
 
-def test_late_commit_with_a_smaller_number_is_not_skipped(place: Place) -> None:
+def test_late_commit_with_a_smaller_number_is_not_skipped(db: OutboxDatabase) -> None:
     """Sequence order is not commit order: a relay that remembers the last number would lose the first message."""
-    if place.name == "sqlite":
+    if db.name == "sqlite":
         return  # one writer: the second transaction cannot overtake
-    outbox = Outbox(tables=place.tables)
-    with Session(place.engine()) as slow, Session(place.engine()) as fast:
+    outbox = Outbox(tables=db.tables)
+    with Session(db.engine()) as slow, Session(db.engine()) as fast:
         outbox.add(slow, Message("T", b"slow"))
         slow.flush()
         outbox.add(fast, Message("T", b"fast"))
         fast.commit()
-        (row,) = take(place, "a").to_send
+        (row,) = take(db, "a").to_send
         assert row.body == b"fast"
-        record(place, "a", Outcome(row.seq, NEW, "CONFIRMED", "b", 0, 0))
+        record(db, "a", Outcome(row.seq, NEW, "CONFIRMED", "b", 0, 0))
         slow.commit()
-    assert [row.body for row in take(place, "a").to_send] == [b"slow"]
+    assert [row.body for row in take(db, "a").to_send] == [b"slow"]
 
 
-def test_delayed_message_has_no_position_and_a_later_first_check(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_delayed_message_has_no_position_and_a_later_first_check(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    outbox = Outbox(["g"], tables=sqlite_place.tables)
-    with Session(sqlite_place.engine()) as session, session.begin():
+    outbox = Outbox(["g"], tables=sqlite_db.tables)
+    with Session(sqlite_db.engine()) as session, session.begin():
         outbox.add(session, Message(topic, b"later", properties={properties.DELAY: "18"}))
 
-    async def main() -> None:
-        async with relay(sqlite_place, shared_rocketmq, policy=PATIENT):
-            await until(lambda: statuses(sqlite_place) == {"SENT": 1})
-
-    run_async(main())
-    (stub,) = stubs(sqlite_place)
+    async with relay(sqlite_db, shared_rocketmq, policy=PATIENT):
+        await until(lambda: statuses(sqlite_db) == {"SENT": 1})
+    (stub,) = stubs(sqlite_db)
     assert stub.broker is not None
     assert stub.queue_offset is None
     assert stub.due_at > stub.created_at + 7_200_000

@@ -23,9 +23,8 @@ from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, Facts, KeyedResend, Policy, Position, Progress, Sent, decide
 from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
-from support.databases import Place
-from support.relays import QUICK, Told, add, change, relay, statuses, stubs
-from support.relays import reaches as until
+from support.databases import OutboxDatabase
+from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statuses, stubs, until
 
 HOUR_MS = 3_600_000
 AT_7 = Position("T", "b", 0, 7)
@@ -89,29 +88,24 @@ async def commit(rocketmq: RocketMQ, topic: str, group: str, queue_offset: int) 
         await consumer.commit(MessageQueue(topic, (await consumer.queues(topic))[0].broker_name, 0), queue_offset)
 
 
-def receive(place: Place, message_id: str, group: str, ms_ago: int = 0) -> None:
-    with place.engine().begin() as connection:
+def receive(db: OutboxDatabase, message_id: str, group: str, ms_ago: int = 0) -> None:
+    with db.engine().begin() as connection:
         connection.execute(
-            insert(place.tables.receipt).values(
-                message_id=message_id, consumer_group=group, received_at=now_ms() - ms_ago
-            )
+            insert(db.tables.receipt).values(message_id=message_id, consumer_group=group, received_at=now_ms() - ms_ago)
         )
 
 
-def test_lost_message_is_resent_until_it_needs_an_operator(
-    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_lost_message_is_resent_until_it_needs_an_operator(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    group, told = shared_rocketmq.unique("g"), Told()
-    (message_id,) = add(place, topic, [b"x"], groups=[group])
+    group, told = shared_rocketmq.unique("g"), RecordingSink()
+    (message_id,) = add(db, topic, [b"x"], groups=[group])
 
-    async def main() -> None:
-        await commit(shared_rocketmq, topic, group, 100)  # the group claims to have consumed what it never received
-        policy = Policy(max_sends=3, confirm_timeout_ms=1, poll_ms=10, jitter=0, retry_ms=1)
-        async with relay(place, shared_rocketmq, policy=policy, alerts=Alerts([told])):
-            await until(lambda: bool(told.alerts))
-
-    run_async(main())
-    (stub,) = stubs(place)
+    await commit(shared_rocketmq, topic, group, 100)  # the group claims to have consumed what it never received
+    policy = Policy(max_sends=3, confirm_timeout_ms=1, poll_ms=10, jitter=0, retry_ms=1)
+    async with relay(db, shared_rocketmq, policy=policy, alerts=Alerts([told])):
+        await until(lambda: bool(told.alerts))
+    (stub,) = stubs(db)
     assert (stub.status, stub.sends, stub.due_at) == ("MANUAL", 3, None)
     assert "sent 3 times" in stub.error
     assert {m.msg_id for m in shared_rocketmq.messages(topic)} == {message_id}
@@ -121,100 +115,85 @@ def test_lost_message_is_resent_until_it_needs_an_operator(
     assert "resend" in alert.text()
 
 
-def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
-    place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
     group = shared_rocketmq.unique("g")
-    waits, received = add(place, topic, [b"1", b"2"], groups=[group])
-    receive(place, received, group)
+    waits, received = add(db, topic, [b"1", b"2"], groups=[group])
+    receive(db, received, group)
 
-    async def main() -> None:
-        async with relay(place, shared_rocketmq, policy=QUICK):
-            await until(lambda: statuses(place) == {"SENT": 2})
-            first_due = [stub.due_at for stub in stubs(place)]
-            await until(lambda: all(stub.due_at > due for stub, due in zip(stubs(place), first_due, strict=True)))
-
-    run_async(main())
-    assert [stub.sends for stub in stubs(place)] == [1, 1]
+    async with relay(db, shared_rocketmq, policy=FAST_POLICY):
+        await until(lambda: statuses(db) == {"SENT": 2})
+        first_due = [stub.due_at for stub in stubs(db)]
+        await until(lambda: all(stub.due_at > due for stub, due in zip(stubs(db), first_due, strict=True)))
+    assert [stub.sends for stub in stubs(db)] == [1, 1]
     assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [waits, received]
 
 
-def test_position_beyond_the_queues_end_counts_as_lost(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_position_beyond_the_queues_end_counts_as_lost(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    add(sqlite_place, topic, [b"x"], groups=[shared_rocketmq.unique("g")])
+    add(sqlite_db, topic, [b"x"], groups=[shared_rocketmq.unique("g")])
 
-    async def main() -> None:
-        async with relay(sqlite_place, shared_rocketmq, policy=Policy(poll_ms=10)) as running:
-            await until(lambda: statuses(sqlite_place) == {"SENT": 1})
-            change(sqlite_place, queue_offset=1000, due_at=1)
-            running.wake()
-            await until(lambda: stubs(sqlite_place)[0].sends == 2)
-            await until(lambda: stubs(sqlite_place)[0].queue_offset == 1)
-
-    run_async(main())
+    async with relay(sqlite_db, shared_rocketmq, policy=Policy(poll_ms=10)) as running:
+        await until(lambda: statuses(sqlite_db) == {"SENT": 1})
+        change(sqlite_db, queue_offset=1000, due_at=1)
+        running.wake()
+        await until(lambda: stubs(sqlite_db)[0].sends == 2)
+        await until(lambda: stubs(sqlite_db)[0].queue_offset == 1)
 
 
-def test_received_but_never_confirmed_is_stuck(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_received_but_never_confirmed_is_stuck(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    group, told = shared_rocketmq.unique("g"), Told()
-    (message_id,) = add(sqlite_place, topic, [b"x"], groups=[group])
-    receive(sqlite_place, message_id, group, ms_ago=7 * HOUR_MS)
+    group, told = shared_rocketmq.unique("g"), RecordingSink()
+    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
+    receive(sqlite_db, message_id, group, ms_ago=7 * HOUR_MS)
 
-    async def main() -> None:
-        async with relay(sqlite_place, shared_rocketmq, alerts=Alerts([told])):
-            await until(lambda: bool(told.alerts))
-
-    run_async(main())
-    assert statuses(sqlite_place) == {"STUCK": 1}
+    async with relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
+        await until(lambda: bool(told.alerts))
+    assert statuses(sqlite_db) == {"STUCK": 1}
     assert told.alerts[0].kind == "STUCK"
     assert "received it 7 h 0 min ago" in told.alerts[0].detail
 
 
-def test_dead_letter_is_dead_until_it_is_redriven(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, topic: str, run_async: Any
+async def test_dead_letter_is_dead_until_it_is_redriven(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    group, told, works = shared_rocketmq.unique("g"), Told(), [False]
-    (message_id,) = add(sqlite_place, topic, [b"x"], groups=[group])
+    group, told, works = shared_rocketmq.unique("g"), RecordingSink(), [False]
+    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
 
-    @idempotent(sqlite_place.engine(), group, tables=sqlite_place.tables)
+    @idempotent(sqlite_db.engine(), group, tables=sqlite_db.tables)
     def listener(message: MessageExt, session: Any) -> None:
         if not works[0]:
             raise ZeroDivisionError
 
-    async def main() -> None:
-        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
-        consumer.subscribe(topic)
-        consumer.listen(listener)
-        async with consumer, relay(sqlite_place, shared_rocketmq, alerts=Alerts([told])) as running:
-            await until(lambda: bool(told.alerts))
-            assert statuses(sqlite_place) == {"DEAD": 1}
-            assert told.alerts[0].kind == "DEAD"
-            assert "redriveDlq" in told.alerts[0].text()
-            works[0] = True
-            # An operator repairs the consumer and has it sent once more. The old dead letter does not count again.
-            with sqlite_place.engine().begin() as connection:
-                assert operations.resend(connection, sqlite_place.tables, [message_id]) == 1
-            running.wake()
-            await until(lambda: statuses(sqlite_place) == {"CONFIRMED": 1})
-
-    run_async(main())
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
+    consumer.subscribe(topic)
+    consumer.listen(listener)
+    async with consumer, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])) as running:
+        await until(lambda: bool(told.alerts))
+        assert statuses(sqlite_db) == {"DEAD": 1}
+        assert told.alerts[0].kind == "DEAD"
+        assert "redriveDlq" in told.alerts[0].text()
+        works[0] = True
+        # An operator repairs the consumer and has it sent once more. The old dead letter does not count again.
+        with sqlite_db.engine().begin() as connection:
+            assert operations.resend(connection, sqlite_db.tables, [message_id]) == 1
+        running.wake()
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
     assert len(shared_rocketmq.dead_letters(group)) == 1
 
 
 @pytest.mark.rocketmq(brokerRole="SYNC_MASTER")
-def test_message_without_send_ok_stays_unconfirmed(sqlite_place: Place, rocketmq: RocketMQ, run_async: Any) -> None:
-    add(sqlite_place, "T", [b"x"])
-
-    async def main() -> None:
-        async with relay(sqlite_place, rocketmq):
-            await until(lambda: stubs(sqlite_place)[0].sends >= 2)  # SLAVE_NOT_AVAILABLE each time
+async def test_message_without_send_ok_stays_unconfirmed(sqlite_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
+    add(sqlite_db, "T", [b"x"])
 
     rocketmq.create_topic("T", 1)
-    run_async(main())
-    (stub,) = stubs(sqlite_place)
+    async with relay(sqlite_db, rocketmq):
+        await until(lambda: stubs(sqlite_db)[0].sends >= 2)  # SLAVE_NOT_AVAILABLE each time
+    (stub,) = stubs(sqlite_db)
     assert stub.status in ("SENT", "MANUAL")
     assert stub.broker is not None
 
@@ -222,32 +201,29 @@ def test_message_without_send_ok_stays_unconfirmed(sqlite_place: Place, rocketmq
 # Alerts.
 
 
-def test_alerts_are_digests_with_one_per_kind_and_interval(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, run_async: Any
+async def test_alerts_are_digests_with_one_per_kind_and_interval(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ
 ) -> None:
-    told = Told()
-    ids = add(sqlite_place, "T", [b"x"] * 50)
-    change(sqlite_place, status="STUCK", due_at=1, error="why")
+    told = RecordingSink()
+    ids = add(sqlite_db, "T", [b"x"] * 50)
+    change(sqlite_db, status="STUCK", due_at=1, error="why")
 
-    async def main() -> None:
-        async with relay(sqlite_place, shared_rocketmq, alerts=Alerts([told])) as running:
-            await until(lambda: bool(told.alerts))
-            await until(lambda: all(stub.due_at is None for stub in stubs(sqlite_place)))
-            (one_more,) = add(sqlite_place, "T", [b"x"])
-            stub = sqlite_place.tables.stub
-            with sqlite_place.engine().begin() as connection:
-                connection.execute(update(stub).where(stub.c.message_id == one_more).values(status="STUCK", due_at=2))
-            running.wake()
-            await until(lambda: stubs(sqlite_place)[-1].due_at > stubs(sqlite_place)[-1].created_at + 1000)
-
-    run_async(main())
+    async with relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])) as running:
+        await until(lambda: bool(told.alerts))
+        await until(lambda: all(stub.due_at is None for stub in stubs(sqlite_db)))
+        (one_more,) = add(sqlite_db, "T", [b"x"])
+        stub = sqlite_db.tables.stub
+        with sqlite_db.engine().begin() as connection:
+            connection.execute(update(stub).where(stub.c.message_id == one_more).values(status="STUCK", due_at=2))
+        running.wake()
+        await until(lambda: stubs(sqlite_db)[-1].due_at > stubs(sqlite_db)[-1].created_at + 1000)
     (alert,) = told.alerts
     assert (alert.kind, alert.count, alert.detail) == ("STUCK", 50, "why")
     assert alert.message_ids == tuple(ids[:SHOWN])
     assert "and 30 more" in alert.text()
 
 
-async def failing_then_working(place: Place, rocketmq: RocketMQ) -> list[str]:
+async def failing_then_working(db: OutboxDatabase, rocketmq: RocketMQ) -> list[str]:
     order: list[str] = []
 
     def fails_once(alert: Alert) -> None:
@@ -258,17 +234,15 @@ async def failing_then_working(place: Place, rocketmq: RocketMQ) -> list[str]:
     def works(alert: Alert) -> None:
         order.append("works")
 
-    async with relay(place, rocketmq, alerts=Alerts([fails_once, works], interval_ms=1)):
-        await until(lambda: stubs(place)[0].due_at is None)
+    async with relay(db, rocketmq, alerts=Alerts([fails_once, works], interval_ms=1)):
+        await until(lambda: stubs(db)[0].due_at is None)
     return order
 
 
-def test_only_a_failed_sink_gets_the_alert_again(
-    sqlite_place: Place, shared_rocketmq: RocketMQ, run_async: Any
-) -> None:
-    add(sqlite_place, "T", [b"x"])
-    change(sqlite_place, status="DEAD", due_at=1)
-    assert run_async(failing_then_working(sqlite_place, shared_rocketmq)) == ["fails", "works", "fails"]
+async def test_only_a_failed_sink_gets_the_alert_again(sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ) -> None:
+    add(sqlite_db, "T", [b"x"])
+    change(sqlite_db, status="DEAD", due_at=1)
+    assert await failing_then_working(sqlite_db, shared_rocketmq) == ["fails", "works", "fails"]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.client import PullConsumer
-from rucola.client.sync import EventLoopThread
+from rucola.client.event_loop_thread import EventLoopThread
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.source import batch_reader
 from rucola.spark.source.lag import lag_of

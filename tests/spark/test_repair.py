@@ -218,7 +218,7 @@ def test_a_lake_without_metadata_is_restored(spark: SparkSession, filled: Filled
     shutil.rmtree(filled.path / "_rucola")
     with pytest.raises(StoreCorrupt, match="the directory is missing, but there are messages of a lake"):
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
-    with pytest.raises(ConfigError, match=f"how {BROKER} was archived; say --store {BROKER} if"):
+    with pytest.raises(ConfigError, match=f"how {BROKER} was archived; give --store {BROKER} if"):
         repair.run(spark, filled.path)
     done = is_restored(spark, filled, stores=[BROKER])
     # Files that a compaction had replaced are no part of it, and no file is lost.

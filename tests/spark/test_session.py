@@ -41,7 +41,7 @@ def test_the_first_suitable_runtime_is_used(tmp_path: Path, monkeypatch: pytest.
     newest, fitting = runtime(directory / "a", "21.0.1"), runtime(directory / "b", "17.0.9")
     monkeypatch.setenv("JAVA_HOME", str(own))
     monkeypatch.setenv("PATH", str(on_path / "bin"))
-    monkeypatch.setattr(session, "_JVM_DIRECTORIES", (directory,))
+    monkeypatch.setattr(session, "JVM_DIRECTORIES", (directory,))
     assert session.java_home() == fitting
     runtime(tmp_path / "good", "17.0.1")
     monkeypatch.setenv("PATH", str(tmp_path / "good" / "bin"))
@@ -54,7 +54,7 @@ def test_a_missing_runtime_error_names_the_remedy(tmp_path: Path, monkeypatch: p
     old = runtime(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(old))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(session, "_JVM_DIRECTORIES", (tmp_path / "none",))
+    monkeypatch.setattr(session, "JVM_DIRECTORIES", (tmp_path / "none",))
     with pytest.raises(ConfigError) as raised:
         session.java_home()
     text = str(raised.value)

@@ -26,7 +26,8 @@ def test_the_page_names_existing_tests_of_the_loss_windows() -> None:
     named = re.findall(r"`(tests/\S+\.py)::(\w+)`", PAGE)
     assert len(named) >= 6
     for path, name in named:
-        assert f"\ndef {name}(" in (REPOSITORY / path).read_text(encoding="utf-8"), name
+        source = (REPOSITORY / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), name
 
 
 def test_the_page_documents_the_keys_of_retention() -> None:

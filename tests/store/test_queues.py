@@ -19,7 +19,7 @@ from rucola.store.dispatch import ConsumeQueues, Dispatcher, TopicArrivals
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.tools.check import check
-from support.power import mapped_path
+from support.simulated_disk import mapped_path
 from support.stores import OpenStore, config, crashed_copy, inner
 
 PER_FILE = 3 * PAGE_SIZE // 4

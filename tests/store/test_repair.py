@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rucola.errors import StoreError
+from rucola.errors import InvalidMessage, StoreError
+from rucola.message.record import peek
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
@@ -138,48 +139,111 @@ def repaired(store: Path) -> RepairResult:
     return repair(store, store.with_name("copy"), settings=config(store))
 
 
-def undamaged(whole: Path, copy: Path, *, but: int | None = None) -> Iterator[int]:
-    """Yield the physical offsets of the messages that are in the copy as they were, and fail for any other but one."""
+def undamaged(whole: Path, copy: Path, *, but: frozenset[int] = frozenset()) -> Iterator[int]:
+    """Yield the offsets of the messages that are in the copy as they were, and fail for any other than `but`."""
     rows = rows_of(copy)
     for physical_offset, row in rows_of(whole).items():
-        if physical_offset == but:
+        if physical_offset in but:
             continue
         assert rows.get(physical_offset) == row
         yield physical_offset
+
+
+def rival_of(rows: dict[int, dict[str, Any]], hit: int, content: bytes) -> int | None:
+    """Return the intact record whose queue offset the damaged record at `hit` claims, if nothing tells them apart.
+
+    Both records are then between the neighbours of both queue offsets.
+    """
+    try:
+        claimed = peek(content, hit % FILE_SIZE)
+    except InvalidMessage:
+        return None
+    by_cq = {row["cq"]: physical_offset for physical_offset, row in rows.items()}
+    rival = by_cq.get(f"{claimed.topic}|{claimed.queue_id}|{claimed.queue_offset}", hit)
+    if rival == hit:
+        return None
+    for row in (rows[hit], rows[rival]):
+        queue, queue_offset = f"{row['topic']}|{row['queueId']}", row["queueOffset"]
+        before, after = by_cq.get(f"{queue}|{queue_offset - 1}", -1), by_cq.get(f"{queue}|{queue_offset + 1}", 1 << 62)
+        if not before < min(hit, rival) < max(hit, rival) < after:
+            return None
+    return rival
+
+
+def is_exchange(whole: Path, copy: Path, one: int, other: int) -> bool:
+    """Tell whether two records are in the copy in each other's queue, and otherwise as they were."""
+    before, after = rows_of(whole), rows_of(copy)
+    names = ("topic", "queueId", "queueOffset", "cq")
+    return all(
+        after[here] == before[here] | {name: before[there][name] for name in names}
+        for here, there in ((one, other), (other, one))
+    )
+
+
+def damaged_copy(whole: Path, directory: Path, path: str, position: int, flip: int, *, with_units: bool) -> Path:
+    """Copy the small store and change one byte of the file at `path`."""
+    store = Path(shutil.copytree(whole, directory / "store"))
+    if not with_units:
+        shutil.rmtree(store / "consumequeue")
+    content = bytearray((store / path).read_bytes())
+    content[position] ^= flip
+    (store / path).write_bytes(content)
+    return store
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), with_units=st.booleans())
 def test_damage_of_any_byte_is_repaired(whole: Path, data: st.DataObject, with_units: bool) -> None:
     used = {"commitlog": 2 * FILE_SIZE, "consumequeue": 200, "index": 880}
+    paths = sorted(name for name in files_of(whole) if with_units or not name.startswith("consumequeue"))
+    # Half of all damage goes into the log's records, where most of the bytes are.
+    logs = [name for name in paths if name.startswith("commitlog")]
+    path = data.draw(st.sampled_from(logs) | st.sampled_from(paths))
+    size = (whole / path).stat().st_size
+    if not size:
+        return
+    position = data.draw(st.integers(0, min(size, used.get(path.split("/")[0], 4096)) - 1))
+    flip = data.draw(st.integers(1, 255))
     with tempfile.TemporaryDirectory() as directory:
-        store = Path(shutil.copytree(whole, Path(directory) / "store"))
-        if not with_units:
-            shutil.rmtree(store / "consumequeue")
-        paths = sorted(path for path in store.rglob("*") if path.is_file())
-        # Half of all damage goes into the log's records, where most of the bytes are.
-        logs = [path for path in paths if path.parent.name == "commitlog"]
-        path = data.draw(st.sampled_from(logs) | st.sampled_from(paths))
-        content = bytearray(path.read_bytes())
-        if not content:
-            return
-        position = data.draw(st.integers(0, min(len(content), used.get(path.parts[-2], 4096)) - 1))
-        content[position] ^= data.draw(st.integers(1, 255))
-        path.write_bytes(content)
+        store = damaged_copy(whole, Path(directory), path, position, flip, with_units=with_units)
         done = repaired(store)
-        assert check(store.with_name("copy")) == []
+        copy = store.with_name("copy")
+        assert check(copy) == []
         assert done.moved == []
         rows = rows_of(whole)
-        hit = None
-        if path.parent.name == "commitlog":
-            at = int(path.name) + position
-            hit = next((k for k, row in rows.items() if k <= at < k + row["storeSize"]), None)
-        assert len(list(undamaged(whole, store.with_name("copy"), but=hit))) >= len(rows) - 1
+        but: frozenset[int] = frozenset()
+        if path.startswith("commitlog"):
+            at = int(Path(path).name) + position
+            but = frozenset(k for k, row in rows.items() if k <= at < k + row["storeSize"])
+            for hit in but:
+                rival = None if with_units else rival_of(rows, hit, (store / path).read_bytes())
+                if rival is not None and is_exchange(whole, copy, hit, rival):
+                    but |= {rival}
+        assert len(list(undamaged(whole, copy, but=but))) == len(rows) - len(but)
+
+
+def test_without_units_two_records_that_claim_one_queue_offset_may_be_exchanged(whole: Path, tmp_path: Path) -> None:
+    """TopicA|0|n and TopicA|1|n are neighbours in the log. If the first claims queue 1, nothing tells them apart."""
+    rows = rows_of(whole)
+    (hit,) = (k for k, row in rows.items() if row["cq"] == "TopicA|0|8")
+    (rival,) = (k for k, row in rows.items() if row["cq"] == "TopicA|1|8")
+    path, position = f"commitlog/{hit // FILE_SIZE * FILE_SIZE:020d}", hit % FILE_SIZE + 15
+    for with_units in (True, False):
+        store = damaged_copy(whole, tmp_path / str(with_units), path, position, 1, with_units=with_units)
+        assert rival_of(rows, hit, (store / path).read_bytes()) == rival
+        assert repaired(store).left_out == []
+        copy = store.with_name("copy")
+        assert check(copy) == []
+        if with_units:
+            assert len(list(undamaged(whole, copy))) == 50
+        else:
+            assert is_exchange(whole, copy, hit, rival) == (hit < rival)
+            assert len(list(undamaged(whole, copy, but=frozenset((hit, rival))))) == 48
 
 
 @pytest.mark.parametrize(
     ("position", "what"),
-    [(3, "claimed to have"), (4, "magic number"), (35, "said that it lies"), (27, "and is TopicA|1|2"),
+    [(3, "its size was"), (4, "magic number"), (35, "its physical offset was"), (27, "and is TopicA|1|2"),
      (12, "and is TopicA|1|2"), (39, "and is TopicA|1|2"), (56, "store time"), (92, "and is TopicA|1|2")],
 )  # fmt: skip
 def test_a_derivable_field_is_corrected(whole: Path, damaged: Path, position: int, what: str) -> None:
@@ -196,7 +260,7 @@ def test_a_derivable_field_is_corrected(whole: Path, damaged: Path, position: in
     )
     assert done.left_out == []
     # All but the store time of a record can be known exactly.
-    list(undamaged(whole, damaged.with_name("copy"), but=begin if position == 56 else None))
+    list(undamaged(whole, damaged.with_name("copy"), but=frozenset((begin,) if position == 56 else ())))
 
 
 def test_a_lost_message_is_replaced_by_a_placeholder(whole: Path, damaged: Path) -> None:
@@ -213,7 +277,7 @@ def test_a_lost_message_is_replaced_by_a_placeholder(whole: Path, damaged: Path)
     assert (stand_in["cq"], stand_in["bodyLength"], stand_in["tagsCode"]) == ("TopicA|0|5", 0, 0)
     assert "CRC" in stand_in["properties"][REPAIRED]
     assert (done.lost, done.kept) == (1, 49)
-    list(undamaged(whole, damaged.with_name("copy"), but=begin))
+    list(undamaged(whole, damaged.with_name("copy"), but=frozenset((begin,))))
 
 
 # whole files ----------------------------------------------------------------------------------------------------------
@@ -266,7 +330,7 @@ def test_records_truncated_by_an_earlier_recovery_stay_away(whole: Path, damaged
     assert check(damaged.with_name("copy")) == []
     rows = rows_of(damaged.with_name("copy"))
     assert [row["topic"] for k, row in sorted(rows.items()) if k >= cut] == ["TopicC", "TopicC"]
-    assert any("an earlier recovery cut it off" in one.why for one in done.left_out)
+    assert any("an earlier recovery had cut it off" in one.why for one in done.left_out)
 
 
 # the rest of the directory --------------------------------------------------------------------------------------------
@@ -314,7 +378,7 @@ def test_config_files_come_from_bak_where_they_are_broken(damaged: Path) -> None
 def test_an_unwritable_or_used_destination_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not empty"):
         repair(damaged, damaged)
-    with pytest.raises(StoreError, match="lies in"):
+    with pytest.raises(StoreError, match="is inside"):
         repair(damaged, damaged / "inside")
     (tmp_path / "nothing" / "commitlog").mkdir(parents=True)
     with pytest.raises(StoreError, match="nothing to repair"):

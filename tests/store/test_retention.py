@@ -21,7 +21,7 @@ from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
 from rucola.store.reader import StoreReader
-from rucola.store.retention import MAX_FILES_A_ROUND, MANUAL_ROUNDS, DiskUsage
+from rucola.store.retention import MANUAL_ROUNDS, MAX_FILES_A_ROUND, DiskUsage
 from rucola.store.tools.check import check
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,10 +54,3 @@ async def aging_broker(
         finally:
             await client.close()
     assert check(path) == []
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until it is so. Each time the broker gets to work in between."""
-    async with asyncio.timeout(20):
-        while not await holds():
-            pass

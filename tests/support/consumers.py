@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,6 @@ async def take(consumer: PushConsumer, count: int) -> list[int]:
                 consumer.ack(message)
                 break
     return bodies
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds of something that nobody tells of. TimeoutError after 20 s."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (nothing tells of it, so it has to be looked at)
-            await asyncio.sleep(0.005)
 
 
 async def committed(running: Cluster, group: str = "c") -> int:

@@ -107,7 +107,7 @@ class DatabaseServer:
 
 
 @dataclass
-class Place:
+class OutboxDatabase:
     """A database with reliability tables that no other test has."""
 
     url: str

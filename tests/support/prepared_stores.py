@@ -1,4 +1,4 @@
-"""Brokers on stores that a test fills beforehand, with the times it likes, and an AdminClient that asks about them."""
+"""Brokers on stores that a test fills beforehand, with store times of its choice, and an AdminClient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SearchQuery = Callable[[AdminClient, list[Broker], Cluster], Awaitable[None]]
 
 
 def fill_store(path: Path, messages: Sequence[tuple[str, str, int]], broker: str = "broker-a", **settings: Any) -> None:
-    """Make the broker's store, with messages of topic Orders given as (keys, unique key, store time)."""
+    """Create the store of a broker with messages of topic Orders, given as (keys, unique key, store time)."""
     config = StoreConfig(store_path_root_dir=path / broker, store_host=HOST, **SMALL_FILES | settings)
     with MessageStore(config) as store:
         for keys, unique_key, now_ms in messages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -19,13 +19,7 @@ from rucola.protocol.kv import KVTable
 from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from support.cluster import Cluster, cluster
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that others do. TimeoutError after 20 s."""
-    async with asyncio.timeout(20):
-        while not await condition():  # noqa: ASYNC110 (nothing tells of it, so it has to be looked at)
-            await asyncio.sleep(0.01)
+from support.waiting import until
 
 
 async def figures(running: Cluster, broker: Broker) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,9 +57,9 @@ class TimerStore:
             pass
         return due_ms
 
-    def roll(self, now_ms: int) -> bool:
+    async def roll(self, now_ms: int) -> bool:
         self.store.reput()
-        return asyncio.run(self.timed.roll(lambda: now_ms))
+        return await self.timed.roll(lambda: now_ms)
 
     def delivered(self, queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

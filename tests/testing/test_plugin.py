@@ -25,7 +25,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_program_{number}": source for number, source in enumerate(PROGRAMS, 1)})
-    result = pytester.runpytest_inprocess("-q", "-W", "error")
+    result = pytester.runpytest_inprocess("-q", "-W", "error", "-p", "no:asyncio")
     result.assert_outcomes(passed=PAGE.count("\ndef test_"))
 
 

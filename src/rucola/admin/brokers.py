@@ -38,6 +38,7 @@ class BrokerAdmin:
         `timeout_ms` replaces the client's timeout, since a broker with many groups needs longer for this response.
         """
         header = GetConsumeStatsInBrokerRequestHeader(is_order=str(only_ordered).lower())
+        # `invoke` adds to the client's timeout; a shorter one makes this negative.
         extra_ms = 0 if timeout_ms is None else timeout_ms - self._requests.timeout_ms
         code = RequestCode.GET_BROKER_CONSUME_STATS
         response = await self._requests.invoke(address, code, header, extra_ms=extra_ms)

@@ -41,15 +41,13 @@ CONCURRENT_COPY_SEARCHES = 64
 
 @dataclass(slots=True)
 class DeadLetterStats:
-    """Statistics of a group's dead letters.
-
-    `waiting` counts those at or beyond the offset below which all were re-driven. `oldest_ms` and `newest_ms` are store
-    times, in milliseconds since 1970, 0 without dead letters.
-    """
+    """Statistics of a group's dead letters."""
 
     consumer_group: str
     count: int
+    # Dead letters at or beyond the offset below which all were re-driven.
     waiting: int
+    # Store times in milliseconds since 1970, 0 without dead letters.
     oldest_ms: int
     newest_ms: int
 
@@ -117,6 +115,7 @@ class DeadLetterAdmin:
         TopicNotFound if the group has no dead letter queue.
         """
         namesrv = self._requests.namesrv
+        # Two consumers: messages are pulled as TOOLS_CONSUMER, and the offset is that of TOOLS_REDRIVE.
         async with PullConsumer(TOOLS_GROUP, namesrv) as reader, PullConsumer(REDRIVE_GROUP, namesrv) as redriver:
             for queue in await self._queues(group):
                 redriven = await redrive_offset(redriver, queue)

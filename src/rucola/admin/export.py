@@ -65,6 +65,7 @@ class ExportAdmin:
             self._user_topics(address, with_special=with_special) for address in addresses
         ):
             for name, topic in broker_topics.items():
+                # Masters of a cluster share a topic: its queues are the sum of theirs.
                 if name in topics:
                     topic.read_queue_nums += topics[name].read_queue_nums
                     topic.write_queue_nums += topics[name].write_queue_nums
@@ -115,6 +116,7 @@ class ExportAdmin:
         half_tps, half_count = await self._put_nums(address, TRANS_HALF_TOPIC)
         delayed_tps, delayed_count = await self._put_nums(address, SCHEDULE_TOPIC)
 
+        # Brokers report totals at the last two midnights; the difference is the count of yesterday.
         def of_day(kind: str) -> int:
             morning, before = (int(figures.get(f"msg{kind}Total{day}Morning", 0)) for day in ("Today", "Yesterday"))
             return morning - before

@@ -68,6 +68,7 @@ class GroupAdmin:
 
     async def check_exists(self, group: str) -> None:
         """Raise ConfigError if no broker has configuration, offsets or members of the group."""
+        # Configuration first: it needs one request per broker and exists for nearly every group.
         addresses = addresses_of((await self._cluster.info()).broker_addr_table.values())
         if any(group in groups for groups in await gather_fail_fast(map(self.configs, addresses))):
             return

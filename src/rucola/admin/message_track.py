@@ -58,20 +58,21 @@ class TrackType(Enum):
 class MessageTrack:
     """The state of a message in one group. Times are milliseconds since 1970, 0 for never.
 
-    `error` says why the state is unknown, or that the group has no members. `is_passed` tells whether the consumer
-    offset is beyond the message, None if the queue is unknown; `consumed_until_ms` is the store time of the last
-    message before the consumer offset. Both are known for groups without members as well. `retry_count` is the number
-    of times that the message was requeued, `last_failed_ms` the time of the last, `dead_ms` the time when it became a
-    dead letter.
+    `is_passed` and `consumed_until_ms` are known for groups without members as well.
     """
 
     consumer_group: str
     track_type: TrackType
+    # The reason for type UNKNOWN, or a note that the group has no members.
     error: str = ""
+    # Whether the consumer offset is beyond the message; None if no broker of the route holds it.
     is_passed: bool | None = None
+    # Store time of the last message before the consumer offset.
     consumed_until_ms: int = 0
+    # Number of times that the message was requeued, and the time of the last one.
     retry_count: int = 0
     last_failed_ms: int = 0
+    # Time at which the message became a dead letter.
     dead_ms: int = 0
 
 
@@ -108,6 +109,7 @@ class MessageTracker:
 
     async def _queue_offsets(self, message: MessageExt, group: str) -> OffsetWrapper | None:
         """Return the group's offsets on the queue that holds the message; None if no broker of the route holds it."""
+        # Queue ids are unique per broker only: compare the broker's address with the store host as well.
         for queue, offsets in (await self._groups.consume_stats(group, message.topic)).offset_table.items():
             is_queue = queue.queue_id == message.queue_id
             if is_queue and await self._cluster.master_address(queue.broker_name) == message.store_host:
@@ -115,7 +117,13 @@ class MessageTracker:
         return None
 
     async def _add_copies(self, message: MessageExt, track: MessageTrack) -> None:
-        """Complete a track from the copies of the message; the copy with the most attempts decides its type."""
+        """Complete a track from the copies of the message.
+
+        1. Collect the copies in the retry topic, and those still delayed on their way there, by number of attempts.
+        2. A copy in the dead letter queue makes the type IN_DLQ.
+        3. Otherwise, if the copy with the most attempts is delayed, or at or beyond the group's offset on its retry
+           queue, the type is IN_RETRY. If the offset is beyond it, the retry was consumed: the type stays.
+        """
         group = track.consumer_group
         retry, dead = retry_topic(group), dlq_topic(group)
         retried = {copy.reconsume_times: copy for copy in await self._copies(message, retry)}
@@ -145,6 +153,8 @@ class MessageTracker:
             return []
         for error in result.failures.values():
             raise error
+        # Copies of one message share its first offsetMsgId. A message that was re-driven has copies of its own, which
+        # name the dead letter.
         origin = message.properties.get(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         redriven_from = message.properties.get(REDRIVEN_FROM)
         return [

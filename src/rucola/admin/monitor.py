@@ -25,10 +25,12 @@ from rucola.protocol.body import decode_object
 
 @dataclass(slots=True)
 class Finding:
-    """An observation about a group; `details` has its figures by their JSON names."""
+    """An observation about a group."""
 
+    # UNDONE, CLIENTS, FAILED or DELETED, see the module.
     event: str
     group: str
+    # Figures by their names in JSON.
     details: dict[str, Any]
 
 

@@ -43,10 +43,11 @@ from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_s
 class ResetResult:
     """The consumer offsets of a group after a reset.
 
-    `online` is true if brokers told running members, false if the offsets were committed for a group without members.
+    The dictionary contains the queues that were reset.
     """
 
     offsets: dict[MessageQueue, int]
+    # True if brokers told running members, false if the offsets were committed for a group without members.
     online: bool
 
 
@@ -108,6 +109,7 @@ class OffsetAdmin:
 
         async def reset(name: str, address: str) -> ResetResult:
             request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            # Apache's brokers choose the encoding for members by the language of this request.
             request.language = language or request.language
             try:
                 response = await self._requests.invoke_command(address, request)
@@ -145,6 +147,7 @@ class OffsetAdmin:
                 raise
             await self.commit(address, group, queue, queue_offset)
             return ResetResult({queue: queue_offset}, online=False)
+        # A broker of RocketMQ 4 answers with the offsets of all queues, unchanged.
         if decode_offset_table(response.body) != {queue: queue_offset}:
             raise ConfigError(
                 f"broker {queue.broker_name} runs RocketMQ 4, which cannot reset running clients to an offset: stop "

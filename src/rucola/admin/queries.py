@@ -54,18 +54,19 @@ CLOCK_SLACK_MS = 24 * 60 * 60 * 1000
 
 @dataclass(slots=True)
 class KeyQueryResult:
-    """The messages that have a key, and how complete they are.
+    """The messages that have a key, and the completeness of the result.
 
-    `is_cut` is true if there may be more messages than these. `incomplete_seconds` lists, by the address of a broker
-    that cannot page within one second, the seconds (as milliseconds since 1970) of which messages may be missing.
-    `failures` holds the error of each broker that did not answer; its messages are missing. `index_ranges` holds the
-    store times of the first and last message in the index of each broker that reports them; (0, 0) for an empty index.
+    Dictionaries have the addresses of brokers as keys. Times are milliseconds since 1970.
     """
 
     messages: list[MessageExt]
+    # Whether there may be more messages than these.
     is_cut: bool = False
+    # The seconds of which messages may be missing, of brokers that cannot page within one second.
     incomplete_seconds: dict[str, list[int]] = field(default_factory=dict)
+    # The error of each broker that did not answer; its messages are missing.
     failures: dict[str, MQError] = field(default_factory=dict)
+    # Store times of the first and last message in the index of each broker that reports them; (0, 0) if it is empty.
     index_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 

@@ -76,11 +76,13 @@ class RedriveStatus(Enum):
 
 @dataclass(slots=True)
 class RedriveResult:
-    """The outcome for one dead letter: the topic of its copy, and the reason if it failed."""
+    """The outcome for one dead letter."""
 
     message: MessageExt
+    # Destination of the copy; empty if the dead letter does not name the topic it came from.
     topic: str
     status: RedriveStatus
+    # Why it failed.
     reason: str = ""
 
 
@@ -96,6 +98,7 @@ class RedrivenCopies:
         Raises the failure of a broker that did not answer, and ConfigError if there are too many candidates: a copy
         that was overlooked would be sent a second time.
         """
+        # An earlier run may have used the other destination, so both topics are searched.
         for topic in {message.properties.get(properties.RETRY_TOPIC), retry_topic(group)} - {None}:
             assert topic is not None
             try:
@@ -174,7 +177,7 @@ class Redrive:
         self._locks = locks
         self._only_group = only_group
         self._interval_s = 1 / per_second if per_second else 0.0
-        self._next_send_s = 0.0
+        self._next_send_s = 0.0  # monotonic time from which on the next copy may be sent
 
     async def lock(self, queues: Sequence[MessageQueue]) -> None:
         """Acquire the locks of some queues for the rest of the run. ConfigError if another run holds one."""
@@ -235,6 +238,7 @@ class Redrive:
         return RedriveResult(message, topic, RedriveStatus.SENT)
 
     async def _wait_for_rate_limit(self) -> None:
+        # A low rate can take longer than the locks last: wake up to renew them.
         while (wait_s := self._next_send_s - time.monotonic()) > 0:
             await asyncio.sleep(min(wait_s, LOCK_RENEWAL_S))
             await self._renew_locks()

@@ -34,6 +34,7 @@ class AdminRequests:
 
     def __init__(self, namesrv: str, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
         self.timeout_ms = timeout_ms
+        # Shared with `_name_servers`, so that each server has one connection.
         self._remoting = RemotingClient()
         self._name_servers = NameServers(namesrv, self._remoting)
 
@@ -82,6 +83,7 @@ class AdminRequests:
         try:
             _, response = await hedged([attempt(address) for address in addresses], HEDGE_MS)
         except ExceptionGroup as failures:
+            # Errors are in the order in which they occurred: raise the first unreachable server, or the last refusal.
             unreachable = (error for error in failures.exceptions if not isinstance(error, BrokerError))
             raise next(unreachable, failures.exceptions[-1]) from None
         return response
@@ -128,6 +130,7 @@ async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T
     At most `CONCURRENT_REQUESTS` run at a time.
     """
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
+    # A TaskGroup cancels the remaining tasks and raises a group of errors; callers expect a single MQError.
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_within(limit, request)) for request in requests]

@@ -15,24 +15,24 @@ MAX_TRACE_MESSAGES = 1000
 
 @dataclass(slots=True)
 class TracedDelivery:
-    """One delivery to a consumer. `end` is None if its end was not traced, `begin` if its begin was not."""
+    """One delivery to a consumer."""
 
     client_host: str
     group: str
+    # None if the client did not trace it, or the trace message is missing.
     begin: SubBefore | None
     end: SubAfter | None
 
 
 @dataclass(slots=True)
 class MessageTraceView:
-    """The trace of a message, oldest first. Sends and transactions have the host of the client that traced them.
+    """The trace of a message, oldest first."""
 
-    `is_cut` is true if there may be more trace messages than MAX_TRACE_MESSAGES.
-    """
-
+    # With the host of the client that traced it, also for transactions.
     sends: list[tuple[str, Pub]] = field(default_factory=list)
     transactions: list[tuple[str, EndTransaction]] = field(default_factory=list)
     deliveries: list[TracedDelivery] = field(default_factory=list)
+    # Whether there may be more trace messages than MAX_TRACE_MESSAGES.
     is_cut: bool = False
 
 

@@ -23,9 +23,10 @@ class Traffic:
 
 @dataclass(slots=True)
 class GroupTraffic:
-    """The messages of a topic that a group receives, and its backlog (`accumulation`), in messages."""
+    """The messages of a topic that a group receives."""
 
     consumer_group: str
+    # The backlog of the group, in messages; Apache's name.
     accumulation: int
     out: Traffic
 

@@ -1,6 +1,6 @@
-"""The broker: where protocol meets store.
+"""The broker: stores messages, delivers them, and replicates them.
 
-`broker` assembles the parts; `processors/<subject>` answer the requests of `protocol/<subject>`; `tables/` hold what
-lies in `config/*.json`; `clients` knows who is connected; `pull_hold` keeps pulls that wait for messages; `flush` makes
-acknowledged messages durable; `registration` tells the name servers; `clockwork` winds it all.
+`broker` starts and stops the parts that `assembly` builds. `remoting` answers requests; `delivery` delivers delayed,
+timer and transactional messages; `replication` connects master and slaves; `tables` holds the metadata in
+`config/*.json`; `background` has the scheduler and its tasks. The store itself is `rucola.store`.
 """

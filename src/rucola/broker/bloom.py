@@ -1,13 +1,14 @@
-"""The places of a consumer group in Apache's bloom filters, as `config/consumerFilter.json` keeps them.
+"""Positions of a consumer group in Apache's bloom filters, for `config/consumerFilter.json`.
 
-Apache can note beside a ConsumeQueue which groups want a message: for each of them three bits of 112, found from
+Apache's broker can store beside each ConsumeQueue unit which groups match the message: three of 112 bits per group,
+computed from a hash of 64 bits:
 
-    murmur3(group#topic) = a + b * 2^32        place k = (a + k * b) mod 112, for k = 1, 2, 3
+    murmur3(group#topic) = a + b * 2^32        position k = (a + k * b) mod 112, for k = 1, 2, 3
 
-Rucola keeps no such notes; it looks at the properties instead. The places are for an Apache broker that takes over.
+Rucola evaluates the message properties instead, and writes the positions only for an Apache broker that opens the same
+store later.
 
-Answers to `BloomFilter` of Apache RocketMQ 4.9.8, with the sizes of its defaults: for 32 groups, of which one in five
-may be mistaken for another.
+Corresponds to `BloomFilter` of Apache RocketMQ 4.9.8, with its default sizes: 32 groups, 20 % false positives.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
 
 
 def bloom_filter_positions(text: str) -> list[int]:
-    """The bits of the bloom filter that stand for `text`."""
+    """Return the bit positions of `text`."""
     value = _murmur3(text.encode())
     first, step = (value & 0xFFFFFFFF), value >> 32
-    places = []
-    for turn in range(1, HASH_COUNT + 1):
-        place = (first + turn * step) & 0xFFFFFFFF
-        places.append((place if place < 1 << 31 else ~place & 0xFFFFFFFF) % BIT_COUNT)
-    return places
+    positions = []
+    for number in range(1, HASH_COUNT + 1):
+        # In Java the sum is a signed int, and a negative one is complemented.
+        total = (first + number * step) & 0xFFFFFFFF
+        positions.append((total if total < 1 << 31 else ~total & 0xFFFFFFFF) % BIT_COUNT)
+    return positions
 
 
 def _murmur3(data: bytes) -> int:
-    """The first 64 bits of MurmurHash3_x64_128 with seed 0."""
+    """Return the first 64 bits of MurmurHash3_x64_128 with seed 0."""
     h1 = h2 = 0
+    # Blocks of 16 bytes; the last one is padded with zeros and skips the mixing of the body (`is_whole`).
     padded = data + bytes(-len(data) % 16)
     for position in range(0, len(padded), 16):
         k1, k2 = unpack_from("<QQ", padded, position)
@@ -45,6 +48,7 @@ def _murmur3(data: bytes) -> int:
         h2 ^= _rotate(k2 * _C2 & _MASK, 33) * _C1 & _MASK
         if is_whole:
             h2 = ((_rotate(h2, 31) + h1) * 5 + 0x38495AB5) & _MASK
+    # Finalization.
     h1, h2 = h1 ^ len(data), h2 ^ len(data)
     h1 = (h1 + h2) & _MASK
     h2 = (h2 + h1) & _MASK

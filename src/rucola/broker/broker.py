@@ -10,11 +10,12 @@ do not know this class.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
+from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.startup import start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
@@ -31,7 +32,8 @@ class Broker:
     """One broker over one store directory. Use `start` and `stop`, or `async with`.
 
     If `listen_port` is 0 the system chooses a port, which `config.listen_port` and `address` contain after the start.
-    Settings that operators change at runtime are written into `config_file`. `probe_disk` and `clock` are for tests.
+    Settings that operators change at runtime are written into `config_file`. Each of `interceptors` sees every request
+    before the broker's own checks (see `rucola.access`). `probe_disk` and `clock` are for tests.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class Broker:
     ) -> None:
         self.config = config
         self.store_config = store_config
-        self._environment = BrokerEnvironment(config, store_config, clock, probe_disk, config_file)
-        self._interceptors = tuple(interceptors)
+        self._environment = BrokerEnvironment(
+            config, store_config, clock, probe_disk, config_file, tuple(interceptors)
+        )
         self._running = AsyncExitStack()
 
     @property

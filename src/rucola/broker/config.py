@@ -1,11 +1,11 @@
-"""BrokerConfig: what a broker is told, by the keys of Apache's broker.conf.
+"""BrokerConfig: the settings of a broker, with the keys of Apache's broker.conf.
 
-A field's name is the key in snake case (`broker_cluster_name` for `brokerClusterName`). Keys that belong to the
-store are fields of `rucola.store.StoreConfig`; `from_properties` gives each key to the one that has it. Keys of
-Apache's that mean nothing here (thread pools, buffer pools) are accepted and reported as unused, so that an
-existing broker.conf works as it is.
+A field has the name of its key in snake case (`broker_cluster_name` for `brokerClusterName`). Keys of the store are
+fields of `rucola.store.config.StoreConfig`; `from_properties` distributes the keys of one file to both. Apache's keys
+without a meaning here (thread pools, buffer pools) are accepted and reported as unused, so that an existing broker.conf
+works unchanged.
 
-Answers to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8.
+Corresponds to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -29,31 +29,36 @@ from rucola.store.config import StoreConfig
 
 
 class MetricsExporterType(Enum):
-    """Whom a broker tells its metrics."""
+    """Export of metrics."""
 
     DISABLE = 0
     PROM = 1
-    """Prometheus, which asks for them."""
+    """An HTTP endpoint that Prometheus scrapes."""
 
 
 @dataclass(slots=True)
 class BrokerConfig:
-    """A broker's name, addresses and habits. Times are in milliseconds.
+    """Name, addresses and behaviour of a broker. Times are in milliseconds.
 
-    `broker_ip1` is the address that clients are told; where it is empty, the address that the broker is bound to,
-    or one of this machine's that others may reach. `broker_ip2` is where slaves reach it, `broker_ip1` unless it says
-    otherwise. `ha_listen_port` -1 is the one after `listen_port`, or any free one where that is 0.
-    `metrics_prom_exporter_host` is where metrics are asked for; empty, it is the address that the broker is bound to.
+    Defaults that depend on others:
+
+        broker_ip1 (announced to clients)     bind_address, or an address of this machine if bound to all
+        broker_ip2 (announced to slaves)      broker_ip1
+        ha_listen_port                        listen_port + 1, or any free port if listen_port is 0
+        metrics_prom_exporter_host            bind_address
     """
 
+    # Identity: a master has id 0; its slaves have the same name, and unique ids above 0.
     broker_cluster_name: str = "DefaultCluster"
     broker_name: str = dataclasses.field(default_factory=socket.gethostname)
     broker_id: int = 0
+    # Addresses for clients (1) and slaves (2), and the ports of both.
     broker_ip1: str = dataclasses.field(default="", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
     listen_port: int = 10911
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
     ha_listen_port: int = -1
+    # Replication, see docs/high-availability.md.
     ha_master_address: str = ""
     ha_send_heartbeat_interval: int = 5000
     ha_housekeeping_interval: int = 20_000
@@ -61,6 +66,7 @@ class BrokerConfig:
     ha_slave_fallbehind_max: int = 256 * 1024 * 1024
     slave_timeout: int = 3000
     slave_read_enable: bool = False
+    # Name servers; permission; topics and groups that exist from the start or that requests may create.
     namesrv_addr: str = ""
     broker_permission: int = PERM_READ | PERM_WRITE
     default_topic_queue_nums: int = 8
@@ -68,10 +74,12 @@ class BrokerConfig:
     auto_create_subscription_group: bool = True
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
+    # Message trace.
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
     trace_on: bool = True
     region_id: str = "DefaultRegion"
+    # Requests: long polling, idle connections, and flow control (wait_time_*, see `broker.flow_control`).
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1000
     server_channel_max_idle_time_seconds: int = 120
@@ -82,26 +90,31 @@ class BrokerConfig:
     wait_time_mills_in_transaction_queue: int = 3000
     wait_time_mills_in_heartbeat_queue: int = 31_000
     notify_consumer_ids_changed_enable: bool = True
+    # Periodic tasks, see `broker.background.scheduler`.
     flush_consumer_offset_interval: int = 5000
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6000
+    # Transactions, see `broker.delivery.transactions`.
     reject_transaction_message: bool = False
     transaction_time_out: int = 6000
     transaction_check_interval: int = 60_000
     transaction_check_max: int = 15
+    # Filters by properties (SQL92).
     enable_property_filter: bool = False
     filter_support_retry: bool = False
     filter_data_clean_time_span: int = 24 * 3600 * 1000
+    # Request/reply, and limits of batches and of queries by key.
     store_reply_message_enable: bool = True
     max_msgs_num_batch: int = 64
     default_query_max_num: int = 32
+    # Metrics, see `broker.metrics`.
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
     metrics_prom_exporter_host: str = ""
     metrics_prom_exporter_port: int = 5557
 
     def __post_init__(self) -> None:
         if not self.broker_ip1:
-            self.broker_ip1 = own_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
+            self.broker_ip1 = local_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
         if not self.broker_ip2:
             self.broker_ip2 = self.broker_ip1
         if self.ha_listen_port < 0:
@@ -109,24 +122,24 @@ class BrokerConfig:
 
     @property
     def namesrv_addresses(self) -> list[str]:
-        """The name servers, as written in `a:9876;b:9876`."""
+        """The addresses of the name servers, separated by semicolons or commas in `namesrvAddr`."""
         return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
 
     @property
     def region_fields(self) -> dict[str, str]:
-        """What every answer to a producer says of this broker."""
+        """Header fields of every response to a producer: region and trace switch."""
         return {properties.MSG_REGION: self.region_id, properties.TRACE_ON: str(self.trace_on).lower()}
 
     @property
     def store_host(self) -> bytes:
-        """Where clients reach this broker, as it stands in every record and offsetMsgId."""
+        """The address of this broker as encoded in records and offsetMsgIds."""
         return encode_host(f"{self.broker_ip1}:{self.listen_port}")
 
 
-def own_address() -> str:
-    """An IPv4 address of this machine that others may reach; the loopback address where there is none.
+def local_address() -> str:
+    """Return an IPv4 address of this machine that others can reach, or the loopback address if there is none.
 
-    Nothing is sent: the route of an unsent datagram names the address.
+    Connecting a UDP socket sends nothing, but makes the kernel select the source address of the default route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -137,12 +150,12 @@ def own_address() -> str:
 
 
 def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[BrokerConfig, StoreConfig, list[str]]:
-    """The two configurations that the keys of a broker.conf give, and the keys that neither uses.
+    """Parse a broker.conf: return both configurations, and the keys that neither uses.
 
-    `defaults` are fields of either by name, for what the properties leave open. ConfigError names a key whose value
-    cannot be read.
+    `defaults` are field names of either, with the values of absent keys. Raises ConfigError, which names the key,
+    for an invalid value.
     """
-    broker = settings.fill(BrokerConfig, properties, **_of(BrokerConfig, defaults))
+    broker = settings.fill(BrokerConfig, properties, **_fields_of(BrokerConfig, defaults))
     for address in broker.namesrv_addresses:
         try:
             host_and_port(address)
@@ -155,13 +168,14 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             raise ConfigError(f"haMasterAddress: {error}") from None
     if broker.ha_transfer_batch_size < 1:
         raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
-    store = settings.fill(StoreConfig, properties, **_of(StoreConfig, defaults))
+    store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
+    # A master always has id 0, whatever brokerId says: clients find the master by it.
     if not store.is_slave:
         broker.broker_id = MASTER_ID
     elif broker.broker_id <= MASTER_ID:
-        raise ConfigError(f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs one above 0, of its own")
+        raise ConfigError(f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs a unique id above 0")
     return broker, store, settings.unknown((BrokerConfig, StoreConfig), properties)
 
 
-def _of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: fields[field.name] for field in dataclasses.fields(kind) if field.name in fields}

@@ -1,14 +1,14 @@
-"""Durability: what an answer to a sender waits for, by flushDiskType and brokerRole.
+"""Durability: the guarantee behind the response to a send, by flushDiskType and brokerRole.
 
-    flushDiskType   brokerRole      SEND_OK, once the message is
-    ASYNC_FLUSH     ASYNC_MASTER    in the log; nothing is waited for
-    SYNC_FLUSH      ASYNC_MASTER    on disk                               else FLUSH_DISK_TIMEOUT
-    ASYNC_FLUSH     SYNC_MASTER     with a slave                          else FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE
-    SYNC_FLUSH      SYNC_MASTER     on disk and with a slave              else what the slave lacks, or the disk
+    flushDiskType   brokerRole      SEND_OK means the message is          otherwise
+    ASYNC_FLUSH     ASYNC_MASTER    in the log (nothing to wait for)
+    SYNC_FLUSH      ASYNC_MASTER    on disk                               FLUSH_DISK_TIMEOUT
+    ASYNC_FLUSH     SYNC_MASTER     on a slave                            FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE
+    SYNC_FLUSH      SYNC_MASTER     on disk and on a slave                the code of the slave, else of the disk
 
-Both are waited for at the same time. A message that was not made safe is in the log all the same.
+Flush and replication are awaited concurrently. A message without the guarantee remains in the log.
 
-Answers to `CommitLog.submitFlushRequest` and `submitReplicaRequest` of Apache RocketMQ 4.9.8.
+Corresponds to `CommitLog.submitFlushRequest` and `submitReplicaRequest` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rucola.store.message_store import MessageStore
 
 
 class ReplicationWaiter(Protocol):
-    """The part of a SYNC_MASTER that senders wait for; `HAService` implements it."""
+    """Replication as senders of a SYNC_MASTER see it; implemented by `HAService`."""
 
     async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
         """Wait until a slave has everything below `physical_offset`.
@@ -33,7 +33,10 @@ class ReplicationWaiter(Protocol):
 
 
 class Durability:
-    """What the messages of one store wait for. `must_wait` says whether they do at all."""
+    """Waits until messages of one store are durable.
+
+    `must_wait` is False if the configuration gives no guarantee; then `wait_durable` need not be called.
+    """
 
     def __init__(self, store: MessageStore, group_commit: GroupCommit, replication: ReplicationWaiter | None) -> None:
         self._store = store
@@ -47,30 +50,29 @@ class Durability:
         missing."""
         timeout_ms = self._store.config.sync_flush_timeout
         if self._replication is None:
-            return self._flushed(
-                await self._group_commit.wait_flushed(physical_offset, self._store.config.sync_flush_timeout)
-            )
+            return self._flush_outcome(await self._group_commit.wait_flushed(physical_offset, timeout_ms))
         if not self._is_flushed:
-            return self._replicated(await self._replication.wait_replicated(physical_offset))
+            return self._replication_outcome(await self._replication.wait_replicated(physical_offset))
         status, is_flushed = await asyncio.gather(
             self._replication.wait_replicated(physical_offset),
             self._group_commit.wait_flushed(physical_offset, timeout_ms),
         )
-        return self._replicated(status) or self._flushed(is_flushed)
+        # The outcome of the replication takes precedence, as in Apache's broker.
+        return self._replication_outcome(status) or self._flush_outcome(is_flushed)
 
-    def _flushed(self, is_flushed: bool) -> tuple[PutMessageStatus, str] | None:
+    def _flush_outcome(self, is_flushed: bool) -> tuple[PutMessageStatus, str] | None:
         if is_flushed:
             return None
         timeout_ms = self._store.config.sync_flush_timeout
-        why = self._store.write_state.reason or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
-        return PutMessageStatus.FLUSH_DISK_TIMEOUT, why
+        remark = self._store.write_state.reason or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
+        return PutMessageStatus.FLUSH_DISK_TIMEOUT, remark
 
-    def _replicated(self, status: PutMessageStatus) -> tuple[PutMessageStatus, str] | None:
+    def _replication_outcome(self, status: PutMessageStatus) -> tuple[PutMessageStatus, str] | None:
         if status is PutMessageStatus.PUT_OK:
             return None
         if status is PutMessageStatus.FLUSH_SLAVE_TIMEOUT:
-            return PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "stored, but no slave had it in time (slaveTimeout)"
+            return PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "stored, but not replicated in time (slaveTimeout)"
         return (
             PutMessageStatus.SLAVE_NOT_AVAILABLE,
-            "stored, but no slave is connected that is near enough (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
+            "stored, but no slave is connected, or all lag too far (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
         )

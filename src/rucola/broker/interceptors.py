@@ -1,4 +1,4 @@
-"""The broker's interceptors: what is checked before any service runs.
+"""The broker's interceptors: the checks before every service.
 
     SlaveRefusal    a slave rejects every request that would make its log or tables differ from its master's
     FlowControl     requests that would wait for too long are rejected (`rucola.broker.flow_control`)
@@ -95,14 +95,15 @@ class Permission:
         """Raise Refused if the topic accepts no messages from producers. Called for every message: 0.2 µs."""
         name = resource.topic
         topic = self._topics.get(name)
-        # One condition decides for all valid requests; the reason is only looked for afterwards.
-        if self._config.broker_permission & PERM_WRITE and name not in NOT_ALLOWED_SEND_TOPICS:
-            if topic is None or topic.perm & PERM_WRITE:
-                return
-            raise self._forbidden("topic", name, "sending", self._region)
+        # One condition lets all valid requests pass; the others are told apart afterwards.
+        perm = self._config.broker_permission if topic is None else self._config.broker_permission & topic.perm
+        if perm & PERM_WRITE and name not in NOT_ALLOWED_SEND_TOPICS:
+            return
         if not self._config.broker_permission & PERM_WRITE:
             raise self._forbidden("broker", self._config.broker_ip1, "sending", self._region)
-        raise Refused(Reason.FORBIDDEN, f"Sending message to topic[{name}] is forbidden.", self._region)
+        if name in NOT_ALLOWED_SEND_TOPICS:
+            raise Refused(Reason.FORBIDDEN, f"Sending message to topic[{name}] is forbidden.", self._region)
+        raise self._forbidden("topic", name, "sending", self._region)
 
     def check_retry(self, caller: Caller, resource: Resource) -> None:
         """Raise Refused if the retry topic accepts no messages."""

@@ -1,34 +1,31 @@
-"""Metrics: what a broker tells Prometheus, under the names and labels of Apache's rocketmq-exporter.
+"""Prometheus metrics of a broker, under the names and labels of Apache's rocketmq-exporter.
 
-    GET /metrics HTTP/1.1
+GET /metrics collects all values at that moment from tables, store and statistics; nothing is cached. All metrics except
+the failures are gauges. A topic or group without messages has the value 0.
 
-is answered with everything, put together at that moment from the tables, the store and the statistics; nothing is kept.
-All but the failures are gauges, and 0 stands for a topic or group that exists and has nothing.
-
-    rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read a second
-    rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put a second
-    rocketmq_producer_offset                         cluster broker topic            messages that ever came
+    rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read per second
+    rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put per second
+    rocketmq_producer_offset                         cluster broker topic            messages stored since its creation
     rocketmq_topic_retry_offset                      cluster broker topic            the same of %RETRY% topics
     rocketmq_topic_dlq_offset                        cluster broker group            the same of %DLQ% topics
     rocketmq_producer_count                          cluster broker group            clients of a producer group
-    rocketmq_consumer_tps, _message_size             cluster broker topic group      messages and bytes read a second
-    rocketmq_consumer_offset                         cluster broker topic group      messages that the group has done
-    rocketmq_send_back_nums                          cluster broker topic group      given back in the last minute
-    rocketmq_group_get_latency_by_storetime          cluster broker topic group      ms since the next one was stored
-    rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     messages before it
-    rocketmq_group_count                             caddr localaddr group           clients of the group
-    rocketmq_slave_behind_bytes                      cluster broker slave            of the log, that a slave lacks
+    rocketmq_consumer_tps, _message_size             cluster broker topic group      messages and bytes read per second
+    rocketmq_consumer_offset                         cluster broker topic group      sum of the consumer offsets
+    rocketmq_send_back_nums                          cluster broker topic group      sent back in the last minute
+    rocketmq_group_get_latency_by_storetime          cluster broker topic group      age in ms of the next message
+    rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     backlog
+    rocketmq_group_count                             caddr localaddr group           clients of a consumer group
+    rocketmq_slave_behind_bytes                      cluster broker slave            replication lag
     rocketmq_internal_put_failures_total             cluster broker put              failed attempts since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The exporter has none for slaves and for puts that fail (see `broker.internal_puts`). The last are figures of
-GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count names the addresses and
-ids of the clients, as the exporter does.
+The replication lag and the failures (see `broker.delivery.internal_puts`) are additions to the exporter's metrics. The
+last row stands for the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
+rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
 
-Switched on by `metricsExporterType=PROM`; `metricsPromExporterPort` and `metricsPromExporterHost` say where. These keys
-are those of RocketMQ 5, whose metrics have other names; the exporter's are those that dashboards for 4 know. What
-clients know of themselves they tell themselves, see `rucola.client.metrics`; figures that only Apache's broker has (of
-its thread pools and latencies) are left out.
+`metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
+are those of RocketMQ 5, whose metrics have other names; existing dashboards for 4.9 use the exporter's. Clients export
+their own metrics (`rucola.client.metrics`). Figures that only Apache's broker has (thread pools, latencies) are absent.
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ _RUNTIME = {
     "commitLogMinOffset": "commitlog_minoffset",
     "commitLogMaxOffset": "commitlog_maxoffset",
 }
-"""Figures that are one number, and their names after `rocketmq_brokeruntime_`."""
+"""Figures with one value: key in GET_BROKER_RUNTIME_INFO, and metric name after `rocketmq_brokeruntime_`."""
 
 _RUNTIME_RATES = {
     "putTps": "put_tps",
@@ -87,20 +84,19 @@ _RUNTIME_RATES = {
     "getTotalTps": "gettotal_tps",
     "getTransferedTps": "gettransfered_tps",
 }
-"""Figures that are three rates, and their names; the seconds of the window follow."""
+"""Figures with three rates: key, and metric name, to which the seconds of the window are appended."""
 
 _WINDOWS_S = ("10", "60", "600")
 
-_BY_TOPIC = ("cluster", "broker", "topic")
-_BY_GROUP = ("cluster", "broker", "topic", "group")
-_OF_MEMBERS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
+_TOPIC_LABELS = ("cluster", "broker", "topic")
+_GROUP_LABELS = ("cluster", "broker", "topic", "group")
+_BACKLOG_LABELS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
 
 
 class BrokerCollector(Collector):
-    """Puts the metrics together.
+    """Collects the metrics of one broker.
 
-    `figures` are those of GET_BROKER_RUNTIME_INFO, `behind` has the bytes that each slave lacks, `directory` is the
-    store's.
+    `figures` returns those of GET_BROKER_RUNTIME_INFO, `replication_lag` bytes by slave; `directory` is the store's.
     """
 
     def __init__(
@@ -123,21 +119,21 @@ class BrokerCollector(Collector):
         self._directory = directory
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, now."""
+        """Yield all metrics with their current values."""
         yield from self._broker()
         yield self._slaves()
         yield self._failures()
         yield from self._runtime()
-        yield from self._of_topics()
-        yield from self._of_groups()
+        yield from self._topic_metrics()
+        yield from self._group_metrics()
 
     def _tps(self, name: str, key: str) -> float:
-        """What was counted under a name, a second in the last minute."""
+        """Return the rate of a statistic in the last minute, per second."""
         data = self._stats.view(name, key, self._clock())
         return data.stats_minute.tps if data is not None else 0.0
 
     def _minute(self, name: str, key: str) -> int:
-        """What was counted under a name in the last minute."""
+        """Return the sum of a statistic in the last minute."""
         data = self._stats.view(name, key, self._clock())
         return data.stats_minute.sum if data is not None else 0
 
@@ -151,14 +147,16 @@ class BrokerCollector(Collector):
 
     def _slaves(self) -> GaugeMetricFamily:
         labels = ("cluster", "broker", "slave")
-        family = GaugeMetricFamily("rocketmq_slave_behind_bytes", "bytes of the log that a slave lacks", labels=labels)
-        for slave, lacking in self._replication_lag().items():
-            family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave), lacking)
+        family = GaugeMetricFamily(
+            "rocketmq_slave_behind_bytes", "bytes of the log that the slave does not have yet", labels=labels
+        )
+        for slave, lag in self._replication_lag().items():
+            family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave), lag)
         return family
 
     def _failures(self) -> CounterMetricFamily:
         labels, own = ("cluster", "broker", "put"), (self._config.broker_cluster_name, self._config.broker_name)
-        text = "failed attempts to put a message that the broker has to carry on"
+        text = "failed attempts of internal puts, which are retried"
         family = CounterMetricFamily("rocketmq_internal_put_failures", text, labels=labels)
         for kind, count in sorted(self._puts.failures.items()):
             family.add_metric((*own, kind), count)
@@ -189,13 +187,15 @@ class BrokerCollector(Collector):
             family.add_metric(labels, float(value))
             yield family
 
-    def _of_topics(self) -> Iterator[GaugeMetricFamily]:
+    def _topic_metrics(self) -> Iterator[GaugeMetricFamily]:
         own = self._config.broker_cluster_name, self._config.broker_name
-        came = GaugeMetricFamily("rocketmq_producer_offset", "messages that ever came", labels=_BY_TOPIC)
-        retried = GaugeMetricFamily("rocketmq_topic_retry_offset", "messages to be tried again", labels=_BY_TOPIC)
+        stored = GaugeMetricFamily(
+            "rocketmq_producer_offset", "messages stored since the creation of the topic", labels=_TOPIC_LABELS
+        )
+        retried = GaugeMetricFamily("rocketmq_topic_retry_offset", "messages in the retry topic", labels=_TOPIC_LABELS)
         dead = GaugeMetricFamily("rocketmq_topic_dlq_offset", "dead letters", labels=("cluster", "broker", "group"))
-        tps = GaugeMetricFamily("rocketmq_producer_tps", "messages put a second", labels=_BY_TOPIC)
-        size = GaugeMetricFamily("rocketmq_producer_message_size", "bytes put a second", labels=_BY_TOPIC)
+        tps = GaugeMetricFamily("rocketmq_producer_tps", "messages put per second", labels=_TOPIC_LABELS)
+        size = GaugeMetricFamily("rocketmq_producer_message_size", "bytes put per second", labels=_TOPIC_LABELS)
         for config in self._topics:
             topic = config.topic_name
             count = sum(max(0, self._store.max_offset(topic, number)) for number in range(config.write_queue_nums))
@@ -204,10 +204,10 @@ class BrokerCollector(Collector):
             elif topic.startswith(DLQ_PREFIX):
                 dead.add_metric((*own, topic.removeprefix(DLQ_PREFIX)), count)
             else:
-                came.add_metric((*own, topic), count)
+                stored.add_metric((*own, topic), count)
             tps.add_metric((*own, topic), self._tps(TOPIC_PUT_NUMS, topic))
             size.add_metric((*own, topic), self._tps(TOPIC_PUT_SIZE, topic))
-        yield from (came, retried, dead, tps, size, self._producers())
+        yield from (stored, retried, dead, tps, size, self._producers())
 
     def _producers(self) -> GaugeMetricFamily:
         labels = ("cluster", "broker", "group")
@@ -216,17 +216,23 @@ class BrokerCollector(Collector):
             family.add_metric((self._config.broker_cluster_name, self._config.broker_name, name), len(clients))
         return family
 
-    def _of_groups(self) -> Iterator[GaugeMetricFamily]:
+    def _group_metrics(self) -> Iterator[GaugeMetricFamily]:
         own = self._config.broker_cluster_name, self._config.broker_name
-        tps = GaugeMetricFamily("rocketmq_consumer_tps", "messages read a second", labels=_BY_GROUP)
-        size = GaugeMetricFamily("rocketmq_consumer_message_size", "bytes read a second", labels=_BY_GROUP)
-        done = GaugeMetricFamily("rocketmq_consumer_offset", "messages that the group has done", labels=_BY_GROUP)
-        returned = GaugeMetricFamily("rocketmq_send_back_nums", "given back in the last minute", labels=_BY_GROUP)
+        tps = GaugeMetricFamily("rocketmq_consumer_tps", "messages read per second", labels=_GROUP_LABELS)
+        size = GaugeMetricFamily("rocketmq_consumer_message_size", "bytes read per second", labels=_GROUP_LABELS)
+        done = GaugeMetricFamily(
+            "rocketmq_consumer_offset", "sum of the committed consumer offsets", labels=_GROUP_LABELS
+        )
+        returned = GaugeMetricFamily(
+            "rocketmq_send_back_nums", "messages sent back in the last minute", labels=_GROUP_LABELS
+        )
         latency = GaugeMetricFamily(
-            "rocketmq_group_get_latency_by_storetime", "ms since the next message was stored", labels=_BY_GROUP
+            "rocketmq_group_get_latency_by_storetime",
+            "age in ms of the next message of the group",
+            labels=_GROUP_LABELS,
         )
         diffs = {
-            prefix: GaugeMetricFamily(f"rocketmq_group_{name}", "messages before the group", labels=_OF_MEMBERS)
+            prefix: GaugeMetricFamily(f"rocketmq_group_{name}", "backlog of the group", labels=_BACKLOG_LABELS)
             for prefix, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff"))
         }
         for key, committed in self._offsets.table().items():
@@ -239,21 +245,23 @@ class BrokerCollector(Collector):
             done.add_metric(labels, sum(committed.values()))
             returned.add_metric(labels, self._minute(SNDBCK_PUT_NUMS, counted))
             latency.add_metric(labels, max((self._latency_ms(topic, *at) for at in committed.items()), default=0))
+            # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
             ahead = sum(max(0, self._store.max_offset(topic, number) - at) for number, at in committed.items())
             members = self._clients.consumers.get(group)
             count, model = (len(members.members), members.message_model) if members is not None else (0, "")
+            # The backlog of retry and dead letter topics has metrics of its own.
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
             diffs[prefix].add_metric((group, topic, str(count), model), ahead)
         yield from (tps, size, done, returned, latency, *diffs.values(), self._members())
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """How long ago the message was stored that the group has to do next; 0 where there is none."""
+        """Return the age of the next message of a group in a queue, in ms; 0 if there is none."""
         next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
         return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
 
     def _members(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
-            "rocketmq_group_count", "clients of the group", labels=("caddr", "localaddr", "group")
+            "rocketmq_group_count", "clients of the consumer group", labels=("caddr", "localaddr", "group")
         )
         for name, group in self._clients.consumers.items():
             addresses = ",".join(sorted(connection.peer for connection in group.members))
@@ -262,7 +270,7 @@ class BrokerCollector(Collector):
 
 
 class MetricsServer:
-    """Answers GET /metrics, over HTTP, one request a connection. Belongs to the broker's event loop."""
+    """HTTP server for GET /metrics, one request per connection, in the broker's event loop."""
 
     def __init__(self, host: str, port: int, collector: Collector) -> None:
         self.host = host
@@ -272,7 +280,7 @@ class MetricsServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; with port 0, `port` then holds the one that the system chose. RemotingError where it is taken."""
+        """Listen, and store the chosen port in `port`. Raises RemotingError if the address is in use."""
         try:
             self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_SIZE)
         except OSError as error:
@@ -280,7 +288,7 @@ class MetricsServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening, and end what is being answered."""
+        """Close the listening socket and cancel running requests."""
         self._server.close()
         await self._server.wait_closed()
         for task in self._tasks:
@@ -293,7 +301,7 @@ class MetricsServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request; whoever sends none in time, or none that can be read, gets no answer."""
+        """Answer one request. Without a valid request head in time, close the connection without a response."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):

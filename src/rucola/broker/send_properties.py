@@ -1,22 +1,33 @@
-"""Editing: a property string as a client sends it, made what lies on disk.
+"""Send properties: the property string of a message, from the form that a client sends to the form that is stored.
 
-WAIT is a matter between client and broker and goes, CLUSTER says where the message was taken in and is put at the end,
-and so is no separator. All else stays as it came, byte for byte: the string is edited, not rebuilt, since every message
-passes here.
+WAIT concerns client and broker only and is removed. CLUSTER names the cluster that received the message and is added at
+the end, without a trailing separator. Everything else stays unchanged, byte for byte: the string is edited, not
+rebuilt, since every message passes here.
 
-    UNIQ_KEY 0x01 7F00... 0x02 WAIT 0x01 true 0x02 TAGS 0x01 TagA 0x02                   as it comes
-    UNIQ_KEY 0x01 7F00... 0x02 TAGS 0x01 TagA 0x02 CLUSTER 0x01 DefaultCluster           as it is stored
+    UNIQ_KEY 0x01 7F00... 0x02 WAIT 0x01 true 0x02 TAGS 0x01 TagA 0x02                   as sent
+    UNIQ_KEY 0x01 7F00... 0x02 TAGS 0x01 TagA 0x02 CLUSTER 0x01 DefaultCluster           as stored
 
 The properties of a batch are in the header of its request. They are appended to those of each of its messages, before
-CLUSTER, so of equal names theirs win.
+CLUSTER, so that they win over equal names.
 
-Messages of a topic mostly have the same properties in the same order. So the first two that do leave a form behind, and
-those that follow are taken apart by it in half the time. A form says nothing of values.
+Single messages. Most messages of a topic have the same properties in the same order. After two consecutive messages
+with equal names, a regular expression is generated for these names and kept for the topic; it matches a whole property
+string and returns the values in one call, in half the time of splitting the string. For the names UNIQ_KEY, WAIT, TAGS
+it is (written with ; for 0x02 and = for 0x01)
 
-Answers to what SendMessageProcessor of Apache RocketMQ 4.9.8 does between string2messageProperties and
+    (?P<before>UNIQ_KEY=(?P<value0>[^;]+));WAIT=(?P<value1>[^;]+)(?P<behind>;TAGS=(?P<value2>[^;]+));?(?P<never>(?!))?
+
+`before` + `behind` is the stored string without CLUSTER; the values of TAGS, UNIQ_KEY, KEYS and WAIT are groups, and
+the group `never`, which cannot match, stands for a name that is absent (here KEYS). Values may be any text that
+contains no 0x02. A string that does not match is split instead.
+
+Batches. If all messages have the same names in the same order, their strings are joined, and edited by two replacements
+over all of them; otherwise one by one.
+
+Corresponds to the steps of SendMessageProcessor of Apache RocketMQ 4.9.8 between string2messageProperties and
 messageProperties2String, and for batches to CommitLog.MessageExtEncoder. Deliberate differences: WAIT is not stored
-with the messages of a batch either, where Apache stores it twice; a batch with DELAY, TRAN_MSG or a time in one of its
-messages, or with the last two in its header, is refused, where Apache ignores that.
+with the messages of a batch either, where Apache stores it twice; a batch is refused if one of its messages has DELAY,
+TRAN_MSG or a time of its own, or if its header has one of the last two, where Apache ignores them.
 """
 
 from __future__ import annotations
@@ -30,51 +41,56 @@ from rucola.broker.delivery.delay import delay_level
 from rucola.broker.delivery.timer import TIMER_PROPERTIES
 from rucola.errors import InvalidMessage
 from rucola.message import properties
-from rucola.protocol.command import is_true
+from rucola.message.properties import is_true
 
 EditedProperties = tuple[bytes, str | None, str | None, str | None, str | None]
-"""Of a message: (stored property string, tag, unique key, KEYS, WAIT)."""
+"""Of one message: (stored property string, tag, unique key, KEYS, WAIT)."""
 
 EditedBatch = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
-"""Of the messages of a batch: (stored property strings, tags, unique keys, KEYS)."""
+"""Of a batch, one item per message in each: (stored property strings, tags, unique keys, KEYS)."""
 
 _UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMER_PROPERTIES})
-"""Properties that a string must not have to be stored as it is, but for WAIT and CLUSTER."""
+"""Names that a string must not contain if it is to be edited; messages with these need more than editing."""
 
 _DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
-"""Properties that lead to a message."""
+"""Properties by which dispatch indexes a message."""
 
 _READ: Final = (*_DISPATCHED, properties.WAIT)
-"""All that are read here."""
+"""The properties whose values are read here."""
 
 _MOST_NAMES: Final = 64
-"""A string with more is taken apart by hand: to make a form takes long, and senders wait."""
+"""No regular expression is generated for more names: compiling it would delay senders."""
 
 _WAIT_TRUE: Final = f"\x02{properties.WAIT}\x01true\x02".encode()
 _BETWEEN: Final = b"\x00\x02"
 
 
 class PropertyEditor:
-    """The editing of a broker that belongs to a cluster."""
+    """Edits property strings for a broker of one cluster. Belongs to the event loop."""
 
     def __init__(self, cluster_name: str) -> None:
         self._cluster = f"{properties.CLUSTER}\x01{cluster_name}"
         self._end = self._shared_end = f"\x02{self._cluster}".encode()
+        """What is appended to single messages, and to those of a batch with the properties of `_shared`."""
         self._shared = ""
+        """The header's property string of the last batch."""
         self._shared_columns: list[tuple[int, str]] = []
+        """Its values for `_DISPATCHED`, each with its index there."""
         self._last_names: dict[str, tuple[str, ...]] = {}
-        self._forms: dict[str, tuple[re.Pattern[str], tuple[int, ...]]] = {}
+        """The property names of the last message that was split, by topic."""
+        self._patterns: dict[str, tuple[re.Pattern[str], tuple[int, ...]]] = {}
+        """By topic: the regular expression, and the numbers of its groups to read."""
 
     def edit(self, topic: str, text: str) -> EditedProperties | None:
-        """Return what the property string of a message for `topic` becomes.
+        """Return the edited property string of a message for `topic`, with the values that are read from it.
 
-        None where the string is not well formed, or asks for more than to be stored.
+        None if the string is not well formed, or has a property that needs more than editing.
         """
-        form = self._forms.get(topic)
-        if form is not None and (found := form[0].fullmatch(text)) is not None:
-            before, behind, tags, unique_key, keys, wait = found.group(*form[1])
+        known = self._patterns.get(topic)
+        if known is not None and (found := known[0].fullmatch(text)) is not None:
+            before, behind, tags, unique_key, keys, wait = found.group(*known[1])
             return (before + behind).encode() + self._end, tags, unique_key, keys, wait
-        edited = self._by_hand(text)
+        edited = self._split(text)
         if edited is None:
             return None
         pairs, segments = edited
@@ -82,13 +98,13 @@ class PropertyEditor:
             return None  # Apache stores no property without a name or a value
         names = tuple(pairs)
         if names == self._last_names.get(topic) and names[0] != properties.WAIT and len(names) <= _MOST_NAMES:
-            self._forms[topic] = _form(names)
+            self._patterns[topic] = _pattern(names)
         self._last_names[topic] = names
         tags, unique_key, keys, wait = map(pairs.get, _READ)
         return "\x02".join([*segments, self._cluster]).encode(), tags, unique_key, keys, wait
 
-    def _by_hand(self, text: str) -> tuple[dict[str, str], list[str]] | None:
-        """Return a property string as pairs, and as segments without WAIT; None as in `edit`."""
+    def _split(self, text: str) -> tuple[dict[str, str], list[str]] | None:
+        """Return a property string as pairs, and as segments without WAIT; None under the conditions of `edit`."""
         pairs: dict[str, str] = {}
         segments: list[str] = []
         for segment in text.removesuffix("\x02").split("\x02"):
@@ -101,11 +117,11 @@ class PropertyEditor:
         return pairs, segments
 
     def edit_batch(self, strings: list[bytes], shared: str = "") -> EditedBatch:
-        """Return what the property strings of a batch become; `shared` is the one in the header of its request.
+        """Return the edited property strings of a batch; `shared` is the one in the header of its request.
 
-        Raises InvalidMessage for a message that asks for what those of a batch cannot have.
+        Raises InvalidMessage for a property that messages of a batch cannot have.
         """
-        if shared != self._shared:  # mostly it is that of the last batch: nothing, or WAIT
+        if shared != self._shared:  # usually equal to that of the last batch: empty, or WAIT
             common, appended = _parsed(shared)
             self._shared_end = "\x02".join(["", *appended, self._cluster]).encode()
             self._shared_columns = [(number, common[name]) for number, name in enumerate(_DISPATCHED) if name in common]
@@ -120,9 +136,9 @@ class PropertyEditor:
         return stored, tags, unique_keys, keys
 
     def _of_alike(self, strings: list[bytes], end: bytes) -> EditedBatch | None:
-        """The same for strings with the same names in the same order, all at once; None where that cannot be.
+        """Edit strings with the same names in the same order, all at once; None if they differ or are not well formed.
 
-        `end` is appended to each, and begins with a separator.
+        `end` begins with a separator and is appended to each string.
         """
         if strings[0].endswith(b"\x02"):
             strings = [string.removesuffix(b"\x02") for string in strings]
@@ -132,8 +148,10 @@ class PropertyEditor:
         waits = columns.get(properties.WAIT)
         if waits is not None and waits.count("true") < len(strings):
             return None
-        # With a separator on both sides a property is found as a whole; what no string holds is between them.
+        # 1. Join the strings into one. Each begins with a separator, so that the search for WAIT matches whole
+        #    properties only. Between them is 0x00 0x02: a string that contains it changes the count below.
         joined = b"\x02" + (end + _BETWEEN).join(strings) + end
+        # 2. Remove WAIT from all of them by one replacement, and split them again.
         if waits is not None:
             joined = joined.replace(_WAIT_TRUE, b"\x02")
         stored = joined[1:].split(_BETWEEN)
@@ -144,11 +162,11 @@ class PropertyEditor:
         return stored, tags, unique_keys, keys
 
     def _of_each(self, strings: list[bytes], end: bytes) -> EditedBatch:
-        """The same for any strings, one by one."""
+        """Edit any strings, one by one."""
         edited = []
         for string in strings:
             text = str(string, "utf-8", "replace")
-            edited.append(self._by_hand(text) or _parsed(text))
+            edited.append(self._split(text) or _parsed(text))
         tags, unique_keys, keys = ([pairs.get(name) for pairs, _ in edited] for name in _DISPATCHED)
         stored = [("\x02".join(segments).encode() + end).removeprefix(b"\x02") for _, segments in edited]
         return stored, tags, unique_keys, keys
@@ -157,7 +175,7 @@ class PropertyEditor:
 def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
     """Return a property string of a batch as pairs, and as segments without WAIT and CLUSTER.
 
-    Raises InvalidMessage if it asks for a delay, a transaction or a time of its own.
+    Raises InvalidMessage if it has a delay, belongs to a transaction, or has a time of its own.
     """
     pairs = properties.parse(text)
     if delay_level(pairs) > 0:
@@ -173,16 +191,19 @@ def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 @lru_cache(maxsize=1024)
-def _form(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[int, ...]]:
-    """Return what matches the property strings of these names, of which WAIT is not the first, and its groups.
+def _pattern(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[int, ...]]:
+    """Return the pattern for strings of these names (see the module), and the numbers of its groups to read.
 
-    They are what is before WAIT and what is behind it, then the values of _READ.
+    WAIT must not be the first name. The groups are `before` and `behind`, then the values of `_READ`.
     """
+    # 1. One group for the value of each name.
     segments = [f"{re.escape(name)}\x01(?P<value{number}>[^\x02]+)" for number, name in enumerate(names)]
+    # 2. The segments before WAIT and those behind it are one group each; WAIT itself is between them.
     at = names.index(properties.WAIT) if properties.WAIT in names else len(names)
     before = "\x02".join(segments[:at])
     wait, *behind = [f"\x02{segment}" for segment in segments[at:]] or [""]
     pattern = re.compile(f"(?P<before>{before}){wait}(?P<behind>{''.join(behind)})\x02?(?P<never>(?!))?")
+    # 3. Groups are read by number, which is faster than by name.
     number_of = pattern.groupindex
     read = (f"value{names.index(name)}" if name in names else "never" for name in _READ)
     return pattern, (number_of["before"], number_of["behind"], *(number_of[group] for group in read))

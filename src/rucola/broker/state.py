@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.delay import DelayedDelivery
+from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.queue_locks import QueueLocks
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
@@ -44,8 +44,8 @@ class BrokerState:
     """Writes changed tables to their files; a response to a change waits for it."""
     clients: ClientRegistry
     locks: QueueLocks
-    delayed: DelayedDelivery
-    transactions: Transactions
+    delayed: ScheduleMessageService
+    transactions: TransactionalMessageService
     stats: BrokerStats
     clock: Callable[[], int]
     """The current time, milliseconds since 1970."""

@@ -1,13 +1,13 @@
-"""BrokerStats: how much was put and read, by topic, by group, and in all.
+"""Statistics of a broker: messages and bytes put and read, by topic, by group, and in total.
 
-Totals and their windows, the last minute, hour and day, are those of `rucola.rates`. Nothing is computed when a message
-passes: puts are counted once for each topic in each dispatch, reads once for each pull, what consumers gave back once
-each, and `sample` is wound every 10 s.
+Totals and their windows (last minute, hour and day) are those of `rucola.rates`. Counting is cheap: puts are recorded
+once per topic and dispatch, reads once per pull, retries once each. `sample` is called every 10 s and computes the
+windows.
 
-Every message that reaches a queue counts as put, those that the broker moves (delayed, retried) in each queue they
-reach.
+Every message that reaches a queue counts as put, including those that the broker moves (delayed and retried messages),
+in each queue they reach.
 
-Answers to `BrokerStatsManager`, `BrokerStats` and the sampling in `StoreStatsService` of Apache RocketMQ 4.9.8.
+Corresponds to `BrokerStatsManager`, `BrokerStats` and the sampling in `StoreStatsService` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rucola.store.dispatch import TopicArrivals
 
 @dataclass(slots=True)
 class MidnightTotals:
-    """What a total was at the last midnight, and at the one before."""
+    """Values of a total at the last midnight (`today`) and at the one before (`yesterday`)."""
 
     yesterday: int = 0
     today: int = 0
 
 
 class BrokerStats:
-    """All statistics of a broker, which began to count at `now_ms`."""
+    """Statistics of one broker since `now_ms`. `broker_key` is the key of the totals, the cluster name."""
 
     def __init__(self, now_ms: int, broker_key: str) -> None:
         self.begin_ms = now_ms
@@ -51,11 +51,12 @@ class BrokerStats:
         self._day = _day(now_ms)
 
     def record_put(self, arrived: Mapping[str, TopicArrivals]) -> None:
-        """Messages arrived in some topics."""
+        """Record the messages of one dispatch, by topic."""
         for topic, (queues, _, sizes) in arrived.items():
             items = self._topics.get(topic)
             if items is None:
                 items = self._topics[topic] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
+            # Four additions per topic and dispatch, however many messages it has.
             count, size, times = len(sizes), sum(sizes), len(queues)
             for item in (items[0], self.put_nums):
                 item.add(count, times)
@@ -63,7 +64,7 @@ class BrokerStats:
                 item.add(size, times)
 
     def record_get(self, group: str, topic: str, count: int, size: int) -> None:
-        """A pull of the group found messages."""
+        """Record a pull that found messages."""
         items = self._groups.get((topic, group))
         if items is None:
             items = self._groups[topic, group] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
@@ -73,18 +74,18 @@ class BrokerStats:
         self.found.add(1)
 
     def record_send_back(self, group: str, topic: str) -> None:
-        """A consumer of the group gave a message of the topic back."""
+        """Record a message that a consumer of the group sent back for a retry."""
         item = self._sent_back.get((topic, group))
         if item is None:
             item = self._sent_back[topic, group] = StatsItem(self._sampled_ms)
         item.add(1)
 
     def record_miss(self) -> None:
-        """A pull found nothing."""
+        """Record a pull that found nothing."""
         self.missed.add(1)
 
     def sample(self, now_ms: int) -> None:
-        """Note all totals; to be called every SAMPLE_INTERVAL_MS."""
+        """Sample all totals. Must be called every SAMPLE_INTERVAL_MS."""
         self._number += 1
         self._sampled_ms = now_ms
         for item in (self.put_nums, self.put_size, self.get_nums, self.found, self.missed):
@@ -96,13 +97,14 @@ class BrokerStats:
         for item in self._sent_back.values():
             item.sample(now_ms, self._number)
         day = _day(now_ms)
+        # The first sample after midnight, up to SAMPLE_INTERVAL_MS late.
         if day != self._day:
             self._day = day
             self.put_at_midnight = MidnightTotals(self.put_at_midnight.today, self.put_nums.sum)
             self.get_at_midnight = MidnightTotals(self.get_at_midnight.today, self.get_nums.sum)
 
     def view(self, name: str, key: str, now_ms: int) -> BrokerStatsData | None:
-        """The windows of a statistic; None where nothing was ever counted under that name and key."""
+        """Return the windows of a statistic; None if nothing was recorded under that name and key."""
         item = self._find(name, key)
         if item is None:
             return None
@@ -113,21 +115,21 @@ class BrokerStats:
         )
 
     def consume_tps(self, group: str, topic: str, now_ms: int) -> float:
-        """How many messages a second the group read from the topic in the last minute."""
+        """Return the messages per second that a group read from a topic in the last minute."""
         items = self._groups.get((topic, group))
         return items[0].minute(now_ms).tps if items else 0.0
 
     def remove_topic(self, topic: str) -> None:
-        """The topic was deleted."""
+        """Remove the statistics of a deleted topic."""
         self._topics.pop(topic, None)
-        self._forget(lambda of_topic, group: of_topic == topic)
+        self._remove(lambda of_topic, group: of_topic == topic)
 
     def remove_group(self, group: str) -> None:
-        """The group was deleted."""
-        self._forget(lambda topic, of_group: of_group == group)
+        """Remove the statistics of a deleted group."""
+        self._remove(lambda topic, of_group: of_group == group)
 
-    def _forget(self, is_gone: Callable[[str, str], bool]) -> None:
-        """Drop what was counted for groups on topics that are gone."""
+    def _remove(self, is_gone: Callable[[str, str], bool]) -> None:
+        """Remove the statistics of all (topic, group) for which `is_gone` returns True."""
         for key in [key for key in self._groups if is_gone(*key)]:
             del self._groups[key]
         for key in [key for key in self._sent_back if is_gone(*key)]:
@@ -155,6 +157,6 @@ def _of(items: tuple[StatsItem, StatsItem] | None, by_size: bool) -> StatsItem |
 
 
 def _day(now_ms: int) -> tuple[int, int]:
-    """The day that it is here at a time: year and day of the year."""
+    """Return the local day of a time: year and day of the year."""
     local = time.localtime(now_ms / 1000)
     return local.tm_year, local.tm_yday

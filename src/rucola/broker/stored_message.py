@@ -1,7 +1,7 @@
-"""Stored messages, read so that the broker can put them again: to deliver, retry, commit or dead-letter them.
+"""Stored messages, decoded so that the broker can put them again: to deliver, retry, commit or dead-letter them.
 
-The new record has another place or other properties. Body, flag, birth and keys stay as they were stored; a compressed
-body is neither decompressed nor compressed again.
+The new record has another topic, queue or other properties. Body, flag, born time and host, and keys stay as stored; a
+compressed body is neither decompressed nor compressed again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rucola.store.message_store import MessageStore
 def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
     """Return the message whose record begins at this physical offset, its body as stored.
 
-    Raises InvalidMessage, which says what is damaged, if no sound record begins there.
+    Raises InvalidMessage if no record begins there or the record is damaged.
     """
     record = store.record_at(physical_offset)
     if record is None:
@@ -29,9 +29,9 @@ def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
 
 
 def renewed(message: MessageExt) -> MessageInner:
-    """Return the message as it is put again; its topic, queue and properties may have been changed.
+    """Return the message to put again, after its topic, queue or properties may have been changed.
 
-    The transaction bits that keep a record out of its queue are cleared: they belong to the record that was read.
+    The transaction bits that keep a record out of every queue are cleared: they concern the record that was read.
     Raises InvalidMessage if the properties no longer fit a record.
     """
     pairs = message.properties

@@ -1,9 +1,8 @@
-"""Clients: producers and consumers, asyncio-native; `rucola.client.sync` has the same in plain blocking calls.
+"""Clients: asyncio producers and consumers; `rucola.client.sync` has the same as blocking clients.
 
-Reading order: `route` (where a topic lives), `lifecycle` (how clients are opened and closed), `instance` (one client as
-brokers see it), `parcel`, `producer`, `transaction`, `pull`; then `push` and what it is made of: `rebalance` and
-`process_queue` (pure), `own_queue`, `share` with `locks` and `offsets`, `pulling`, `line`, `listener`, `listening`,
-`returns`; then `stats`, `metrics`, `sync`.
+Reading order: `route` (the queues and brokers of a topic), `lifecycle` (opening and closing), `instance` and
+`group_client` (connections, heartbeats, groups); the packages `producer` and `consumer`, which begin with a reading
+order of their own; `request_reply`, `operator_requests`; `stats`, `metrics`, `trace`; `event_loop_thread` and `sync`.
 """
 
 from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment

@@ -1,7 +1,8 @@
-"""BackgroundTasks: the tasks that an object keeps running, from its opening to its closing.
+"""BackgroundTasks: the tasks that an object runs from its opening until it is closed.
 
-A task started here is held (asyncio itself holds tasks only weakly), its failure is logged at once and not when
-the garbage collector comes by, and `close` ends whatever still runs and waits for it, so nothing outlives its owner.
+The owner keeps a strong reference to each task (asyncio itself holds tasks only weakly). A task that fails is logged
+immediately, not when the garbage collector finds it. `close` cancels every remaining task and waits for it, so that no
+task outlives its owner.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_MS = 5000
+"""How long `close` waits for cancelled tasks to end."""
 
 
 class BackgroundTasks:
@@ -23,20 +25,20 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run `work` as a task. An error that leaves it is logged under `name`."""
+        """Run `work` as a task. An exception that it raises is logged under `name`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_done)
         return task
 
     def __contains__(self, task: object) -> bool:
-        """Whether a task is one of these."""
+        """Return whether `task` was started here and is still running."""
         return task in self._tasks
 
     async def close(self, grace_ms: float = 0) -> None:
-        """Give the tasks so long to end by themselves, cancel those that do not, and wait until all have ended.
+        """Wait up to `grace_ms` for the tasks to end, cancel the others, and wait until these have ended, too.
 
-        A task that has not ended `CANCEL_TIMEOUT_MS` after it was cancelled is logged and left alone.
+        A task that is still running `CANCEL_TIMEOUT_MS` after its cancellation is logged and abandoned.
         """
         if grace_ms and self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_ms / 1000)
@@ -48,8 +50,9 @@ class BackgroundTasks:
             for task in running:
                 logger.warning("%s is still running %d ms after it was cancelled", task.get_name(), CANCEL_TIMEOUT_MS)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, KeyboardInterrupt):  # asyncio raises that from the loop
+        # asyncio raises KeyboardInterrupt from `run_forever` itself, so logging it here would report it twice.
+        if error is not None and not isinstance(error, KeyboardInterrupt):
             logger.error("%s failed", task.get_name(), exc_info=error)

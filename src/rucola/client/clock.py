@@ -6,15 +6,15 @@ import time
 
 
 def now_ms() -> int:
-    """Since 1970: what stands in messages and what operators see."""
+    """Return the wall-clock time since 1970, as stored in messages and shown to operators."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Of a clock that only goes forward: for how long something took or lasts."""
+    """Return the monotonic clock in whole milliseconds, for ages and durations."""
     return time.monotonic_ns() // 1_000_000
 
 
 def precise_monotonic_ms() -> float:
-    """As `monotonic_ms`, with fractions: for what may take less than a millisecond."""
+    """Return the monotonic clock with fractions, for latencies that may be below one millisecond."""
     return time.monotonic() * 1000

@@ -2,13 +2,14 @@
 
     new ── open ──> opening ──> open ── close ──> closing ──> closed ── open ──> …
 
-- Opening and closing run in tasks of their own, one at a time. Concurrent callers await the same task, so a second
-  `close` returns when the first is finished.
-- A cancelled caller passes its cancellation on to the task and still waits for it. Opening then fails and closes
-  everything again. Closing is not given up but expedited, see `run_close_steps`.
-- A client belongs to the event loop, and the process, in which it was opened first, with its connections and tasks. On
-  any other loop every use raises MQError. So does every use in a fork of the process, except `close`, which has no
-  effect there: the sockets are the parent's.
+1. `open` starts a task that runs `_start`; `close` starts a task that runs `_stop`. At most one of them runs, and all
+   concurrent callers await that one, so a second `close` returns when the first has finished.
+2. If opening fails, everything that was started is stopped again, and the client is closed.
+3. A cancelled caller cancels the task once and still waits for it. Opening then fails as in step 2. Closing is not
+   abandoned but expedited: it skips grace periods, see `run_close_steps`.
+4. A client belongs to the event loop, and the process, in which it was first opened, with its connections and tasks. On
+   another loop every use raises MQError. In a fork of the process it does as well, except `close`, which has no effect
+   there because the sockets belong to the parent.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ from rucola.errors import MQError, RemotingError
 logger = logging.getLogger(__name__)
 
 EXPEDITED_STEP_TIMEOUT_MS = 1000
-"""How long each step of a close may take once the close is expedited."""
+"""The timeout of each step of an expedited close."""
 
 
 class Lifecycle(ABC):
-    """A client that `async with` opens and closes. `is_open` is true from the begin of opening to that of closing."""
+    """A client that `async with` opens and closes. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.is_open = False
+        """True from the begin of opening to the begin of closing."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the first opening; None before it."""
         self._process_id = 0
+        """The process of the latest opening."""
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_expedited = False
-        """Whether a caller has passed its cancellation on to the task that opens or closes."""
+        """Whether a cancelled caller has already cancelled the task that opens or closes."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -52,85 +56,94 @@ class Lifecycle(ABC):
         await self.close()
 
     async def open(self) -> None:
-        """Start; no effect if it is open. If starting fails or is cancelled, everything is closed again.
+        """Start the client; no effect if it is open. If this fails or is cancelled, the client is closed again.
 
-        RemotingError if it is closed meanwhile, MQError on another event loop than the first time and in a fork.
+        RemotingError if the client is closed meanwhile; MQError on another event loop than the first time, and in a
+        fork.
         """
-        self._must_belong_here()
+        self._check_owner()
+        # 1. A running close comes first. Within a task that the close itself awaits, waiting would be a deadlock.
         if self._closing is not None:
             await self.close()
             if self._closing is not None:
-                raise RemotingError(f"{self._title} is closing, and waits for the task that would open it")
+                raise RemotingError(f"{self._title} is closing, and closing waits for the task that calls open()")
+        # 2. The first caller starts the task.
         if not self.is_open:
             self._loop, self._process_id = asyncio.get_running_loop(), os.getpid()
             self.is_open, self._is_expedited = True, False
             self._opening = self._loop.create_task(self._open(), name=f"opening of {self._title}")
-            self._opening.add_done_callback(self._opened)
+            self._opening.add_done_callback(self._opening_done)
+        # 3. All callers await it.
         if (opening := self._opening) is not None:
             try:
-                await self._until_ended(opening)
+                await self._wait_for(opening)
             except asyncio.CancelledError:
-                if self.is_open:  # it ended at the same moment
-                    await self._until_ended(self._begin_closing(expedited=True))
+                if self.is_open:  # opening succeeded at the moment of the cancellation
+                    await self._wait_for(self._start_closing(expedited=True))
                 raise
             if opening.cancelled():
                 raise RemotingError(f"{self._title} was closed before it was open")
             opening.result()
 
     async def close(self) -> None:
-        """Stop, and close everything that is open; return when that is done, also if another task began it.
+        """Stop the client and release everything; return when that is done, also if another task started it.
 
-        Idempotent. A cancelled close finishes in a hurry, without graces, before CancelledError is raised. In a task
-        that belongs to the client, such as a call of its listener, this returns at once, and closing continues after
+        Idempotent. A cancelled close skips grace periods, finishes, and then raises CancelledError. If a task of the
+        client itself calls it, such as one that runs the listener, it returns immediately, and closing continues after
         that task has ended.
         """
         if (not self.is_open and self._closing is None) or os.getpid() != self._process_id:
             return
-        self._must_belong_here()
+        self._check_owner()
+        # 1. Abort an opening that is still running.
         if (opening := self._opening) is not None and not opening.done():
             opening.cancel()
-            await self._until_ended(opening)
+            await self._wait_for(opening)
+        # 2. The first caller starts the task.
         closing = self._closing
         if closing is None and self.is_open:
-            closing = self._begin_closing()
-        if closing is not None and not self._runs(asyncio.current_task()):
-            await self._until_ended(closing)
+            closing = self._start_closing()
+        # 3. All callers await it, except for tasks that the task itself awaits.
+        if closing is not None and not self._owns_task(asyncio.current_task()):
+            await self._wait_for(closing)
             closing.result()
 
     @property
     def was_opened(self) -> bool:
-        """Whether it was ever opened; it may be closed again."""
+        """Whether the client was ever opened; it may be closed again."""
         return self._loop is not None
 
     @property
     @abstractmethod
     def _title(self) -> str:
-        """The client's name in errors."""
+        """The client's name in error messages."""
 
     @abstractmethod
     async def _start(self) -> None:
-        """Start."""
+        """Start the parts of the client."""
 
     @abstractmethod
     async def _stop(self) -> None:
-        """Stop, also after an incomplete `_start`. A first cancellation hurries this, see `run_close_steps`."""
+        """Stop the parts, also after an incomplete `_start`. A cancellation expedites this, see `run_close_steps`."""
 
-    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether `_stop` waits for a task, which may therefore not wait for `close`."""
+    def _owns_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether `_stop` waits for this task, which therefore must not wait for `close`."""
         return False
 
-    def _must_be_open(self) -> None:
+    def _check_open(self) -> None:
+        """Raise RemotingError if the client is not open, MQError on the wrong event loop and in a fork."""
         if not self.is_open:
             raise RemotingError(f"{self._title} is not open: use it inside `async with`")
-        self._must_belong_here()
+        self._check_owner()
 
-    def _must_belong_here(self) -> None:
+    def _check_owner(self) -> None:
+        """Raise MQError if the client was opened on another event loop or in another process."""
         if self._loop is None or self._loop is asyncio._get_running_loop():
             return
         if os.getpid() != self._process_id:
             raise MQError(
-                f"{self._title} was opened in process {self._process_id}, of which this one is a fork: "
-                "its connections belong to that process; make a new client here"
+                f"{self._title} was opened in process {self._process_id}, of which this process is a fork: "
+                "its connections belong to the parent; make a new client here"
             )
         raise MQError(
             f"{self._title} belongs to the event loop on which it was opened, which is not the running one: "
@@ -148,10 +161,10 @@ class Lifecycle(ABC):
                 await self._stop()
             raise
 
-    def _begin_closing(self, *, expedited: bool = False) -> asyncio.Task[None]:
+    def _start_closing(self, *, expedited: bool = False) -> asyncio.Task[None]:
         self.is_open, self._is_expedited = False, expedited
         closing = self._closing = asyncio.create_task(self._close(expedited), name=f"closing of {self._title}")
-        closing.add_done_callback(self._closed)
+        closing.add_done_callback(self._closing_done)
         return closing
 
     async def _close(self, expedited: bool) -> None:
@@ -160,8 +173,8 @@ class Lifecycle(ABC):
         with suppress(asyncio.CancelledError):
             await self._stop()
 
-    async def _until_ended(self, task: asyncio.Task[None]) -> None:
-        """Wait until the task that opens or closes has ended. If the caller is cancelled, it is, once; both end."""
+    async def _wait_for(self, task: asyncio.Task[None]) -> None:
+        """Wait until `task` has ended. A cancellation of the caller is passed on once, and raised at the end."""
         cancellation: asyncio.CancelledError | None = None
         while not task.done():
             try:
@@ -173,24 +186,27 @@ class Lifecycle(ABC):
                     task.cancel()
         if cancellation is not None:
             if not task.cancelled():
-                task.exception()  # marks it as retrieved
+                task.exception()  # marks it as retrieved, or asyncio would log it
             raise cancellation
 
-    def _opened(self, opening: asyncio.Task[None]) -> None:
+    def _opening_done(self, opening: asyncio.Task[None]) -> None:
         self._opening = None
         if opening.cancelled() or opening.exception() is not None:
             self.is_open = False
 
-    def _closed(self, closing: asyncio.Task[None]) -> None:
+    def _closing_done(self, closing: asyncio.Task[None]) -> None:
         self._closing = None
 
 
 async def run_close_steps(*steps: Callable[[], Awaitable[None]]) -> None:
-    """Take the steps of a close one after the other, also if one of them fails; raise the first error at the end.
+    """Run the steps of a close in order, also after one of them fails; raise the first error at the end.
 
-    A cancellation hurries them, and is raised at the end. The step that it interrupts is begun again, so that it skips
-    its grace: steps must be repeatable. From then on each may take `EXPEDITED_STEP_TIMEOUT_MS`, so that a hanging
-    broker delays no other step for long, and further cancellations change nothing.
+    A cancellation expedites the close and is raised at the end:
+
+    1. The interrupted step is called again; it then skips its grace period. Steps must therefore be repeatable.
+    2. This step and each later one has a timeout of `EXPEDITED_STEP_TIMEOUT_MS`, so that a hanging broker delays no
+       other step for long.
+    3. Further cancellations have no effect.
     """
     cancellation: asyncio.CancelledError | None = None
     failure: Exception | None = None
@@ -217,20 +233,19 @@ async def _run_expedited(step: Callable[[], Awaitable[None]]) -> None:
     assert task is not None
     deadline = asyncio.get_running_loop().time() + EXPEDITED_STEP_TIMEOUT_MS / 1000
     while True:
-        task.uncancel()  # `timeout_at` of Python before 3.11.3 expects no cancellation from before
+        # Before Python 3.11.3 `timeout_at` misbehaves if the task has a cancellation from before.
+        task.uncancel()
         try:
             async with asyncio.timeout_at(deadline):
                 await step()
         except asyncio.CancelledError:
             continue
         except TimeoutError:
-            logger.warning(
-                "closing in a hurry: a step has not ended within %d ms and is given up", EXPEDITED_STEP_TIMEOUT_MS
-            )
+            logger.warning("expedited close: a step has not ended within %d ms, skipped", EXPEDITED_STEP_TIMEOUT_MS)
         return
 
 
 def _expedite() -> None:
-    """Hurry what the current task closes next."""
+    """Expedite the close steps that the current task runs next, by cancelling it."""
     if (task := asyncio.current_task()) is not None:
         task.cancel()

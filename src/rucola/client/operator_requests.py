@@ -1,12 +1,14 @@
-"""What operators ask of a consumer, through the broker.
+"""Processors of the requests that operators send to a consumer through the broker.
 
-    RESET_CONSUMER_CLIENT_OFFSET (220)     begin anew at these offsets, and commit them
-    GET_CONSUMER_STATUS_FROM_CLIENT (221)  the offsets it would commit now
-    GET_CONSUMER_RUNNING_INFO (307)        its settings, subscriptions, queues and rates
-    CONSUME_MESSAGE_DIRECTLY (309)         give this message to its listener now, and tell what came of it
+    RESET_CONSUMER_CLIENT_OFFSET (220)     reset the queues to these offsets, and commit them
+    GET_CONSUMER_STATUS_FROM_CLIENT (221)  return the offsets that the consumer would commit now
+    GET_CONSUMER_RUNNING_INFO (307)        return its settings, subscriptions, queues and rates
+    CONSUME_MESSAGE_DIRECTLY (309)         call its listener with this message now, and return the outcome
 
-A message that is consumed directly counts for no offset. Answers to `ClientRemotingProcessor` of Apache RocketMQ 4.9.8.
-Deliberate difference: a reset takes effect at once, where Apache's client first waits ten seconds.
+A message that is consumed directly does not affect offsets.
+
+Corresponds to `ClientRemotingProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a reset takes effect
+immediately; Apache's client waits ten seconds first.
 """
 
 from __future__ import annotations
@@ -41,35 +43,36 @@ logger = logging.getLogger(__name__)
 
 
 class OperableConsumer(Protocol):
-    """What a consumer does for operators."""
+    """A consumer that operators can inspect and control."""
 
     def consumer_data(self) -> ConsumerData:
-        """The group as heartbeats describe it."""
+        """Return the group's entry in heartbeats."""
 
     def settings(self) -> dict[str, str]:
-        """Its settings, by Apache's names."""
+        """Return the settings, by Apache's names."""
 
-    def held(self) -> dict[MessageQueue, ProcessQueueInfo]:
-        """What it holds of each of its queues."""
+    def process_queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        """Return the state of each assigned queue."""
 
     def status(self) -> dict[str, ConsumeStatus]:
-        """How fast it consumes each topic."""
+        """Return the consumption rates of each topic."""
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Begin anew in those of the queues that it has."""
+        """Continue at these offsets in the queues that are assigned here; ignore the others."""
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Give the message to the listener. ConfigError where there is none."""
+        """Call the listener with the message. ConfigError if there is no listener."""
 
 
 class OperatorRequests:
-    """Serves the requests; `consumer_of` finds the consumer of a group on this instance."""
+    """Serves the requests; `consumer_of` returns the consumer of a group on this instance, or None."""
 
     def __init__(self, client_id: Callable[[], str], consumer_of: Callable[[str], OperableConsumer | None]) -> None:
         self._client_id = client_id
         self._consumer_of = consumer_of
 
     def table(self) -> dict[int, Processor]:
+        """Return the processors by request code."""
         return {
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_consumer_client_offset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.get_consumer_status,
@@ -84,6 +87,7 @@ class OperatorRequests:
         return consumer
 
     async def reset_consumer_client_offset(self, connection: Connection, command: RemotingCommand) -> Answer:
+        """Reset the offsets of a group's queues on this client."""
         header = command.decode_header(ResetOffsetRequestHeader)
         offsets = decode_offset_table(command.body)
         logger.info("%s resets group %s on topic %s: %s", connection.peer, header.group, header.topic, offsets)
@@ -91,15 +95,17 @@ class OperatorRequests:
         return command.response(ResponseCode.SUCCESS)
 
     def get_consumer_status(self, connection: Connection, command: RemotingCommand) -> Reply:
+        """Return the offsets that this client would commit now."""
         header = command.decode_header(GetConsumerStatusRequestHeader)
-        held = self._consumer(header.group).held()
-        offsets = {queue: info.commit_offset for queue, info in held.items() if queue.topic == header.topic}
+        infos = self._consumer(header.group).process_queues()
+        offsets = {queue: info.commit_offset for queue, info in infos.items() if queue.topic == header.topic}
         return command.response(ResponseCode.SUCCESS, body=encode_client_status(offsets))
 
     def get_consumer_running_info(self, connection: Connection, command: RemotingCommand) -> Reply:
+        """Return settings, subscriptions, queues and rates."""
         consumer = self._consumer(command.decode_header(GetConsumerRunningInfoRequestHeader).consumer_group)
         info = ConsumerRunningInfo(
-            mq_table=consumer.held(),
+            mq_table=consumer.process_queues(),
             properties=consumer.settings(),
             status_table=consumer.status(),
             subscription_set=consumer.consumer_data().subscription_data_set,
@@ -107,9 +113,10 @@ class OperatorRequests:
         return command.response(ResponseCode.SUCCESS, body=encode_running_info(info))
 
     async def consume_message_directly(self, connection: Connection, command: RemotingCommand) -> Answer:
+        """Call the listener with the message in the body."""
         consumer = self._consumer(command.decode_header(ConsumeMessageDirectlyRequestHeader).consumer_group)
         try:
             message = decode(command.body)
         except InvalidMessage as error:
-            raise RemoteProtocolError(f"the message to consume is no sound record: {error}") from None
+            raise RemoteProtocolError(f"the message to consume is a damaged record: {error}") from None
         return command.response(ResponseCode.SUCCESS, body=encode_body(await consumer.consume_directly(message)))

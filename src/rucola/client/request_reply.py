@@ -1,10 +1,14 @@
-"""PendingReplies: requests that wait for the message which answers them, and how such a message is made.
+"""Request and reply by messages: pending requests, and the messages of both directions.
 
-A request is a message with a CORRELATION_ID, under which its reply is found, a REPLY_TO_CLIENT, the client id to which
-the broker pushes the reply, and a TTL, the milliseconds for which the asker waits. See `rucola.protocol.reply`.
+A request is a message with three properties: CORRELATION_ID, which its reply repeats; REPLY_TO_CLIENT, the client id to
+which the broker pushes the reply; and TTL, the requester's timeout in milliseconds. See `rucola.protocol.reply`.
 
-Answers to `RequestResponseFuture`, `RequestFutureHolder`, `MessageUtil` and the part of `ClientRemotingProcessor` that
-receives replies, of Apache RocketMQ 4.9.8.
+    requester                  broker                        replier
+    send request  ──────────>  topic  ─────────────────────> consume
+    PendingReplies <─────────  PUSH_REPLY_MESSAGE_TO_CLIENT <── send to <cluster>_REPLY_TOPIC
+
+Corresponds to `RequestResponseFuture`, `RequestFutureHolder`, `MessageUtil` and the part of `ClientRemotingProcessor`
+that receives replies, of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -30,33 +34,35 @@ logger = logging.getLogger(__name__)
 
 
 class PendingReplies:
-    """The requests of one instance that wait for their replies."""
+    """The requests of one client instance that wait for their replies. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
+        self._replies: dict[str, asyncio.Future[MessageExt]] = {}
+        """The future of each reply, by correlation id."""
 
     def table(self) -> dict[int, Processor]:
+        """Return the processors of the requests that a broker sends for replies, by request code."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.receive}
 
     @contextmanager
-    def expected(self) -> Iterator[tuple[str, asyncio.Future[MessageExt]]]:
-        """A new correlation id, and what its reply will be. Afterwards nobody waits for that any more."""
+    def expect(self) -> Iterator[tuple[str, asyncio.Future[MessageExt]]]:
+        """Yield a new correlation id and the future of its reply, which is cancelled when the context ends."""
         correlation_id = str(uuid.uuid4())
-        reply = self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
+        reply = self._replies[correlation_id] = asyncio.get_running_loop().create_future()
         try:
             yield correlation_id, reply
         finally:
-            del self._waiting[correlation_id]
+            del self._replies[correlation_id]
             reply.cancel()
 
     def receive(self, connection: Connection, command: RemotingCommand) -> Reply:
-        """A broker brings a reply."""
+        """Complete the request to which a broker pushes the reply."""
         message = _reply_of(command)
         correlation_id = message.properties.get(properties.CORRELATION_ID, "")
-        reply = self._waiting.get(correlation_id)
+        reply = self._replies.get(correlation_id)
         if reply is None:
             logger.warning(
-                "%s brings a reply from %s that nobody waits for, or not any more: %s %s",
+                "%s pushed a reply from %s for which no request is pending: %s %s",
                 connection.peer, message.born_host, properties.CORRELATION_ID, correlation_id,
             )  # fmt: skip
         elif not reply.done():
@@ -65,34 +71,39 @@ class PendingReplies:
 
 
 def request_message(message: Message, correlation_id: str, client_id: str, timeout_ms: float) -> Message:
-    """`message` as a request of this client, which waits so long. The message itself is left as it is."""
-    marks = {
+    """Return a copy of `message` with the properties of a request from this client."""
+    added = {
         properties.CORRELATION_ID: correlation_id,
         properties.REPLY_TO_CLIENT: client_id,
         properties.TTL: str(round(timeout_ms)),
     }
-    return Message(message.topic, message.body, properties=message.properties | marks, flag=message.flag)
+    return Message(message.topic, message.body, properties=message.properties | added, flag=message.flag)
 
 
 def reply_message(request: MessageExt, body: bytes) -> Message:
-    """The reply to a request that was consumed. InvalidMessage where it does not say to whom, so is no request."""
-    marks = {properties.MSG_TYPE: REPLY_MESSAGE_FLAG}
+    """Return the reply to a consumed request. InvalidMessage if the message is not a request."""
+    copied = {properties.MSG_TYPE: REPLY_MESSAGE_FLAG}
     for name in (properties.CORRELATION_ID, properties.REPLY_TO_CLIENT, properties.TTL):
         if name not in request.properties:
-            raise InvalidMessage(f"message {request.msg_id} has no {name}: it is no request, nobody waits for a reply")
-        marks[name] = request.properties[name]
+            raise InvalidMessage(
+                f"message {request.msg_id} has no {name}: it is not a request, so no client waits for a reply"
+            )
+        copied[name] = request.properties[name]
     if properties.CLUSTER not in request.properties:
-        raise InvalidMessage(f"message {request.msg_id} has no {properties.CLUSTER}: its broker takes no replies")
-    return Message(reply_topic(request.properties[properties.CLUSTER]), body, properties=marks)
+        raise InvalidMessage(
+            f"message {request.msg_id} has no {properties.CLUSTER}: its broker does not support replies"
+        )
+    return Message(reply_topic(request.properties[properties.CLUSTER]), body, properties=copied)
 
 
 def _reply_of(command: RemotingCommand) -> MessageExt:
+    """Return the reply in a push of the broker. It was never stored, so it has no offsets."""
     header = command.decode_header(ReplyMessageRequestHeader)
     try:
         store_host = encode_host(header.store_host)
         body = decompress(command.body, header.sys_flag)
     except InvalidMessage as error:
-        raise RemoteProtocolError(f"a reply that cannot be read: {error}") from None
+        raise RemoteProtocolError(f"a reply cannot be decoded: {error}") from None
     pairs = properties.parse(header.properties)
     pairs[properties.ARRIVE_TIME] = str(now_ms())
     return MessageExt(

@@ -1,25 +1,24 @@
-"""Where a topic lives: routes from the name servers, kept and renewed.
+"""Topic routes: fetched from the name servers, cached and refreshed.
 
-Every name server knows every broker, so one answer is enough: the server that answered last is asked first, and the
-next one when it fails or has not answered after a moment (`HEDGE_MS`). A server that hangs costs that moment once, and
-is asked last from then on. A route, once known, is kept when name servers are away or have just started and know
-nothing yet; only a newer route takes its place.
+Every name server knows every broker, so one response is enough. The server that responded last is queried first, and
+the next one if it fails or has not responded within `HEDGE_MS`; a hanging server costs that pause once and is queried
+last from then on. A cached route is kept while name servers are away, or have just started and know no broker yet. Only
+a newer route replaces it.
 
-Concurrent callers that need the route of one topic share one lookup, and each waits for as long as its own timeout
-allows. The lookup goes on without them, so that callers with less time than it takes find its result later.
+Concurrent callers that need the route of one topic share one lookup, each with a timeout of its own. The lookup
+continues after a caller has timed out, so that later callers find its result in the cache.
 
-From a route follow
+A route yields two lists, both ordered by broker name and queue id:
 
-    write queues   of every broker name that allows writing and has a master, 0 .. writeQueueNums - 1
-    read queues    of every broker name that allows reading, 0 .. readQueueNums - 1
+    write queues   of every broker that permits writing and has a master: 0 .. writeQueueNums - 1
+    read queues    of every broker that permits reading: 0 .. readQueueNums - 1
 
-both ordered by broker name and queue id. Where the route carries an order configuration (`broker-a:4;broker-b:4`),
-that alone says what the write queues are.
+If the route carries an order configuration (`broker-a:4;broker-b:4`), that alone determines the write queues.
 
-To a topic that does not exist yet one sends along the route of TBW102, the topic of every broker that makes topics
-on demand: such a route is `borrowed`. It is exchanged for the topic's own as soon as a refresh finds one.
+A producer sends to a topic that does not exist yet by the route of TBW102, a topic of every broker that creates topics
+on demand. Such a route is a default route (`is_default`). A refresh replaces it as soon as the topic has its own.
 
-Answers to `MQClientInstance.updateTopicRouteInfoFromNameServer` and `TopicPublishInfo` of Apache RocketMQ 4.9.8.
+Corresponds to `MQClientInstance.updateTopicRouteInfoFromNameServer` and `TopicPublishInfo` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -49,25 +48,26 @@ from rucola.remoting.single_flight import SingleFlight
 logger = logging.getLogger(__name__)
 
 DEFAULT_TOPIC_QUEUE_NUMS = 4
-"""How many queues a topic gets that is made by sending to it; also sent as `defaultTopicQueueNums`."""
+"""The number of queues of a topic that is created on demand; sent as `defaultTopicQueueNums`."""
 
 NAMESRV_TIMEOUT_MS = 3000
 HEDGE_MS = 500
-"""How long a name server may take before the next one is asked as well."""
+"""How long a request waits for one name server before it queries the next one as well."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
-    """What a client needs of a topic's route. `brokers` maps broker name and broker id to "host:port"."""
+    """The queues and brokers of a topic. `brokers` maps broker name and broker id to "host:port"."""
 
     topic: str
     write_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     brokers: dict[str, dict[int, str]]
     is_default: bool = False
+    """Whether this is the route of TBW102, used for a topic that does not exist yet."""
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    """The route of `topic` that a name server's answer describes."""
+    """Build the route of `topic` from the response of a name server."""
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     by_name = sorted(data.queue_datas, key=lambda queues: queues.broker_name)
     readable = [(queues.broker_name, queues.read_queue_nums) for queues in by_name if queues.perm & PERM_READ]
@@ -83,7 +83,7 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def default_topic_route(topic: str, default: TopicRoute) -> TopicRoute:
-    """The route by which to send to `topic` while it does not exist, from the route of TBW102."""
+    """Build the route for sending to `topic` before it exists, from `default`, the route of TBW102."""
     return TopicRoute(
         topic,
         tuple(
@@ -109,48 +109,50 @@ def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
             counts.append((name, int(count)))
         else:
             logger.warning(
-                "topic %s: its order configuration %r holds %r, which is not broker:count", topic, conf, part
+                "topic %s: ignored %r in the order configuration %r: it is not broker:count", topic, part, conf
             )
     return counts
 
 
 class NameServers:
-    """The name servers of a cluster, asked by hedged requests.
+    """The name servers of a cluster, queried by hedged requests.
 
-    `addresses` reads "host:port;host:port". ConfigError when it names none.
+    `addresses` has the form "host:port;host:port". ConfigError if it contains no address.
     """
 
     def __init__(self, addresses: str, remoting: RemotingClient) -> None:
         self.addresses = [address for part in addresses.replace(",", ";").split(";") if (address := part.strip())]
         if not self.addresses:
-            raise ConfigError("no name server is named: write namesrv='host:9876;host:9876' or set NAMESRV_ADDR")
+            raise ConfigError("no name server is given: pass namesrv='host:9876;host:9876' or set NAMESRV_ADDR")
         self._remoting = remoting
         self._first = random.randrange(len(self.addresses))
+        """The index of the server to query first."""
 
     async def invoke(self, command: RemotingCommand, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> RemotingCommand:
-        """Return the first answer, whatever its code. RemotingConnectError names every server's failure."""
+        """Return the first response, whatever its code. RemotingConnectError lists the failure of every server."""
         deadline = Deadline(timeout_ms)
         count = len(self.addresses)
-        turns = [turn % count for turn in range(self._first, self._first + count)]
+        order = [index % count for index in range(self._first, self._first + count)]
 
-        def ask(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
+        def attempt(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
             return lambda: self._remoting.invoke(address, command, deadline.left_ms)
 
         try:
-            index, answer = await hedged(
-                [ask(self.addresses[turn]) for turn in turns], min(HEDGE_MS, timeout_ms / (count + 1))
+            # The pause shrinks with a short timeout, so that every server gets a share of it.
+            index, response = await hedged(
+                [attempt(self.addresses[index]) for index in order], min(HEDGE_MS, timeout_ms / (count + 1))
             )
         except ExceptionGroup as group:
             reasons = "; ".join(map(str, group.exceptions))
             raise RemotingConnectError(f"no name server answers: {reasons}") from None
-        self._first = turns[index]
-        return answer
+        self._first = order[index]
+        return response
 
 
 class TopicRoutes:
-    """The routes of every topic that a client deals with, from the name servers.
+    """The cached routes of the topics that a client uses.
 
-    `on_change` is called with each route that is new or differs from the one before.
+    `on_change` is called with each route that is new or differs from its predecessor.
     """
 
     def __init__(self, name_servers: NameServers, on_change: Callable[[TopicRoute], None]) -> None:
@@ -158,19 +160,21 @@ class TopicRoutes:
         self._on_change = on_change
         self._routes: dict[str, TopicRoute] = {}
         self._lookups: SingleFlight[tuple[str, bool], TopicRoute] = SingleFlight()
+        """Running lookups by topic and whether a default route will do."""
         self._brokers: dict[str, dict[int, str]] = {}
+        """All addresses of all cached routes, by broker name and broker id; replaced as a whole."""
 
     def known(self, topic: str) -> TopicRoute | None:
-        """The route at hand, without asking anybody; it may be borrowed."""
+        """Return the cached route, which may be a default route, without a request; None if there is none."""
         return self._routes.get(topic)
 
     async def find(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Return the topic's own route, looked up if it is not at hand. TopicNotFound if no name server knows one."""
+        """Return the topic's own route, looked up unless it is cached. TopicNotFound if it does not exist."""
         route = self._routes.get(topic)
         return route if route is not None and not route.is_default else await self.refresh(topic, timeout_ms)
 
     async def find_all(self, topics: Iterable[str]) -> None:
-        """Look up the routes of these topics, concurrently. Topics that do not exist are skipped."""
+        """Look up the routes of these topics concurrently. Topics that do not exist are skipped."""
 
         async def find(topic: str) -> None:
             with suppress(TopicNotFound):
@@ -179,64 +183,63 @@ class TopicRoutes:
         await asyncio.gather(*map(find, topics))
 
     async def find_for_sending(self, topic: str, timeout_ms: float = 2 * NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Return a route with a queue to write to: the topic's own, or else one borrowed from TBW102.
+        """Return a route with at least one write queue: the topic's own, or else the default route.
 
-        TopicNotFound if the topic does not exist and brokers create none on demand, or if none of its queues may be
-        written to.
+        TopicNotFound if the topic does not exist and no broker creates topics on demand, or if it has no write queue.
         """
         route = self._routes.get(topic)
         if route is None or not route.write_queues:
-            route = await self._share(topic, lambda: self._look_up_for_sending(topic), timeout_ms, to_send=True)
+            route = await self._shared_lookup(topic, lambda: self._look_up_for_sending(topic), timeout_ms, to_send=True)
         if not route.write_queues:
-            alone = ", ".join(sorted(name for name, addresses in route.brokers.items() if MASTER_ID not in addresses))
-            why = f"the master of {alone} is not there" if alone else "see its `perm` in updateTopic"
-            raise TopicNotFound(f"topic {topic} has no queue that may be written to: {why}")
+            without = ", ".join(sorted(name for name, addresses in route.brokers.items() if MASTER_ID not in addresses))
+            reason = f"no master of {without} is registered" if without else "see its `perm` in updateTopic"
+            raise TopicNotFound(f"topic {topic} has no queue with write permission: {reason}")
         return route
 
     async def refresh(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Look up the topic's own route now, or wait for a lookup that runs already.
+        """Look up the topic's own route now, or join a running lookup.
 
-        On an error (RemotingError, TopicNotFound) the route at hand stays.
+        On an error (RemotingError, TopicNotFound) the cached route stays.
         """
-        return await self._share(topic, lambda: self._look_up(topic), timeout_ms)
+        return await self._shared_lookup(topic, lambda: self._look_up(topic), timeout_ms)
 
     def close(self) -> None:
-        """Cancel the lookups that still run."""
+        """Cancel the running lookups."""
         self._lookups.close()
 
     async def refresh_all(self) -> None:
-        """Renew every route at hand. What cannot be renewed stays and is tried again next time."""
+        """Refresh every cached route. A route whose refresh fails is kept until the next refresh."""
         for topic, route in list(self._routes.items()):
             try:
                 await self.refresh(topic)
             except TopicNotFound as error:
                 if not route.is_default:
-                    logger.warning("the route of a known topic is gone from the name servers: %s", error)
+                    logger.warning("the name servers no longer have the route of a cached topic: %s", error)
             except MQError as error:
-                logger.warning("cannot renew the route of topic %s: %s", topic, error)
+                logger.warning("cannot refresh the route of topic %s: %s", topic, error)
                 return
 
     @property
     def brokers(self) -> dict[str, dict[int, str]]:
-        """The addresses of every broker in the routes at hand, by broker name and broker id."""
+        """The addresses of every broker in the cached routes, by broker name and broker id."""
         return self._brokers
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """The address of a broker; None where no route at hand names it."""
+        """Return the address of a broker; None if no cached route contains it."""
         return self._brokers.get(broker_name, {}).get(broker_id)
 
-    async def _ask(self, topic: str) -> TopicRouteData:
+    async def _request(self, topic: str) -> TopicRouteData:
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
-        answer = await self.name_servers.invoke(request)
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        response = await self.name_servers.invoke(request)
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
             raise TopicNotFound(
                 f"no name server knows a route for topic {topic}: create it with `rucola admin updateTopic`"
             )
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, "the name server")
-        return decode_body(TopicRouteData, answer.body)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, "the name server")
+        return decode_body(TopicRouteData, response.body)
 
-    async def _share(
+    async def _shared_lookup(
         self,
         topic: str,
         look_up: Callable[[], Coroutine[Any, Any, TopicRoute]],
@@ -251,8 +254,8 @@ class TopicRoutes:
             raise RemotingTimeout(f"{purpose}: no name server answered within {timeout_ms:.0f} ms") from None
 
     async def _look_up(self, topic: str) -> TopicRoute:
-        route = topic_route(topic, await self._ask(topic))
-        self._keep(route)
+        route = topic_route(topic, await self._request(topic))
+        self._cache(route)
         return route
 
     async def _look_up_for_sending(self, topic: str) -> TopicRoute:
@@ -260,20 +263,20 @@ class TopicRoutes:
             return await self.refresh(topic)
         except TopicNotFound as not_found:
             try:
-                default = topic_route(AUTO_CREATE_TOPIC, await self._ask(AUTO_CREATE_TOPIC))
+                default = topic_route(AUTO_CREATE_TOPIC, await self._request(AUTO_CREATE_TOPIC))
             except TopicNotFound:
                 raise not_found from None
             route = default_topic_route(topic, default)
-            self._keep(route)
+            self._cache(route)
             return route
 
-    def _keep(self, route: TopicRoute) -> None:
+    def _cache(self, route: TopicRoute) -> None:
         if self._routes.get(route.topic) == route:
             return
         self._routes.pop(route.topic, None)
-        self._routes[route.topic] = route  # the newest last, so that its addresses win
+        self._routes[route.topic] = route  # moved to the end, so that its addresses override older ones below
         brokers: dict[str, dict[int, str]] = {}
-        for kept in self._routes.values():
-            brokers.update(kept.brokers)
+        for cached in self._routes.values():
+            brokers.update(cached.brokers)
         self._brokers = brokers
         self._on_change(route)

@@ -1,15 +1,15 @@
-"""What a producer and a consumer count of themselves, by topic: how much, how well, and how long it took.
+"""Statistics of producers and consumers by topic: counts, outcomes and durations.
 
-To count is a handful of additions, for each request of a producer and each pull and delivery of a consumer, so it is
-always on. `Producer.stats` and `PushConsumer.stats` give what was counted since the client was made, and may be called
-from any thread; `rucola.client.metrics` tells Prometheus the same. The rates of the last minute that operators ask a
-consumer for (`statusTable` of GET_CONSUMER_RUNNING_INFO) come from here as well.
+Counting costs a few additions per request of a producer, and per pull and delivery of a consumer, so it is always
+enabled. `Producer.stats` and `PushConsumer.stats` return the totals since the client was made and may be called on any
+thread; `rucola.client.metrics` exports the same totals to Prometheus. The rates that operators query
+(`statusTable` of GET_CONSUMER_RUNNING_INFO) are derived from them as well.
 
-What a consumer tries again counts under the topic `%RETRY%group`, from which it was pulled.
+Messages that a consumer retries are counted under the topic `%RETRY%group`, from which they were pulled.
 
-Answers to `ConsumerStatsManager` of Apache RocketMQ 4.9.8; the bounds of durations are those of RocketMQ 5's clients.
-Deliberate differences: windows end now, not at the last sample; a message that the application had for too long counts
-as failed.
+Corresponds to `ConsumerStatsManager` of Apache RocketMQ 4.9.8; the bounds of durations are those of RocketMQ 5's
+clients. Deliberate differences: windows end now, not at the last sample; a message that timed out in the application
+counts as failed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from rucola.client.clock import monotonic_ms, precise_monotonic_ms
 from rucola.protocol.connections import ConsumeStatus
 from rucola.rates import StatsItem
 
+# The upper bounds of the histograms' buckets, in milliseconds.
 SEND_BOUNDS_MS = (1, 5, 10, 20, 50, 200, 500)
 PROCESS_BOUNDS_MS = (1, 5, 10, 100, 1000, 10_000, 60_000)
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """How long things took: `counts[i]` of them at most `bounds_ms[i]` and more than the bound before; the last
-    count is of those above all bounds."""
+    """A histogram of durations: `counts[i]` were at most `bounds_ms[i]` and above the bound before.
+
+    The last count is of those above all bounds.
+    """
 
     bounds_ms: tuple[int, ...]
     counts: tuple[int, ...]
@@ -36,51 +39,57 @@ class Durations(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
+        """The number of durations."""
         return sum(self.counts)
 
     @property
     def mean_ms(self) -> float:
-        """0 where there was none."""
+        """The mean duration; 0 if there is none."""
         return self.sum_ms / self.count if self.count else 0.0
 
 
 class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a producer sent to a topic. Durations are of requests, further tries included: a batch is one."""
+    """The totals of a producer for one topic. Durations are of requests including retries; a batch is one request."""
 
     sent: int
     """Messages that were stored."""
     not_store_ok: int
-    """Those of them that the broker did not vouch for, such as FLUSH_DISK_TIMEOUT."""
+    """Stored messages with another status than SEND_OK, such as FLUSH_DISK_TIMEOUT; included in `sent`."""
     failed: int
-    """Messages whose sending ended with an error, or was given up."""
+    """Messages whose send failed or was cancelled."""
     oneway: int
-    """Messages for which nobody answered."""
+    """Messages that were sent one-way, with unknown outcome."""
     in_flight: int
     """Messages that are being sent now."""
     sent_ms: Durations
+    """Durations of the requests whose messages were stored."""
     failed_ms: Durations
+    """Durations of the requests that failed."""
 
 
 class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer did of a topic. Durations are of deliveries: what one call of a listener gets is one."""
+    """The totals of a consumer for one topic. Durations are of deliveries: one call of a listener is one delivery."""
 
     pulled: int
+    """Messages that were pulled."""
     consumed: int
-    """Messages that the application was done with."""
+    """Messages that the application consumed."""
     failed: int
-    """Messages that it gave back, or had for too long."""
+    """Messages on which the application failed, or that timed out."""
     in_hand: int
-    """Messages that it has now."""
+    """Messages in flight: delivered to the application and not completed."""
     held: int
-    """Messages that were pulled and are not done, those in hand included."""
+    """Messages that were pulled and are not completed, those in flight included."""
     held_size: int
-    """Bytes of their bodies."""
+    """The bytes of their bodies."""
     consumed_ms: Durations
+    """Durations of the deliveries that were consumed completely."""
     failed_ms: Durations
+    """Durations of the deliveries that failed, at least for a part of a batch."""
 
 
-class _Timer:
-    """Counts durations."""
+class _Histogram:
+    """A mutable histogram of durations."""
 
     __slots__ = ("_bounds_ms", "_counts", "sum_ms")
 
@@ -97,27 +106,27 @@ class _Timer:
         self._counts[bisect_left(self._bounds_ms, ms)] += 1
         self.sum_ms += ms
 
-    def view(self) -> Durations:
+    def snapshot(self) -> Durations:
         return Durations(self._bounds_ms, tuple(self._counts), self.sum_ms)
 
 
 class SendCounters:
-    """What was sent to one topic."""
+    """The counters of the messages that a producer sends to one topic."""
 
     __slots__ = ("_failed", "_failed_ms", "_in_flight", "_not_store_ok", "_oneway", "_sent", "_sent_ms")
 
     def __init__(self) -> None:
         self._sent = self._not_store_ok = self._failed = self._oneway = self._in_flight = 0
-        self._sent_ms = _Timer(SEND_BOUNDS_MS)
-        self._failed_ms = _Timer(SEND_BOUNDS_MS)
+        self._sent_ms = _Histogram(SEND_BOUNDS_MS)
+        self._failed_ms = _Histogram(SEND_BOUNDS_MS)
 
     def begin(self, count: int) -> float:
-        """So many messages are being sent; the time, to be given back at the end."""
+        """Count `count` messages as in flight; return the time, which `stored` or `failed` expect as `begin_ms`."""
         self._in_flight += count
         return precise_monotonic_ms()
 
     def stored(self, count: int, begin_ms: float, *, store_ok: bool) -> None:
-        """They were stored."""
+        """Count `count` messages of one request as stored."""
         self._in_flight -= count
         self._sent += count
         if not store_ok:
@@ -125,62 +134,68 @@ class SendCounters:
         self._sent_ms.add(precise_monotonic_ms() - begin_ms)
 
     def failed(self, count: int, begin_ms: float) -> None:
-        """They were not, as far as is known."""
+        """Count `count` messages of one request as failed; a timed-out request may be stored nevertheless."""
         self._in_flight -= count
         self._failed += count
         self._failed_ms.add(precise_monotonic_ms() - begin_ms)
 
     def oneway(self) -> None:
-        """A message was sent for which nobody answers."""
+        """Count a message that was sent one-way."""
         self._oneway += 1
 
-    def view(self) -> ProducerStats:
+    def snapshot(self) -> ProducerStats:
+        """Return the totals."""
         return ProducerStats(
             sent=self._sent,
             not_store_ok=self._not_store_ok,
             failed=self._failed,
             oneway=self._oneway,
             in_flight=self._in_flight,
-            sent_ms=self._sent_ms.view(),
-            failed_ms=self._failed_ms.view(),
+            sent_ms=self._sent_ms.snapshot(),
+            failed_ms=self._failed_ms.snapshot(),
         )
 
 
 class TopicConsumeCounters:
-    """What was consumed of one topic. `items` are Apache's five statistics of a topic and group, brought up to date
-    before they are looked at: a message that passes adds to plain numbers only."""
+    """The counters of the messages that a consumer pulls from one topic.
 
-    __slots__ = ("_items", "consumed", "consumed_ms", "failed", "failed_ms", "in_hand", "pull_ms", "pulled", "pulls")
+    Deliveries add to plain numbers only. Apache's five statistics of a topic and group are derived from these when they
+    are read (`items`).
+    """
+
+    __slots__ = ("_items", "consumed", "consumed_ms", "failed", "failed_ms", "in_flight", "pull_ms", "pulled", "pulls")
 
     def __init__(self, now_ms: int) -> None:
-        self.pulls = self.pulled = self.consumed = self.failed = self.in_hand = 0
+        self.pulls = self.pulled = self.consumed = self.failed = self.in_flight = 0
         self.pull_ms = 0.0
-        self.consumed_ms = _Timer(PROCESS_BOUNDS_MS)
-        self.failed_ms = _Timer(PROCESS_BOUNDS_MS)
+        self.consumed_ms = _Histogram(PROCESS_BOUNDS_MS)
+        self.failed_ms = _Histogram(PROCESS_BOUNDS_MS)
         self._items = tuple(StatsItem(now_ms) for _ in range(5))
 
-    def brought(self, count: int, ms: float) -> None:
-        """A pull brought so many messages and took so long."""
+    def add_pull(self, count: int, ms: float) -> None:
+        """Count a pull that returned `count` messages after `ms`."""
         self.pulls += 1
         self.pull_ms += ms
         self.pulled += count
 
-    def left(self, count: int, done: int | None, ms: float) -> None:
-        """The application is through with a delivery after so long: so many of its messages are done, None where it
-        did not say."""
-        self.in_hand -= count
-        if done is None:
+    def end_delivery(self, count: int, completed: int | None, ms: float) -> None:
+        """Count the end of a delivery of `count` messages after `ms`, of which `completed` were consumed.
+
+        With `completed` None the outcome is unknown: the messages count neither as consumed nor as failed.
+        """
+        self.in_flight -= count
+        if completed is None:
             return
-        self.consumed += done
-        if done == count:
+        self.consumed += completed
+        if completed == count:
             self.consumed_ms.add(ms)
         else:
-            self.failed += count - done
+            self.failed += count - completed
             self.failed_ms.add(ms)
 
     @property
     def items(self) -> tuple[StatsItem, ...]:
-        """Pulls and what they took, messages pulled, deliveries and what they took, messages done, messages failed."""
+        """Apache's statistics, up to date: pull times, pulled, process times, consumed, failed."""
         deliveries = self.consumed_ms.count + self.failed_ms.count
         totals = (
             (int(self.pull_ms), self.pulls),
@@ -195,64 +210,66 @@ class TopicConsumeCounters:
 
 
 class ConsumeCounters:
-    """What a consumer did, by the topic that it pulled."""
+    """The counters of one consumer, by pulled topic."""
 
     def __init__(self) -> None:
         self._topics: dict[str, TopicConsumeCounters] = {}
         self._sampled_ms = monotonic_ms()
+        """The time of the latest sample."""
         self._number = 0
+        """The number of the latest sample."""
 
     def of(self, topic: str) -> TopicConsumeCounters:
-        """Where a topic is counted."""
-        of_topic = self._topics.get(topic)
-        if of_topic is None:
-            of_topic = self._topics[topic] = TopicConsumeCounters(self._sampled_ms)
-        return of_topic
+        """Return the counters of a topic, made on first use."""
+        counters = self._topics.get(topic)
+        if counters is None:
+            counters = self._topics[topic] = TopicConsumeCounters(self._sampled_ms)
+        return counters
 
     def sample(self) -> None:
-        """Note all totals; to be called every `rucola.rates.SAMPLE_INTERVAL_MS`."""
+        """Sample all totals for the windows of `status`; to be called every `rucola.rates.SAMPLE_INTERVAL_MS`."""
         self._number += 1
         self._sampled_ms = monotonic_ms()
-        for of_topic in self._topics.values():
-            for item in of_topic.items:
+        for counters in self._topics.values():
+            for item in counters.items:
                 item.sample(self._sampled_ms, self._number)
 
     def status(self, topic: str) -> ConsumeStatus:
-        """How fast the topic is consumed: in the last minute, and how many messages failed in the last hour.
+        """Return the rates of the last minute, and the failures of the last hour.
 
-        Where nothing was consumed in the last minute, how long that took is of the last hour.
+        If the last minute had no delivery, the mean processing time is that of the last hour.
         """
-        of_topic = self._topics.get(topic)
-        if of_topic is None:
+        counters = self._topics.get(topic)
+        if counters is None:
             return ConsumeStatus()
         now_ms = monotonic_ms()
-        pull, pulled, process, consumed, failed = of_topic.items
-        took = process.minute(now_ms)
-        if not took.times:
-            took = process.hour(now_ms)
+        pull, pulled, process, consumed, failed = counters.items
+        process_window = process.minute(now_ms)
+        if not process_window.times:
+            process_window = process.hour(now_ms)
         return ConsumeStatus(
             consume_failed_msgs=failed.hour(now_ms).sum,
             consume_failed_tps=failed.minute(now_ms).tps,
             consume_ok_tps=consumed.minute(now_ms).tps,
-            consume_rt=took.avgpt,
+            consume_rt=process_window.avgpt,
             pull_rt=pull.minute(now_ms).avgpt,
             pull_tps=pulled.minute(now_ms).tps,
         )
 
-    def view(self, topic: str, held: int, held_size: int) -> ConsumerStats:
-        """All that was counted for a topic, of which so much is held now."""
-        of_topic = self._topics.get(topic) or TopicConsumeCounters(self._sampled_ms)
+    def snapshot(self, topic: str, held: int, held_size: int) -> ConsumerStats:
+        """Return the totals of a topic, completed by the messages (and bytes) that are held of it now."""
+        counters = self._topics.get(topic) or TopicConsumeCounters(self._sampled_ms)
         return ConsumerStats(
-            pulled=of_topic.pulled,
-            consumed=of_topic.consumed,
-            failed=of_topic.failed,
-            in_hand=of_topic.in_hand,
+            pulled=counters.pulled,
+            consumed=counters.consumed,
+            failed=counters.failed,
+            in_hand=counters.in_flight,
             held=held,
             held_size=held_size,
-            consumed_ms=of_topic.consumed_ms.view(),
-            failed_ms=of_topic.failed_ms.view(),
+            consumed_ms=counters.consumed_ms.snapshot(),
+            failed_ms=counters.failed_ms.snapshot(),
         )
 
     def topics(self) -> list[str]:
-        """The topics for which something was counted."""
+        """Return the topics with counters."""
         return list(self._topics)

@@ -1,27 +1,24 @@
-"""The clients in plain blocking calls, for scripts and notebooks.
+"""Blocking clients, for scripts and notebooks.
 
     with Producer("group", "host:9876") as producer:
         producer.send(Message("Flights", b"..."))
 
-Each client here drives its asyncio counterpart of the same name, which has the full contracts, on an event loop in a
-thread of its own; so heartbeats and pulls go on while the caller computes, and an asyncio loop that the caller may
-have (a notebook's) is left alone. Calls may come from any thread except that loop's. A call that is interrupted
-(Ctrl-C) is cancelled. A client that is open when the program ends is closed by an exit handler.
+Each client drives its asyncio counterpart of the same name, which documents the full contracts, on an event loop in a
+thread of its own. Heartbeats and pulls therefore continue while the caller computes, and the caller's own event loop (a
+notebook's) is not involved. Methods may be called on any thread except that loop's. An interrupted call (Ctrl-C) is
+cancelled. An exit handler closes clients that are still open when the program ends.
 
-Every call costs a change of threads and back, some 50 to 100 microseconds; for many messages at a time there are
-`send_many`, `send_batch` and `pull`.
+Every call switches threads twice, which costs 50 to 100 microseconds. `send_many`, `send_batch` and `pull` share that
+cost among many messages.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -29,10 +26,12 @@ from typing import Any, Generic, Self, TypeVar
 from rucola.client.consumer import pull_consumer as pull_module
 from rucola.client.consumer import push_consumer as push_module
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullResult
-from rucola.client.instance import GroupClient
+from rucola.client.event_loop_thread import EventLoopThread
+from rucola.client.group_client import GroupClient
 from rucola.client.producer import producer as producer_module
 from rucola.client.producer import transaction as transaction_module
-from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS, QueueChoice
+from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS
+from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import SendResult
 from rucola.client.producer.transaction import LocalTransactionState, TransactionSendResult
 from rucola.client.stats import ConsumerStats, ProducerStats
@@ -49,122 +48,18 @@ C = TypeVar("C", bound=GroupClient)
 T = TypeVar("T")
 
 CHUNK = 4096
-"""How many messages `send_many` reads ahead: results are fetched from the loop's thread in one go for so many."""
-
-
-class EventLoopThread:
-    """An event loop, a new one unless it is given, that runs in a thread of its own until it is stopped and closed."""
-
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop or asyncio.new_event_loop()
-        self._lock = threading.RLock()
-        """Held to submit work, so that none comes behind the last. Taken again if garbage collection posts some."""
-        self._process_id = os.getpid()
-        self._is_stopping = False
-        self._has_ended = False
-        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` there and wait for its result here. MQError on the loop's own thread, and once it is stopped."""
-        future = self._submit(work)
-        try:
-            return future.result()
-        except CancelledError:
-            if self._is_stopping:
-                raise MQError("the client was closed before this call had ended") from None
-            raise
-        except BaseException:
-            future.cancel()
-            raise
-
-    def post(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run `work` there, from any thread, and wait for nothing. Once it is stopped: no effect."""
-        try:
-            self._submit(work, waits=False)
-        except MQError:
-            pass
-
-    def stop(self) -> None:
-        """Cancel all tasks of the loop, and end the loop and its thread. In a fork: no effect."""
-        if self.is_inherited:
-            return
-        with self._lock:
-            if self._is_stopping:
-                return
-            self._is_stopping = True
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._end)
-        self._thread.join()
-        self._loop.close()
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one that has the thread: here there is neither thread nor loop."""
-        return os.getpid() != self._process_id
-
-    def check_caller(self) -> None:
-        """Make sure that a blocking call from here does not wait for ever.
-
-        MQError on the loop's own thread, and in a fork.
-        """
-        if self.is_inherited:
-            raise MQError(
-                f"the client was opened in process {self._process_id}, of which this one is a fork: its thread and its "
-                "connections belong to that process; make a new client here"
-            )
-        if threading.current_thread() is self._thread:
-            raise MQError(
-                "a blocking call on the event loop's own thread would wait for itself: await the asyncio client"
-            )
-
-    def _submit(self, work: Coroutine[Any, Any, T], *, waits: bool = True) -> Future[T]:
-        try:
-            if waits or self.is_inherited:
-                self.check_caller()
-            with self._lock:
-                if self._is_stopping:
-                    raise MQError("the client is closed")
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except MQError:
-            work.close()
-            raise
-
-    async def _finish(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
-        with suppress(RuntimeError):  # at the end of the program no thread can be started, which this wants to
-            await self._loop.shutdown_default_executor()
-
-    def _end(self) -> None:
-        self._has_ended = True
-        self._loop.stop()
-
-    def _run_loop(self) -> None:
-        """Run the loop until `stop`.
-
-        asyncio lets SystemExit and KeyboardInterrupt of any task end the loop, for the sake of a main thread. Here they
-        are errors of that task alone: its caller gets them, and the loop continues.
-        """
-        while not self._has_ended:
-            with suppress(SystemExit, KeyboardInterrupt):
-                self._loop.run_forever()
+"""How many messages `send_many` passes to the loop's thread, and how many results it fetches, with one switch."""
 
 
 class _Blocking(Generic[C]):
-    """An asyncio client, driven from here. `with` opens and closes it; it can be opened once.
-
-    One that is still open when the program ends is closed then.
-    """
+    """A blocking client around an asyncio client. `with` opens and closes it; it can be opened only once."""
 
     def __init__(self, client: C) -> None:
         self._client = client
         self._thread: EventLoopThread | None = None
+        """The event loop's thread while the client is open."""
         self._lock = threading.RLock()
-        """Held while the client is opened or closed."""
+        """Held by a thread that opens or closes the client."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -177,15 +72,16 @@ class _Blocking(Generic[C]):
 
     @property
     def asyncio_client(self) -> C:
-        """The client that is driven from here."""
+        """The asyncio client that this client drives."""
         return self._client
 
     @property
     def group(self) -> str:
+        """The producer or consumer group."""
         return self._client.group
 
     def open(self) -> None:
-        """Start."""
+        """Start the thread and open the client; no effect if it is open. If that fails, everything is closed again."""
         if self._thread is not None:
             self._thread.check_caller()
         with self._lock:
@@ -199,9 +95,9 @@ class _Blocking(Generic[C]):
                     raise
 
     def close(self) -> None:
-        """Leave the group and end the thread. If another thread is closing the client, wait until it is closed.
+        """Close the client and end the thread. If another thread is closing it, wait until it is closed.
 
-        In a fork of the process that opened it: no effect.
+        Idempotent. No effect in a fork of the process that opened the client.
         """
         thread = self._thread
         if thread is None or thread.is_inherited:
@@ -213,7 +109,8 @@ class _Blocking(Generic[C]):
             try:
                 thread.run(self._client.close())
             except KeyboardInterrupt:
-                thread.run(self._client.close())  # the first one is expedited now; it is waited for
+                # The interrupted call is cancelled, and so expedited; this one waits for it.
+                thread.run(self._client.close())
                 raise
             finally:
                 thread.stop()
@@ -230,7 +127,7 @@ class _Blocking(Generic[C]):
         return MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a plain function on the loop's thread, where the client's state belongs."""
+        """Call a plain function on the loop's thread, which owns the client; before the opening, call it directly."""
         if self._thread is None:
             return function(*arguments)
 
@@ -241,15 +138,16 @@ class _Blocking(Generic[C]):
 
 
 _open_clients: set[_Blocking[Any]] = set()
-os.register_at_fork(after_in_child=_open_clients.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_open_clients.clear)  # the open clients belong to the parent
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close the clients that the program leaves open, while their threads still run.
+    """Close the clients that the program leaves open, while their daemon threads still run.
 
-    Python has waited for the threads of listeners before, and thread pools take no more calls. Without this, brokers
-    keep the locks of queues for a minute, and everything since the last commit is delivered again.
+    Without this, brokers would keep the locks of queues for a minute, and messages consumed since the last commit would
+    be delivered again. At this point Python has waited for the threads of listeners, and its thread pools accept no
+    more calls.
     """
     for client in list(_open_clients):
         try:
@@ -259,45 +157,45 @@ def _close_all() -> None:
 
 
 class Producer(_Blocking[producer_module.Producer]):
-    """Sends messages; `options` are those of the asyncio Producer."""
+    """Sends messages. `options` are those of the asyncio Producer."""
 
     def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
         super().__init__(producer_module.Producer(group, namesrv, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues that `send` chooses from."""
+        """Return the topic's write queues, ordered by broker name and queue id."""
         return self._run(self._client.queues(topic))
 
     def stats(self) -> dict[str, ProducerStats]:
-        """What was counted since the producer was made, by topic."""
+        """Return the totals since the producer was made, by topic."""
         return self._client.stats()
 
     def send(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Send one message and wait until it is stored."""
+        """Send a message and wait until it is stored."""
         return self._run(self._client.send(message, queue, timeout_ms))
 
     def request(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
-        """Send one message and wait for the reply of whoever consumes it."""
+        """Send a message and wait for the reply of its consumer."""
         return self._run(self._client.request(message, queue, timeout_ms))
 
     def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Answer a request that was consumed."""
+        """Reply to a consumed request."""
         return self._run(self._client.reply(request, body, timeout_ms))
 
     def send_oneway(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
-        """Send one message without an answer."""
+        """Send a message without a response, so that its outcome is unknown."""
         self._run(self._client.send_oneway(message, queue, timeout_ms))
 
     def send_batch(
         self, messages: Iterable[Message], queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
-        """Send messages of one topic together; one result a message, in order."""
+        """Send messages of one topic together; return one result per message, in order."""
         return self._run(self._client.send_batch(messages, queue, timeout_ms))
 
     def send_many(
         self, messages: Iterable[Message], in_flight: int = IN_FLIGHT, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
-        """Send a stream of messages, many under way at a time; one result a message, in order."""
+        """Send messages, up to `in_flight` at a time; return one result per message, in order."""
 
         async def send(chunk: list[Message]) -> list[SendResult]:
             return [result async for result in self._client.send_many(chunk, in_flight, timeout_ms)]
@@ -310,7 +208,7 @@ class Producer(_Blocking[producer_module.Producer]):
 
 
 class TransactionProducer(Producer):
-    """Sends messages that hang on local transactions; `check` and `execute` are plain functions, run in threads."""
+    """Sends messages with local transactions. `check` and `execute` are plain functions, which run in threads."""
 
     def __init__(
         self,
@@ -329,18 +227,18 @@ class TransactionProducer(Producer):
         execute: Callable[[Message], LocalTransactionState],
         timeout_ms: float = SEND_TIMEOUT_MS,
     ) -> TransactionSendResult:
-        """Send half of the message, execute the local transaction, and end both as it says."""
+        """Send the half message, execute the local transaction, and commit or roll back the message accordingly."""
         return self._run(self._transactions.send_in_transaction(message, execute, timeout_ms))
 
 
 class PullConsumer(_Blocking[pull_module.PullConsumer]):
-    """Reads queues from where it is told."""
+    """Reads queues at offsets that the caller chooses."""
 
     def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
         super().__init__(pull_module.PullConsumer(group, namesrv, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's readable queues."""
+        """Return the topic's read queues, ordered by broker name and queue id."""
         return self._run(self._client.queues(topic))
 
     def pull(
@@ -352,77 +250,77 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
         *,
         suspend_ms: int = 0,
     ) -> PullResult:
-        """The next messages from `queue_offset` on, and where to go on."""
+        """Pull messages from `queue_offset` on; the result has them and the next offset."""
         return self._run(self._client.pull(queue, queue_offset, max_count, subscription, suspend_ms=suspend_ms))
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message."""
+        """Return the queue offset of the oldest message."""
         return self._run(self._client.min_offset(queue))
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will have."""
+        """Return the queue offset that the next message will have."""
         return self._run(self._client.max_offset(queue))
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Where to begin for what was stored at `timestamp_ms` or later."""
+        """Return the queue offset from which messages were stored at `timestamp_ms` or later."""
         return self._run(self._client.search_offset(queue, timestamp_ms))
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """How far the group has come."""
+        """Return the group's committed offset; None if there is none."""
         return self._run(self._client.committed(queue))
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Record how far the group has come."""
+        """Commit the group's offset."""
         self._run(self._client.commit(queue, queue_offset))
 
 
 class PushConsumer(_Blocking[push_module.PushConsumer]):
-    """Consumes topics for a group: by iteration (`for message in consumer`), or by a listener, run in threads."""
+    """Consumes topics for a group, by iteration (`for message in consumer`) or by a listener in threads."""
 
     def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
         super().__init__(push_module.PushConsumer(group, namesrv, **options))
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
-        """Consume the topic's messages with one of the tags in `expression`, or that an SQL92 expression selects."""
+        """Subscribe to messages with one of the tags in `expression`, or selected by an SQL92 expression."""
         self._call(self._client.subscribe, topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
-        """Consume the topic no more."""
+        """Cancel the subscription to a topic."""
         self._call(self._client.unsubscribe, topic)
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
-        """This member's share at the moment."""
+        """The queues that are assigned to this member now."""
         return self._call(lambda: self._client.queues)
 
     def stats(self) -> dict[str, ConsumerStats]:
-        """What was counted since the consumer was made, by topic."""
+        """Return the totals since the consumer was made, by topic."""
         return self._client.stats()
 
     def listen(self, listener: Callable[[MessageExt], Any]) -> None:
-        """Call `listener` with each message; one that raises gives the message back."""
+        """Call `listener` with each message; if it raises, the message is retried."""
         self._call(self._client.listen, listener)
 
     def listen_to_batches(self, listener: Callable[[list[MessageExt]], Any], max_count: int) -> None:
-        """Call `listener` with up to `max_count` messages of one queue that wait."""
+        """Call `listener` with up to `max_count` waiting messages of one queue."""
         self._call(self._client.listen_to_batches, listener, max_count)
 
     def suspend(self) -> None:
-        """Pull nothing more until `resume`; what has been pulled is still delivered."""
+        """Stop pulling until `resume`; messages that were pulled are still delivered."""
         self._call(self._client.suspend)
 
     def resume(self) -> None:
-        """Go on after `suspend`."""
+        """Resume pulling after `suspend`."""
         self._call(self._client.resume)
 
     def __iter__(self) -> Iterator[MessageExt]:
         return self.messages()
 
     def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
-        """Messages as they come, until closed, or until none came for `idle_timeout_ms`.
+        """Iterate over messages until the consumer is closed, or until none has arrived for `idle_timeout_ms`.
 
-        Requesting the next message acknowledges the one before. A message in hand when the loop is left is not done:
-        the next iteration begins with it.
+        Requesting the next message acknowledges the one before. A message in flight when the loop ends is not
+        acknowledged: the next iteration begins with it.
         """
         if (thread := self._thread) is None:
             raise self._not_open()
@@ -432,19 +330,20 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def _messages(self, thread: EventLoopThread, idle_timeout_ms: float | None) -> Iterator[MessageExt]:
         stream = self._client.messages(idle_timeout_ms)
 
-        async def following() -> MessageExt | None:
+        async def next_message() -> MessageExt | None:
             return await anext(stream, None)
 
         try:
-            while self._thread is thread and (message := thread.run(following())) is not None:
+            while self._thread is thread and (message := thread.run(next_message())) is not None:
                 yield message
         finally:
-            thread.post(stream.aclose())  # waits for nothing: this may be the garbage collector, on any thread
+            # Without waiting: this may run in the garbage collector, on any thread.
+            thread.post(stream.aclose())
 
     def ack(self, message: MessageExt) -> None:
-        """The message is done."""
+        """Acknowledge a message, which completes it."""
         self._call(self._client.ack, message)
 
     def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Give the message back, to come again later."""
+        """Have a message redelivered later."""
         self._run(self._client.reconsume_later(message, delay_level))

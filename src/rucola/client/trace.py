@@ -1,19 +1,22 @@
-"""MessageTrace: writes down what becomes of messages, for `queryMsgTraceById` and Apache's dashboard.
+"""MessageTrace: records sends and deliveries for `queryMsgTraceById` and Apache's dashboard.
 
     async with MessageTrace("host:9876") as trace, Producer("orders", "host:9876", trace=trace) as producer:
         ...
 
-One MessageTrace serves any number of producers and consumers. It is told of every message that was stored, of every
-transaction that was ended, and of every message that a listener begins and is done with; it collects that for
-`COLLECT_MS` and sends it, as `rucola.protocol.trace` lays it out, to `RMQ_SYS_TRACE_TOPIC`, with the ids and keys of
-the messages as keys. A broker makes that topic when its `traceTopicEnable` is true, or on demand.
+One MessageTrace serves any number of producers and consumers:
 
-Tracing never holds up or breaks what it watches: beyond `MAX_PENDING` entries new ones are dropped, and what cannot be
-sent is dropped, both with a line in the log. A broker with `traceOn=false` wants nothing traced; what is sent to it is
-passed over, and so is a message that has the property TRACE_ON=false.
+1. Producers and consumers call it for every stored message, every transaction that ended, and the begin and end of
+   every delivery to a listener.
+2. It collects entries for `COLLECT_MS` and sends them, encoded as in `rucola.protocol.trace`, to
+   `RMQ_SYS_TRACE_TOPIC`, with the ids and keys of the traced messages as keys. A broker creates that topic if its
+   `traceTopicEnable` is true, or on demand.
+3. Tracing never delays or fails a traced message: beyond `MAX_PENDING` entries new ones are dropped, and so are entries
+   that cannot be sent; both are logged.
 
-Answers to `AsyncTraceDispatcher` and the hooks of org.apache.rocketmq.client.trace of Apache RocketMQ 4.9.8. Deliberate
-difference: of a batch each message is told of, where Apache writes one entry whose id nobody asks for.
+Messages with the property TRACE_ON=false, and messages sent to a broker with `traceOn=false`, are not traced.
+
+Corresponds to `AsyncTraceDispatcher` and the hooks of org.apache.rocketmq.client.trace of Apache RocketMQ 4.9.8.
+Deliberate difference: every message of a batch has an entry; Apache writes one per batch, whose id no query finds.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle, run_close_steps
-from rucola.client.producer.producer import CompletedSend, Producer
+from rucola.client.producer.options import CompletedSend
+from rucola.client.producer.producer import Producer
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt, properties
 from rucola.message.batch import decode_batch
@@ -49,26 +53,27 @@ from rucola.protocol.trace import (
 logger = logging.getLogger(__name__)
 
 COLLECT_MS = 500
-"""How long entries are collected after the first."""
+"""How long entries are collected before they are sent together, from the first one on."""
 
 MAX_PENDING = 2048
-"""Most entries that wait to be sent."""
+"""The most entries that wait to be sent."""
 
 MAX_TEXT_SIZE = 118_000
-"""Characters of entries in one message."""
+"""The most characters of entries in one message."""
 
 MAX_KEYS_SIZE = 16_000
-"""Characters of keys in one message, whose properties take 32,767 bytes at most."""
+"""The most characters of keys in one message, whose properties are limited to 32,767 bytes."""
 
 SEND_TIMEOUT_MS = 5000
 DEFAULT_REGION = "DefaultRegion"
 GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 
 _numbers = itertools.count(1)
+"""Numbers that make the producer groups of several traces on one instance distinct."""
 
 
 class MessageTrace(Lifecycle):
-    """A trace under way. `async with` opens and closes it; closing sends what is left. Belongs to one event loop."""
+    """A message trace. `async with` opens and closes it; closing sends the remaining entries."""
 
     def __init__(
         self, namesrv: str | None = None, *, topic: str = TRACE_TOPIC, instance: ClientInstance | None = None
@@ -78,8 +83,10 @@ class MessageTrace(Lifecycle):
         self._producer = Producer(f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, instance=instance)
         self._background = BackgroundTasks()
         self._pending: list[tuple[str, tuple[str, ...]]] = []
-        self._is_waiting = asyncio.Event()
+        """The encoded entries that wait to be sent, each with the message's id and keys."""
+        self._has_pending = asyncio.Event()
         self._dropped_count = 0
+        """The number of entries dropped since the last flush."""
 
     @property
     def _title(self) -> str:
@@ -87,43 +94,46 @@ class MessageTrace(Lifecycle):
 
     async def _start(self) -> None:
         await self._producer.open()
-        self._background.start(self._keep_sending(), "message trace")
+        self._background.start(self._send_loop(), "message trace")
 
     async def _stop(self) -> None:
         await run_close_steps(self._background.close, self.flush, self._producer.close)
 
-    # What producers and consumers tell.
+    # Hooks of producers and consumers.
 
-    def sent(self, sent: CompletedSend) -> None:
-        """A request was answered: its messages are stored."""
-        if sent.topic.startswith(self.topic) or not sent.region_id or not sent.trace_on:
+    def send_completed(self, send: CompletedSend) -> None:
+        """Record the messages of a request that were stored."""
+        if send.topic.startswith(self.topic) or not send.region_id or not send.trace_on:
             return
-        if sent.code is RequestCode.SEND_BATCH_MESSAGE:
-            _, bodies, strings = decode_batch(sent.body)
+        if send.code is RequestCode.SEND_BATCH_MESSAGE:
+            _, bodies, strings = decode_batch(send.body)
+            # Entries describe single messages, so take the batch apart again; a trace is rare enough for that.
             parts = [(len(body), properties.parse(joined)) for body, joined in zip(bodies, strings, strict=True)]
         else:
-            parts = [(len(sent.body), properties.parse(sent.properties))]
-        for (size, pairs), result in zip(parts, sent.results, strict=True):
+            parts = [(len(send.body), properties.parse(send.properties))]
+        for (size, values), result in zip(parts, send.results, strict=True):
             self._add(
                 Pub(
-                    timestamp=sent.begin_ms,
-                    region_id=sent.region_id,
-                    group=sent.group,
-                    topic=sent.topic,
+                    timestamp=send.begin_ms,
+                    region_id=send.region_id,
+                    group=send.group,
+                    topic=send.topic,
                     msg_id=result.msg_id,
-                    tags=pairs.get(properties.TAGS),
-                    keys=pairs.get(properties.KEYS),
-                    store_host=sent.address,
+                    tags=values.get(properties.TAGS),
+                    keys=values.get(properties.KEYS),
+                    store_host=send.address,
                     body_length=size,
-                    cost_ms=sent.cost_ms,
-                    message_type=_message_type(pairs),
+                    cost_ms=send.cost_ms,
+                    message_type=_message_type(values),
                     offset_msg_id=result.offset_msg_id,
                     success=result.is_ok,
                 )
             )
 
-    def ended(self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool) -> None:
-        """A transaction was ended, at this broker and as its state says."""
+    def transaction_ended(
+        self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool
+    ) -> None:
+        """Record the end of a transaction at the broker `address`; `state` is the name of a LocalTransactionState."""
         self._add(
             EndTransaction(
                 timestamp=now_ms(),
@@ -143,7 +153,7 @@ class MessageTrace(Lifecycle):
 
     @contextmanager
     def consuming(self, group: str, messages: Sequence[MessageExt]) -> Iterator[None]:
-        """A listener consumes these messages, from now to the end of the context; an error that leaves it is told."""
+        """Record a delivery to a listener, which lasts as long as the context; an exception marks it as failed."""
         traced = [message for message in messages if message.properties.get(properties.TRACE_ON) != "false"]
         request_id, begin_ms = unique_id(), now_ms()
         for message in traced:
@@ -180,7 +190,7 @@ class MessageTrace(Lifecycle):
                     )
                 )
 
-    # What is sent.
+    # Sending.
 
     def _add(self, trace: Trace) -> None:
         if len(self._pending) >= MAX_PENDING:
@@ -188,48 +198,53 @@ class MessageTrace(Lifecycle):
             return
         keys = trace.keys.split(properties.KEY_SEPARATOR) if trace.keys else ()
         self._pending.append((encode(trace), (trace.msg_id, *keys)))
-        self._is_waiting.set()
+        self._has_pending.set()
 
-    async def _keep_sending(self) -> None:
+    async def _send_loop(self) -> None:
         while True:
-            await self._is_waiting.wait()
+            await self._has_pending.wait()
             await asyncio.sleep(COLLECT_MS / 1000)
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what was collected, now."""
-        self._is_waiting.clear()
+        """Send the collected entries now."""
+        self._has_pending.clear()
         pending, self._pending = self._pending, []
         if self._dropped_count:
-            logger.warning("%d entries of the message trace were dropped: too many at a time", self._dropped_count)
+            logger.warning(
+                "%d entries of the message trace were dropped: more than %d were waiting",
+                self._dropped_count,
+                MAX_PENDING,
+            )
             self._dropped_count = 0
-        # Together, so that a broker that hangs costs one timeout, not one for each message.
+        # Concurrently, so that a hanging broker costs one timeout, not one for each message.
         await asyncio.gather(*(self._send(message) for message in _messages(self.topic, pending)))
 
     async def _send(self, message: Message) -> None:
         try:
             await self._producer.send(message, timeout_ms=SEND_TIMEOUT_MS)
         except MQError as error:
-            logger.warning("a part of the message trace is lost: %s", error)
+            logger.warning("entries of the message trace were lost: %s", error)
 
 
 def _messages(topic: str, pending: Sequence[tuple[str, tuple[str, ...]]]) -> Iterator[Message]:
-    """The entries in messages of the size that is allowed."""
+    """Join the entries into messages within the limits of text and keys."""
     texts: list[str] = []
     keys: dict[str, None] = {}
-    for text, of_text in pending:
+    for text, text_keys in pending:
         if texts and (
-            sum(map(len, texts)) + len(text) > MAX_TEXT_SIZE or sum(map(len, (*keys, *of_text))) > MAX_KEYS_SIZE
+            sum(map(len, texts)) + len(text) > MAX_TEXT_SIZE or sum(map(len, (*keys, *text_keys))) > MAX_KEYS_SIZE
         ):
             yield Message(topic, "".join(texts).encode(), keys=keys)
             texts, keys = [], {}
         texts.append(text)
-        keys |= dict.fromkeys(of_text)
+        keys |= dict.fromkeys(text_keys)
     if texts:
         yield Message(topic, "".join(texts).encode(), keys=keys)
 
 
-def _message_type(pairs: dict[str, str]) -> MessageType:
-    if pairs.get(properties.TRAN_MSG) == "true":
+def _message_type(values: dict[str, str]) -> MessageType:
+    """Return the type of a message with these properties."""
+    if values.get(properties.TRAN_MSG) == "true":
         return MessageType.TRANSACTION_HALF
-    return MessageType.DELAY if properties.DELAY in pairs else MessageType.NORMAL
+    return MessageType.DELAY if properties.DELAY in values else MessageType.NORMAL

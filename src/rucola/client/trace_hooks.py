@@ -1,4 +1,4 @@
-"""Hooks: calls of a trace, whose errors are logged and do not affect the messages."""
+"""Calls of trace hooks, whose exceptions are logged and never affect the traced messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def call_hook(hook: Callable[..., object], *arguments: Any, **options: Any) -> None:
-    """Call a hook of a trace."""
+    """Call a trace hook; log the exception if it fails."""
     try:
         hook(*arguments, **options)
     except Exception:
@@ -20,15 +20,16 @@ def call_hook(hook: Callable[..., object], *arguments: Any, **options: Any) -> N
 
 
 class HookContext:
-    """A context manager of a trace; it cannot suppress errors of the code within either."""
+    """The context manager of a trace hook, which can neither fail nor suppress an exception of its body."""
 
     def __init__(self, make: Callable[..., AbstractContextManager[None]], *arguments: Any) -> None:
         self._make = make
         self._arguments = arguments
         self._context: AbstractContextManager[None] | None = None
+        """The hook's own context manager; None unless it was made and entered without an exception."""
 
     def __enter__(self) -> None:
-        call_hook(self._begin)
+        call_hook(self._enter_hook)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -36,7 +37,7 @@ class HookContext:
         if self._context is not None:
             call_hook(self._context.__exit__, kind, error, trace)
 
-    def _begin(self) -> None:
+    def _enter_hook(self) -> None:
         context = self._make(*self._arguments)
         context.__enter__()
         self._context = context

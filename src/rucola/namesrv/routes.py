@@ -1,28 +1,28 @@
-"""RouteTable: which broker has which topic, from what brokers said when they registered.
+"""The route table: which broker has which topic, as brokers registered it.
 
 A broker registers its address under a broker name and an id, master (0) or slave, with all its topics or with those
-that changed; only a master's topics count. It has to register again within `BROKER_EXPIRY_MS`, or the table drops it.
-A broker name goes with its last address, and takes its topics along. Topics that are known are taken again only with
-a new data version, so that a permission taken here stays taken; topics that are not known are taken always.
+that changed. Only a master's topics count. A registration expires after `BROKER_EXPIRY_MS`. A broker name is removed
+with its last address, and its topics with it. The topics of a later registration replace known ones only if the data
+version changed, so that a permission that was revoked here stays revoked; topics that are not known are always added.
 
-What the tables hold:
+The tables:
 
-    live      address      -> its place (broker name and id), replication address, data version, last registration
+    live      address      -> broker name and id, replication address, data version, last registration
     brokers   broker name  -> cluster, addresses by id
     topics    topic        -> queues by broker name
 
-Invariants: every address in `brokers` is in `live` at that place (an address whose place another has taken stays in
-`live` until it goes); no broker name is without an address; every broker name in `topics` is in `brokers`; no topic is
-without a broker name.
+Invariants: every address in `brokers` is in `live` under the same name and id (an address that was replaced there stays
+in `live` until it expires); no broker name is without an address; every broker name in `topics` is in `brokers`; no
+topic is without a broker name.
 
-The table has no clock and knows no sockets: calls are given the time, and a registration an `owner`, any object, so
-that everything one owner registered can be dropped when it goes (the server passes connections).
+The table reads no clock and knows no sockets: calls get the time, and a registration gets an `owner`, any object, so
+that everything that an owner registered can be removed when the owner is gone (the server passes connections).
 
-Answers to `RouteInfoManager` of Apache RocketMQ 4.9.8. Deliberate differences: the cluster of a broker name is that of
-its newest registration; an address is in one place only, also after its broker changed its name; a broker that
-unregisters takes only its own address out, not that of a successor under the same id; giving write permission back
-leaves the other permissions alone; where the first registration held only the topics that changed, the next one with
-the same data version brings the others (Apache has no route for them until the next change).
+Corresponds to `RouteInfoManager` of Apache RocketMQ 4.9.8. Deliberate differences: the cluster of a broker name is that
+of its latest registration; an address is registered once, also after its broker changed its name; a broker that
+unregisters removes only its own address, not that of a successor under the same id; granting write permission again
+leaves the other permissions unchanged; if the first registration had only the topics that changed, the next one with
+the same data version adds the others (Apache has no route for them until the next change).
 """
 
 from __future__ import annotations
@@ -39,38 +39,42 @@ from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 logger = logging.getLogger(__name__)
 
 BROKER_EXPIRY_MS = 120_000
+"""A broker that has not registered for this long is removed; brokers register every 30 s."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """One registered address."""
+    """A registered address."""
 
     broker_name: str
     broker_id: int
     ha_server_addr: str
+    """Where a master serves slaves."""
     data_version: DataVersion
+    """The version of the topics that it registered last."""
     filter_servers: list[str]
     registered_ms: int
     owner: object
+    """The connection that the registration depends on."""
 
 
 @dataclass(slots=True)
 class _Broker:
-    """One broker name: a master and its slaves, those of them that are there."""
+    """A broker name: its cluster, and its master and slaves by broker id."""
 
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
 
 
 class RouteTable:
-    """The tables of a name server. Structs in its answers are snapshots; the caller may keep them."""
+    """The route tables of a name server. Results are snapshots, which the caller may keep."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
 
-    # What brokers say.
+    # Brokers.
 
     def register(
         self,
@@ -83,9 +87,10 @@ class RouteTable:
         now_ms: int,
         owner: object = None,
     ) -> tuple[str, str] | None:
-        """Take a broker in, or hear of it again.
+        """Register a broker or refresh its registration.
 
-        The answer is for slaves: the master's replication address and its own address, or None.
+        Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
+        a master.
         """
         before = self._live.get(address)
         if before is None:
@@ -93,6 +98,7 @@ class RouteTable:
         elif before.broker_name != broker_name:
             self._remove(address, f"is {broker_name} now")
             before = None
+        # 1. The broker name, its cluster, and the address under the broker's id.
         broker = self._brokers.setdefault(broker_name, _Broker(cluster))
         broker.cluster = cluster
         is_new = broker_id not in broker.addresses
@@ -100,6 +106,7 @@ class RouteTable:
             del broker.addresses[before.broker_id]
         broker.addresses[broker_id] = address
 
+        # 2. The topics, of a master only: all of a new version, otherwise those that have no route yet.
         topics = body.topic_config_serialize_wrapper
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
@@ -107,6 +114,7 @@ class RouteTable:
                 queues = self._topics.setdefault(topic.topic_name, {})
                 if is_changed or broker_name not in queues:
                     queues[broker_name] = _queue_data(broker_name, topic)
+        # 3. The address itself.
         self._live[address] = _Live(
             broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
         )
@@ -116,42 +124,42 @@ class RouteTable:
         return self._live[master].ha_server_addr, master
 
     def unregister(self, address: str) -> None:
-        """A broker says goodbye. An address that is not registered is passed over."""
+        """Remove a broker; an unknown address is ignored."""
         if address in self._live:
             self._remove(address, "unregistered")
 
     def data_version(self, address: str) -> DataVersion | None:
-        """The version of the topics that a broker registered last."""
+        """Return the version of the topics that a broker registered last; None for an unknown address."""
         live = self._live.get(address)
         return live.data_version if live else None
 
     def confirm(self, address: str, version: DataVersion, now_ms: int) -> bool:
-        """Whether a broker's topics are those it registered; if so, this counts as a registration."""
+        """Return whether a broker's topics have the registered version; if so, refresh the registration."""
         live = self._live.get(address)
         if live is None or live.data_version != version:
             return False
         live.registered_ms = now_ms
         return True
 
-    # What the server notices.
+    # Connections and time.
 
     def remove_owned(self, owner: object) -> None:
-        """Drop whatever `owner` registered last."""
+        """Remove every address that `owner` registered last."""
         for address in [address for address, live in self._live.items() if live.owner is owner]:
             self._remove(address, "lost its connection")
 
     def remove_expired(self, now_ms: int) -> list[object]:
-        """Drop the brokers that have not registered for longer than BROKER_EXPIRY_MS; return their owners."""
+        """Remove the brokers whose registration has expired, and return their owners."""
         expired = [address for address, live in self._live.items() if live.registered_ms + BROKER_EXPIRY_MS < now_ms]
         owners = [self._live[address].owner for address in expired]
         for address in expired:
             self._remove(address, f"did not register for {BROKER_EXPIRY_MS} ms")
         return owners
 
-    # What clients and administrators ask.
+    # Reads.
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """The brokers of a topic; None where no broker has it."""
+        """Return the brokers and queues of a topic; None if no broker has it."""
         queues = self._topics.get(topic)
         if not queues:
             return None
@@ -168,7 +176,7 @@ class RouteTable:
         )
 
     def clusters(self) -> ClusterInfo:
-        """Every broker, and which clusters they form."""
+        """Return all brokers, and the broker names of each cluster."""
         names: dict[str, list[str]] = {}
         for name, broker in self._brokers.items():
             names.setdefault(broker.cluster, []).append(name)
@@ -177,26 +185,26 @@ class RouteTable:
         )
 
     def topics(self, accepts: Callable[[QueueData], bool] = lambda queues: True) -> list[str]:
-        """The topics whose queues, on any broker, `accepts` accepts."""
+        """Return the topics of which `accepts` accepts the queues on some broker."""
         return [topic for topic, queues in self._topics.items() if any(map(accepts, queues.values()))]
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        """The topics that brokers of a cluster have."""
+        """Return the topics that brokers of a cluster have."""
         return self.topics(lambda queues: self._brokers[queues.broker_name].cluster == cluster)
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """The names of clusters and brokers, since each is a topic, and the address of a broker that knows more."""
+        """Return the names of clusters and brokers, which are topics, and the address of a broker that has more."""
         clusters = self.clusters().cluster_addr_table
         names = dict.fromkeys(name for cluster, brokers in clusters.items() for name in (cluster, *brokers))
         first = next(iter(self._brokers.values()), None)
         return list(names), min(first.addresses.items())[1] if first else None
 
-    # What administrators change.
+    # Changes by operators.
 
     def set_writable(self, broker_name: str, writable: bool) -> int:
-        """Give or take write permission on all topics of a broker name, until it registers changed topics.
+        """Grant or revoke write permission on all topics of a broker name, until it registers changed topics.
 
-        Returns the count of its topics.
+        Returns the number of its topics.
         """
         count = 0
         for queues in self._topics.values():
@@ -208,7 +216,7 @@ class RouteTable:
         return count
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, on the brokers of one cluster or on all, until a broker registers it again."""
+        """Remove a topic, on the brokers of one cluster or on all, until a broker registers it again."""
         queues = self._topics.get(topic, {})
         for name in [name for name in queues if cluster is None or self._brokers[name].cluster == cluster]:
             del queues[name]
@@ -224,7 +232,7 @@ class RouteTable:
         logger.info("broker %s at %s %s", live.broker_name, address, why)
         broker = self._brokers.get(live.broker_name)
         if broker is None or broker.addresses.get(live.broker_id) != address:
-            return  # another address has taken its place
+            return  # another address was registered under its name and id
         del broker.addresses[live.broker_id]
         if broker.addresses:
             return

@@ -1,9 +1,9 @@
-"""Namesrv: the name server behind its socket.
+"""The name server: tables, services and adapters behind one socket.
 
-A broker that closes its connection is dropped at once; one that falls silent, when a scan finds it. Its connection is
-then closed, so that it notices and registers again.
+A broker whose connection closes is removed at once. A broker that stops registering is removed by a scan, which also
+closes its connection, so that the broker notices and registers again.
 
-Answers to `NamesrvController` and `BrokerHousekeepingService` of Apache RocketMQ 4.9.8.
+Corresponds to `NamesrvController` and `BrokerHousekeepingService` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rucola.access import Interceptor
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
-from rucola.namesrv.remoting import Processors
+from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
 from rucola.namesrv.routes import RouteTable
+from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.remoting.connection import Connection
+from rucola.remoting.endpoints import processor_table
 from rucola.remoting.server import RemotingServer
 
 SCAN_INTERVAL_S = 10
@@ -31,8 +34,8 @@ def _monotonic_ms() -> int:
 class Namesrv:
     """A name server: `async with Namesrv("127.0.0.1", 0) as namesrv`, or `start` and `stop`.
 
-    `host` and `port`, where given, come before those of `config`; with port 0 the system chooses one, and `port` holds
-    it after the start. `routes` may be read on the server's event loop.
+    `host` and `port` override those of `config`. With port 0 the system chooses one, and `port` has it after the start.
+    Each of `interceptors` sees every request (see `rucola.access`). `routes` may be read on the server's event loop.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Namesrv:
         *,
         config: NamesrvConfig | None = None,
         clock_ms: Callable[[], int] = _monotonic_ms,
+        interceptors: Iterable[Interceptor] = (),
     ) -> None:
         config = config or NamesrvConfig()
         config = dataclasses.replace(
@@ -52,15 +56,21 @@ class Namesrv:
         self.routes = RouteTable()
         self._clock_ms = clock_ms
         self._kv_config = KVConfig(Path(config.kv_config_path) if config.kv_config_path else None)
-        self._processors = Processors(self.routes, self._kv_config, config, clock_ms)
+        self._configuration = ConfigurationService(config)
+        adapters = (
+            RouteAdapter(RouteService(self.routes, self._kv_config, self._configuration, clock_ms)),
+            KVAdapter(KVService(self._kv_config)),
+            ConfigurationAdapter(self._configuration),
+        )
+        endpoints = [endpoint for adapter in adapters for endpoint in adapter.endpoints()]
         self._server = RemotingServer(
-            config.bind_address, config.listen_port, self._processors.by_code(), on_close=self._closed
+            config.bind_address, config.listen_port, processor_table(endpoints, interceptors), on_close=self._closed
         )
         self._scanning: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> list[Connection]:
-        """The connections open now."""
+        """The open connections."""
         return list(self._server.connections)
 
     @property
@@ -72,14 +82,14 @@ class Namesrv:
         return self._server.port
 
     async def start(self) -> None:
-        """Read the key-value table and begin to serve. ConfigError, or RemotingError when the address is taken."""
+        """Read the key-value table and listen. Raises ConfigError, or RemotingError if the address is in use."""
         self._kv_config.load()
         await self._server.start()
-        self._processors.config = dataclasses.replace(self._processors.config, listen_port=self.port)
+        self._configuration.config = dataclasses.replace(self._configuration.config, listen_port=self.port)
         self._scanning = asyncio.create_task(self._scan())
 
     async def stop(self) -> None:
-        """Close every connection and listen no more."""
+        """Stop listening and close every connection."""
         if self._scanning is not None:
             self._scanning.cancel()
             self._scanning = None
@@ -93,14 +103,14 @@ class Namesrv:
         await self.stop()
 
     def drop_silent_brokers(self) -> None:
-        """Drop the brokers that have not registered for too long, and close their connections."""
+        """Remove the brokers whose registration has expired, and close their connections."""
         for owner in self.routes.remove_expired(self._clock_ms()):
             if isinstance(owner, Connection):
                 owner.close()
 
     async def _scan(self) -> None:
         while True:
-            idle_s = self._processors.config.server_channel_max_idle_time_seconds
+            idle_s = self._configuration.config.server_channel_max_idle_time_seconds
             await asyncio.sleep(min(SCAN_INTERVAL_S, idle_s / 2) if idle_s > 0 else SCAN_INTERVAL_S)
             self.drop_silent_brokers()
             if idle_s > 0:

@@ -29,7 +29,7 @@ The same request:
     00 69 | 00 | 01 99          code 105, language 0 (JAVA), version 409
     00 00 00 07 | 00 00 00 00   opaque 7, flag 0
     00 00 00 00                 no remark
-    00 00 00 0c                 12 bytes of ext fields
+    00 00 00 0c                 ext fields of 12 bytes
     00 05 74 6f 70 69 63        key size 5, "topic"
     00 00 00 01 54              value size 1, "T"
 
@@ -72,7 +72,6 @@ import msgspec
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError
-from rucola.message.properties import is_true as is_true
 from rucola.protocol.codes import LanguageCode, name_of
 
 VERSION = 409
@@ -332,11 +331,6 @@ def to_ext_fields(header: Header) -> dict[str, str]:
         for name, value in msgspec.to_builtins(header).items()
         if value is not None
     }
-
-
-def is_true(value: bool | str | None) -> bool:
-    """Return a boolean ext field by Java's rule: only `true`, in any case, is true; "1" is not."""
-    return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def _to_texts(fields: Any) -> dict[str, str]:

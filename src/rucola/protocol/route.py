@@ -25,9 +25,10 @@ from struct import error as struct_error
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError
+from rucola.message.properties import is_true
 from rucola.message.record import body_crc
 from rucola.protocol.body import Body, decode_body, encode_body
-from rucola.protocol.command import Header, is_true
+from rucola.protocol.command import Header
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 
 MASTER_ID = 0

@@ -1,4 +1,6 @@
-"""Class data archive: Spark's classes, parsed and verified, in a cache file that the Java runtime maps at start.
+"""Class data archive: a cache of parsed and verified Spark classes.
+
+The Java runtime maps the file when it starts.
 
 A session loads some 15,000 classes. Parsing and verifying them takes a third to a half of the CPU time of a short job.
 AppCDS (JEP 350) stores the result:
@@ -44,12 +46,14 @@ def java_options(java_home: Path) -> list[str]:
     try:
         archive = _directory() / f"spark-{_key(java_home, home)}.jsa"
         part = archive.with_suffix(".part")
+        # A session before this one has written the archive when its runtime exited.
         if _is_complete(part):
             part.replace(archive)
         if archive.exists():
             with suppress(OSError):
                 os.utime(archive)  # marks the archive as used; fails harmlessly in a read-only cache
             return [_QUIET, f"-XX:SharedArchiveFile={archive}"]
+        # No archive: this session writes it, unless another one does.
         if _claim(part):
             return [_QUIET, f"-XX:ArchiveClassesAtExit={part}"]
     except (OSError, RuntimeError):  # RuntimeError: no home directory

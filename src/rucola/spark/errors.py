@@ -79,7 +79,7 @@ def _hiding_traceback() -> Iterator[None]:
 
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Translate Spark's errors: raise the Rucola error inside one of them, or a StoreError if there is none.
+    """Raise the Rucola error inside one of Spark's errors, or else a StoreError.
 
     A context manager and decorator for jobs.
     """
@@ -97,6 +97,7 @@ def _parse_error(text: str) -> errors.MQError | None:
     found = _RUCOLA_ERROR.search(text)
     if found is None:
         return None
+    # The text has the name of the class, and its message up to the end of the line.
     kind = getattr(errors, found[1], errors.MQError)
     # Some classes need more arguments than a message; use the nearest base class that does not.
     with_message = next(each for each in kind.__mro__ if "__init__" not in vars(each) or each is errors.MQError)

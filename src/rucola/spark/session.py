@@ -1,7 +1,8 @@
 """Spark sessions with defaults for Rucola: local, on a master, or submitted by spark-submit.
 
 Spark 4 needs Java 17 or newer. The runtime is searched in JAVA_HOME, on PATH, and then in the directories of Linux
-distributions, where the oldest sufficient version is used; versions are read from the file `release` of each runtime.
+distributions, in which the oldest sufficient version is used; versions are read from the file `release` of each
+runtime.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rucola.spark import class_archive
 MIN_JAVA: Final = 17
 SMALL_SIZE: Final = 128 * 1024 * 1024
 """Bytes of records below which a job runs without Spark: those of one Spark task (`log_splits.TARGET_SIZE`)."""
-_JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
+JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """The environment variable by which a program knows that spark-submit has started it."""
 _SHORT_LIVED: Final = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
@@ -51,12 +52,12 @@ def local_session(
     master: str | None = None,
     is_short: bool = False,
 ) -> SparkSession:
-    """Return the session of this process, created if there is none: on `cores` local cores, or on `master`.
+    """Return the session of this process, created if there is none.
 
-    Under spark-submit the session uses the submitted master, and only SQL settings are applied. Times are UTC, data is
-    exchanged by Arrow, there is no web page, and nothing listens beyond the loopback address unless the master is
-    remote. Remote workers run the interpreter at the path of this one, or the one in PYSPARK_PYTHON. `configuration`,
-    in Spark's names, overrides all of this.
+    The session runs on `cores` local cores, or on `master`. Under spark-submit it uses the submitted master, and only
+    SQL settings are applied. Times are UTC, data is exchanged by Arrow, there is no web page, and nothing listens
+    beyond the loopback address unless the master is remote. Remote workers run the interpreter at the path of this one,
+    or the one in PYSPARK_PYTHON. `configuration`, in Spark's names, overrides all of this.
 
     With `is_short`, for sessions of seconds, the runtime starts and warms up at half the processor time, but is slower
     in the long run. Raises ConfigError if there is no suitable Java runtime, or if the master is invalid or
@@ -112,7 +113,10 @@ def _settings(runtime_options: Sequence[str], *, is_local: bool) -> dict[str, st
 
 
 def _set_environment(home: Path, *, is_local: bool) -> None:
-    """Set the environment of the runtime that is about to start, and of the processes that it starts."""
+    """Set the environment for the Java runtime that is about to start.
+
+    The processes that it starts inherit it.
+    """
     os.environ["JAVA_HOME"] = str(home)
     # The processes that look for data sources and plan reads find this interpreter only by these variables.
     if is_local or "PYSPARK_PYTHON" not in os.environ:
@@ -179,7 +183,8 @@ class LazySession:
 def _exit_now(number: int, _: object) -> None:
     """Exit at once. Jobs can be interrupted anywhere, and the Java runtime exits when its standard input closes.
 
-    An orderly exit would go through the connection to the runtime, where a call is waiting, and print a hundred lines.
+    An orderly exit would go through the connection to the runtime, on which a call is waiting, and print a hundred
+    lines.
     """
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # show the cursor, which a progress bar has hidden
@@ -235,7 +240,7 @@ def _candidates() -> Iterator[Path]:
         yield Path(home)
     if java := shutil.which("java"):
         yield Path(java).resolve().parent.parent
-    for directory in _JVM_DIRECTORIES:
+    for directory in JVM_DIRECTORIES:
         if directory.is_dir():
             homes = [
                 home / "Contents" / "Home" if (home / "Contents").is_dir() else home for home in directory.iterdir()

@@ -27,8 +27,8 @@ from rucola.admin import AdminClient
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
 from rucola.client import Message, MessageExt, Producer, PullConsumer, SendResult
+from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.instance import NAMESRV_VARIABLE
-from rucola.client.sync import EventLoopThread
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.namesrv.server import Namesrv

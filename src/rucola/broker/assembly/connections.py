@@ -10,6 +10,7 @@ from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.remoting.client_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Processor
@@ -35,7 +36,10 @@ class Connections:
         self.processors: dict[int, Processor] = {}
         self.hold = PullRequestHold()
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
-        self.clients = ClientRegistry(self._should_notify, self._on_group_gone)
+        self.calls = RemotingClientCalls()
+        self.clients = ClientRegistry(
+            self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left
+        )
         self._server = RemotingServer(
             config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
         )
@@ -61,6 +65,7 @@ class Connections:
 
     async def listen(self, running: AsyncExitStack) -> None:
         """Accept connections. At the stop held pulls are answered before the connections close."""
+        # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
         await self._server.start()
         running.push_async_callback(self._server.stop)
         running.callback(self.hold.release_all)
@@ -68,6 +73,7 @@ class Connections:
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         """Count new messages and try the held pulls on their queues again."""
         self.stats.record_put(topics)
+        # Skips the loop over all topics of the dispatch while no pull is held.
         if self.hold.held:
             for topic, (queues, _, _) in topics.items():
                 for queue in queues:
@@ -78,5 +84,5 @@ class Connections:
         is_enabled = self._environment.config.notify_consumer_ids_changed_enable
         return is_enabled and self._metadata.groups.should_notify(group)
 
-    def _on_group_gone(self, group: str) -> None:
+    def _on_group_left(self, group: str) -> None:
         self._metadata.filters.unregister(group, self._environment.clock())

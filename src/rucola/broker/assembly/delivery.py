@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
-from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import TimerMessageService
@@ -27,7 +27,7 @@ class Delivery:
     """
 
     def __init__(
-        self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, clients: ClientRegistry
+        self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, connections: Connections
     ) -> None:
         config, clock, directory = environment.config, environment.clock, environment.config_directory
         store, offsets = storage.store, metadata.offsets
@@ -46,7 +46,7 @@ class Delivery:
             config, store, self.puts, metadata.topics, offsets, self.level_count
         )
         self._transaction_check = TransactionCheckService(
-            self.transactions, store, offsets, clients, storage.group_commit, clock
+            self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock
         )
 
     def open(self, running: AsyncExitStack) -> None:
@@ -55,6 +55,7 @@ class Delivery:
         At the stop the tasks end first, then the offsets of their deliveries are written, then the buffered puts are
         tried for the last time.
         """
+        # Registered first, so unwound last: requests may buffer puts until the server has stopped.
         running.callback(self._close_puts)
         running.callback(self._buffered_puts.stop)
         self.delayed.load()
@@ -82,8 +83,8 @@ class Delivery:
     async def prepare_delete(self) -> bool:
         """Roll the timer messages of the oldest log file, so that it may be deleted; False if that failed.
 
-        The rolled offset is written before the file goes: otherwise a crash would deliver those messages again, or
-        look for them in a file that no longer exists.
+        The copies are flushed and the rolled offset is written before the file is deleted: otherwise a power failure
+        could destroy the copies after the originals are gone.
         """
         if self._environment.is_slave:
             return True
@@ -91,6 +92,7 @@ class Delivery:
         return await self._timers.roll(self._clock) and (self._timers.rolled_offset == before or await self._persist())
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        # In both topics the tags code of a unit is a due time.
         if (timers := topics.get(TIMER_TOPIC)) is not None:
             queues, due_times_ms, _ = timers
             self._timers.on_arrival(queues[0].max_offset, due_times_ms)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rucola.access import Interceptor
 from rucola.broker.background.retention import DiskUsageProbe
 from rucola.broker.config import BrokerConfig
 from rucola.store.config import StoreConfig
@@ -25,6 +26,8 @@ class BrokerEnvironment:
     probe_disk: DiskUsageProbe
     config_file: Path | None
     """The broker.conf that UPDATE_BROKER_CONFIG rewrites; None keeps updates in memory."""
+    interceptors: tuple[Interceptor, ...] = ()
+    """Interceptors that see every request before the broker's own."""
 
     @property
     def is_slave(self) -> bool:

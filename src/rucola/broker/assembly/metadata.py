@@ -46,6 +46,7 @@ class Metadata:
         self.groups.load()
         self.offsets.load(max_offset)
         self.filters.load(self._clock())
+        # All writes at the stop come after the scheduler has ended, see `assembly.startup`.
         running.push_async_callback(self._persist_filters)
         running.push_async_callback(self._persist_offsets)
         running.push_async_callback(self.persistence.stop, self.topics.snapshot_writer, self.groups.snapshot_writer)

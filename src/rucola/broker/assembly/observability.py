@@ -27,7 +27,7 @@ async def start_metrics(
         raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
     collector = BrokerCollector(
         serving.state,
-        serving.runtime.figures,
+        serving.services.runtime_info.figures,
         replication.replication_lag,
         environment.store_config.store_path_root_dir,
     )

@@ -54,6 +54,7 @@ class _MasterSide:
     def __init__(self, environment: BrokerEnvironment, storage: Storage) -> None:
         self._ha_service = HAService(environment.config, storage.store)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
+        # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
 
     def replication_lag(self) -> dict[str, int]:
@@ -94,6 +95,7 @@ class _SlaveSide:
 
     async def follow(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         running.push_async_callback(self._synchronize.stop)
+        # The first run precedes the log, so that arriving messages find their topics.
         await self._synchronize.synchronize()
         scheduler.every(table_sync.SYNC_INTERVAL_MS, "synchronize tables", self._synchronize.synchronize)
         client = HAClient(self._environment.config, self._storage.store, self._storage.group_commit, self._registration)

@@ -1,4 +1,4 @@
-"""Serving part: the processors of all request codes, the queue locks, and flow control."""
+"""Serving part: services, interceptors and endpoints of all request codes, and flow control."""
 
 from __future__ import annotations
 
@@ -12,33 +12,21 @@ from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
+from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors
 from rucola.broker.queue_locks import QueueLocks
-from rucola.broker.remoting.cleaning import CleaningProcessor
-from rucola.broker.remoting.connections import ConnectionProcessor
-from rucola.broker.remoting.group import GroupProcessor
-from rucola.broker.remoting.heartbeat import HeartbeatProcessor
-from rucola.broker.remoting.lock import LockProcessor
-from rucola.broker.remoting.offset import OffsetProcessor
-from rucola.broker.remoting.pull import PullProcessor
-from rucola.broker.remoting.query import QueryProcessor
-from rucola.broker.remoting.reply import ReplyProcessor
-from rucola.broker.remoting.runtime import RuntimeProcessor
-from rucola.broker.remoting.send import SendProcessor
-from rucola.broker.remoting.send_back import SendBackProcessor
-from rucola.broker.remoting.slave import SlaveProcessor
-from rucola.broker.remoting.topic import TopicProcessor
-from rucola.broker.remoting.transaction import TransactionProcessor
+from rucola.broker.remoting.endpoints import broker_endpoints
+from rucola.broker.services.broker_services import build_services
 from rucola.broker.state import BrokerState
-from rucola.remoting.connection import Processor
+from rucola.remoting.endpoints import processor_table
 
 TOUCH_PAGES_INTERVAL_MS = 100
 EXPIRE_LOCKS_INTERVAL_MS = 10_000
 
 
 class Serving:
-    """The state that all processors share, and the table of processors.
+    """The services, and the table of processors through which requests reach them.
 
-    `state` and `runtime` are also the sources of the metrics.
+    `state` and `services` are also the sources of the metrics.
     """
 
     def __init__(
@@ -50,42 +38,46 @@ class Serving:
         delivery: Delivery,
         replication: Replication,
     ) -> None:
+        config, registration = environment.config, metadata.registration
         self._environment = environment
-        self._metadata = metadata
-        self._connections = connections
         self._store = storage.store
-        self._locks = QueueLocks()
+        self._flow_control = FlowControl(config, _monotonic_ms)
         self.state = BrokerState(
-            environment.config,
-            storage.store,
-            delivery.puts,
-            metadata.topics,
-            metadata.groups,
-            metadata.offsets,
-            metadata.filters,
-            metadata.persistence,
-            connections.clients,
-            connections.stats,
-            environment.clock,
+            config=config,
+            store=storage.store,
+            puts=delivery.puts,
+            topics=metadata.topics,
+            groups=metadata.groups,
+            offsets=metadata.offsets,
+            filters=metadata.filters,
+            persistence=metadata.persistence,
+            clients=connections.clients,
+            locks=QueueLocks(),
+            delayed=delivery.delayed,
+            transactions=delivery.transactions,
+            stats=connections.stats,
+            clock=environment.clock,
         )
-        self.runtime = RuntimeProcessor(
-            environment.config,
-            environment.store_config,
-            storage.store,
-            metadata.topics,
-            metadata.registration,
-            connections.stats,
-            delivery.delayed,
-            environment.clock,
+        permission = Permission(config, metadata.topics, metadata.groups)
+        self.services = build_services(
+            self.state,
+            replication.durability,
+            connections.calls,
+            permission.check_publish,
+            registration.wait_registered,
             environment.config_file,
         )
-        connections.processors |= self._build_processors(delivery, replication)
+        endpoints = broker_endpoints(
+            self.services, self.state, connections.calls, connections.hold, permission.check_fetch
+        )
+        slave_refusal = SlaveRefusal(lambda: registration.master_address) if environment.is_slave else None
+        chain = broker_interceptors(environment.interceptors, slave_refusal, self._flow_control, permission)
+        connections.processors |= processor_table(endpoints, chain)
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:
         """Schedule flow control, the page toucher that it watches, and the expiry of locks."""
-        clock, store = self._environment.clock, self._store
-        flow_control = FlowControl(self._environment.config, self._connections.processors, _monotonic_ms)
+        clock, store, flow_control = self._environment.clock, self._store, self._flow_control
         scheduler.every(TICK_MS, "flow control", flow_control.tick)
         scheduler.every(TOUCH_PAGES_INTERVAL_MS, "touch pages", lambda: flow_control.touch(store.warm))
         scheduler.every(EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: self._locks.expire(clock()))
@@ -123,6 +115,7 @@ class Serving:
             ConnectionProcessor(state).table(),
             self.runtime.table(),
         ]
+        # Every code appears once, except on a slave.
         table: dict[int, Processor] = {}
         for codes in tables:
             table |= codes

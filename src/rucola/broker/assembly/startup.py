@@ -8,7 +8,7 @@ part fails to start, so the order below defines both directions:
     2. open the store (recovery)                   flush and close the store
     3. load the tables                             write the tables, close the client
     4. build replication; load delivery            write delivery offsets, put what is buffered
-    5. build the processors                        -
+    5. build the services and their endpoints      -
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
     7. serve metrics, listen for slaves            stop serving them
     8. listen for clients                          answer held pulls, close the connections
@@ -40,18 +40,21 @@ async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) 
     Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
     """
     raise_descriptor_limit()
+    # 1. The port is part of the address in every record, so it is bound before the store opens.
     metadata = Metadata(environment)
     connections = Connections(environment, metadata)
     connections.bind(running)
 
+    # 2. to 5. Load everything that requests need.
     storage = Storage(environment, connections.hold)
     await storage.open(running)
     metadata.open(running, None if environment.is_slave else storage.store.max_offset)
     replication = build_replication(environment, storage, metadata)
-    delivery = Delivery(environment, storage, metadata, connections.clients)
+    delivery = Delivery(environment, storage, metadata, connections)
     delivery.open(running)
     serving = Serving(environment, metadata, connections, storage, delivery, replication)
 
+    # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.
     scheduler = Scheduler()
     running.push_async_callback(scheduler.stop)
     await storage.start(scheduler, delivery.prepare_delete)
@@ -60,6 +63,7 @@ async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) 
     connections.schedule(scheduler)
     serving.schedule(scheduler)
 
+    # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
     await start_metrics(environment, serving, replication, running)
     replication.start(scheduler, running)
     await connections.listen(running)

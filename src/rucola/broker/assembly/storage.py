@@ -41,6 +41,7 @@ class Storage:
         await asyncio.to_thread(self.store.open, self._environment.clock())
         running.push_async_callback(asyncio.to_thread, self.store.close)
         running.push_async_callback(self.group_commit.stop)
+        # Closing the store dispatches what is pending in its own thread; the loop must not do it concurrently.
         running.callback(self.reput.stop)
 
     def subscribe(self, listener: ArrivalListener) -> None:
@@ -61,6 +62,7 @@ class Storage:
         scheduler.every(config.clean_resource_interval, "retention", retention.run)
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
+        # Called once per dispatch, not per message.
         for listener in self._arrival_listeners:
             listener(topics)
 

@@ -52,6 +52,7 @@ class Registration:
 
     def schedule(self) -> None:
         """Register as soon as possible, after a change of the topics."""
+        # The running registration may already have encoded the topics, so it is repeated rather than joined.
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._register_until_current())
         else:
@@ -91,6 +92,7 @@ class Registration:
     async def unregister(self) -> None:
         """Remove this broker from every name server, after the running registration has ended."""
         if self._task is not None:
+            # A late REGISTER_BROKER would undo the removal.
             await asyncio.wait([self._task])
         header = BrokerRequestHeader(
             broker_name=self._config.broker_name,
@@ -130,6 +132,7 @@ class Registration:
     def _visible_topics(self) -> TopicConfigSerializeWrapper:
         """Return the topics as clients may see them: their permissions restricted by brokerPermission."""
         wrapper = self._topics.wrapper()
+        # The common case: no topic has to be copied.
         if self._config.broker_permission & READ_WRITE == READ_WRITE:
             return wrapper
         table: dict[str, TopicConfig] = {}

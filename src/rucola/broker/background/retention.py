@@ -63,6 +63,8 @@ class RetentionTask:
     async def run(self) -> None:
         """Run one round, from the measurement to the last expired file. Raises OSError."""
         await self.check_disks()
+        # One file per iteration: messages are moved, the file leaves the log, a thread deletes it. The pause keeps the
+        # deletion of large files from saturating the disk.
         while await self._prepare_delete() and self._store.expire(self._clock()):
             await in_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)

@@ -83,6 +83,7 @@ class ReputService:
 
     def on_pending(self) -> None:
         """Schedule a dispatch. The store calls this when it gets its first pending record."""
+        # A held pull waits for exactly this message: do not delay it. Otherwise collect a batch.
         if self._held:
             if self._next is None:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
@@ -142,6 +143,7 @@ class DueTask:
     def _set_timer(self, due_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # asyncio timers follow the monotonic clock, due times the wall clock.
         wait_ms = min(max(due_ms - self._clock(), 0), self.MAX_WAIT_MS)
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._run)
 
@@ -179,6 +181,7 @@ class Scheduler:
 
     async def _run(self, interval_s: float, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
         while True:
+            # Sleeping first spreads the work: nothing periodic competes with the start.
             await asyncio.sleep(interval_s)
             try:
                 outcome = step()

@@ -100,6 +100,7 @@ class ScheduleMessageService:
         for level in sorted({*range(1, len(self._delays_ms) + 1), *waiting, *stored}):
             queue = (SCHEDULE_TOPIC, level - 1)
             begin, end = self._store.min_offset(*queue), self._store.max_offset(*queue)
+            # A crash may have destroyed the end of the queue, and retention its beginning.
             self._offsets[level] = max(begin, min(stored.get(level, 0), end))
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 

@@ -2,7 +2,7 @@
 
 A message may have been delivered before, since progress is written after deliveries and a crash may happen between the
 two. When that is possible, the message is looked up in the index by its unique key, and skipped if its own queue
-contains it. An older message with the same key is told apart by its position: the delivered record is behind the
+contains it. An older message with the same key differs in its position: the delivered record is behind the
 waiting one in the log. This does not hold for rolled messages (see `broker.delivery.timer`), which are compared without
 it.
 
@@ -52,6 +52,7 @@ def deliver(
     message.topic, message.queue_id = own_queue
     if (check_duplicate or was_rolled) and _is_delivered(store, message, 0 if was_rolled else physical_offset):
         return True
+    # A commit stored the offset of its half message; the record in the own queue has none, as with Apache.
     message.prepared_transaction_offset = 0
     return puts.put_again(kind, message, now_ms).status is PutMessageStatus.PUT_OK
 
@@ -67,6 +68,7 @@ def _own_queue(message: MessageExt) -> tuple[str, int]:
         queue_id = int(queue)
         check_queue_name(topic, queue_id)
     except (InvalidMessage, ValueError):
+        # One error message for all three cases: no number, out of range, or an illegal topic.
         queue_id = -1
     if not 0 <= queue_id <= _MAX_QUEUE_ID or len(topic.encode()) > MAX_TOPIC_LENGTH:
         raise InvalidMessage(

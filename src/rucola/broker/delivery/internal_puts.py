@@ -117,11 +117,14 @@ class InternalPuts:
         For messages that cannot be recovered from the store. The buffer is bounded, and lost with the process; both
         losses are logged.
         """
+        # While messages are buffered, new ones queue up behind them without an attempt: the order is kept, and a
+        # full disk costs one attempt per backoff instead of one per message.
         result = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         if not self._buffer and (result := self.put(kind, message, now_ms)).status is PutMessageStatus.PUT_OK:
             return result
         size = len(message.body)
         if len(self._buffer) >= MAX_BUFFERED or self._buffered_bytes + size > MAX_BUFFERED_BYTES:
+            # A lost message counts as a failed attempt, and is logged once until the buffer is empty again.
             self.failures[kind] += 1
             if not self._has_overflowed:
                 logger.error("%s: the buffer of messages that cannot be put is full; further messages are lost", kind)
@@ -149,6 +152,7 @@ class InternalPuts:
 
     def close(self, now_ms: int) -> None:
         """Put buffered messages for the last time; log those that are lost."""
+        # Without the reset, a pending backoff would skip the last attempt.
         self._backoff.succeeded()
         self.put_buffered(now_ms)
         if self._buffer:
@@ -158,6 +162,7 @@ class InternalPuts:
     def _failed(self, kind: str, result: PutResult, msg_id: str, topic: str, reason: str) -> None:
         self.failures[kind] += 1
         logged = self._failing.setdefault(kind, set())
+        # A full disk fails every put for hours: one line per kind and status is enough.
         if result.status not in logged:
             logged.add(result.status)
             logger.error("%s: put of message %s for %s failed and is retried: %s", kind, msg_id, topic, reason)

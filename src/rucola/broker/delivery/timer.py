@@ -214,10 +214,12 @@ class TimerMessageService:
         document = config_files.read_config(self._path)
         stored = TimerCheckpoint(0, 0, 0) if document is None else _parse_checkpoint(self._path, document)
         begin, end = self._store.min_offset(*_QUEUE), self._store.max_offset(*_QUEUE)
+        # A crash may have destroyed the end of the queue, and retention its beginning: clamp the offsets to the queue.
         self._rolled_offset = max(begin, min(stored.rolled_offset, end))
         self._end = max(self._rolled_offset, min(stored.queue_offset, end))
         self._delivered_ms = stored.delivered_ms
         if self._rolled_offset < self._end:
+            # Everything due at deliveredMs or before is delivered, so far messages begin one millisecond later.
             self._horizon = (min(stored.delivered_ms + 1, _LATEST_MS), 0)
             for segment in range(self._rolled_offset // self._segment_units, -(-self._end // self._segment_units)):
                 self._far[segment] = _FarSegment(0, _LATEST_MS)
@@ -227,6 +229,7 @@ class TimerMessageService:
 
     def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
         """Add the newest units of the queue. `end` is the queue offset behind the last of them."""
+        # Step 1: below the horizon into the heap, else far.
         for queue_offset, due_ms in enumerate(due_times_ms, end - len(due_times_ms)):
             key = (due_ms, queue_offset)
             if self._horizon is None or key < self._horizon:
@@ -257,6 +260,7 @@ class TimerMessageService:
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver due messages, DELIVERY_BATCH at most; return when to call again, or None if none wait."""
+        # Step 3. During a backoff nothing is delivered, but the scan below continues.
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
         while retry_ms is None and self._near and self._near[0][0] <= now_ms and count < DELIVERY_BATCH:
@@ -265,11 +269,13 @@ class TimerMessageService:
                 count += 1
             else:
                 retry_ms = self._backoff.failed(now_ms)
+        # Step 4. Refill at half the capacity, so that the scan ends before the heap is empty.
         if self._horizon is not None and len(self._near) <= self._near_capacity // 2:
             self._scan_segment()
             return now_ms
         if not self._near:
             return None
+        # A due message remains only after a full batch (call again at once) or during a backoff (call at its end).
         due_ms = self._near[0][0]
         return due_ms if retry_ms is None or due_ms > now_ms else retry_ms
 
@@ -323,6 +329,7 @@ class TimerMessageService:
 
     def _roll_some(self, now_ms: int) -> bool | None:
         """Roll a batch of units: return True when the file is done, None if more follow, False if a put failed."""
+        # The last file is never deleted, so nothing has to leave it.
         size = self._store.config.mapped_file_size_commit_log
         file_end = self._store.min_physical_offset // size * size + size
         if file_end >= self._store.max_physical_offset:
@@ -333,6 +340,7 @@ class TimerMessageService:
         for physical_offset, _, due_ms in units:
             if physical_offset >= file_end:
                 return True
+            # Units with keys below the first waiting one are delivered already.
             waits = first is not None and (due_ms, self._rolled_offset) >= first
             if waits and not self._roll_one(physical_offset, now_ms):
                 return False
@@ -387,6 +395,7 @@ class TimerMessageService:
                 scan.keep_nearest(self._near_capacity)
             return
         self._scan = None
+        # Step 5. If messages were left out, the horizon is right behind the last that fits.
         nearest = [(due_ms, queue_offset) for due_ms, queue_offset in scan.keep_nearest(self._near_capacity).tolist()]
         if scan.limit_ms is not None:
             self._horizon = (nearest[-1][0], nearest[-1][1] + 1)

@@ -33,6 +33,7 @@ class TransactionCheckService:
         store: MessageStore,
         offsets: ConsumerOffsetTable,
         clients: ClientRegistry,
+        calls: ClientCalls,
         group_commit: GroupCommit,
         clock: Callable[[], int],
     ) -> None:
@@ -40,12 +41,14 @@ class TransactionCheckService:
         self._store = store
         self._offsets = offsets
         self._clients = clients
+        self._calls = calls
         self._group_commit = group_commit
         self._clock = clock
 
     async def run(self) -> None:
         """Send a check request for each transaction that timed out; skip groups without a connected producer."""
         for number, check in enumerate(self._transactions.check(self._clock()), 1):
+            # Any connected member of the group may answer; the request is one-way, the answer is an END_TRANSACTION.
             producer = self._clients.next_producer(check.group)
             if producer is None:
                 logger.warning("transaction check: no producer of group %r is connected", check.group)
@@ -57,6 +60,7 @@ class TransactionCheckService:
 
     async def commit_offsets(self) -> None:
         """Commit the offsets of the half and op queues, after a flush of the records that justify them."""
+        # The offsets are taken before the flush: an op message put during the flush is not covered by it.
         committed = self._transactions.offsets()
         timeout_ms = self._store.config.sync_flush_timeout
         is_flushed = await self._group_commit.wait_flushed(self._store.max_physical_offset, timeout_ms)

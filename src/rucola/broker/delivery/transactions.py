@@ -123,6 +123,7 @@ class TransactionalMessageService:
         """Read from the store which transactions are open: those without an op message."""
         self._half_begin = self._loaded_begin = self._first_needed(*_HALF_QUEUE)
         self._op_end = self._first_needed(*_OP_QUEUE)
+        # Op messages before the committed offset refer only to half messages before `_half_begin`.
         while units := self._store.units(*_OP_QUEUE, self._op_end, _UNITS_PER_READ):
             for queue_offset, (physical_offset, _, _) in enumerate(units, self._op_end):
                 try:
@@ -284,13 +285,15 @@ class TransactionalMessageService:
         self._forget_ended()
 
     def _check_one(self, half: MessageExt, now_ms: int) -> tuple[bool, PutResult | None]:
-        """Check one open half message. Returns whether the check may continue behind it, and the copy to ask about.
+        """Check one open half message.
 
-        condition, in this order                                  action
-        transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
-        its own immunity time has not passed                      copy it without a check
-        no immunity time, and younger than transactionTimeOut     stop here
-        otherwise                                                 copy it, and ask its producer group
+        Returns whether the check may continue behind it, and the copy to send a request about. The first case that
+        applies decides:
+
+            transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
+            its own immunity time has not passed                      copy it without a check
+            no immunity time, and younger than transactionTimeOut     stop here
+            otherwise                                                 copy it, and ask its producer group
         """
         pairs = half.properties
         checked = _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))
@@ -376,6 +379,8 @@ class TransactionalMessageService:
 
     def _forget_ended(self) -> None:
         """Drop the state of half messages before `_half_begin`, after a check has visited all of them."""
+        # Entries before `_half_begin` serve to recognize the copies of ended messages (`_is_ended_by_first`). All
+        # copies were visited now; keeping the entries would hold back the offset of the op queue.
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}
         open_copies: dict[int, int] = {}
         for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy is behind its original

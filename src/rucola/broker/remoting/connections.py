@@ -112,6 +112,7 @@ class ConnectionAdapter:
         record = self._service.record_of(header.msg_id or "")
         channel = self._service.consumer(group, client_id)
         request = RemotingCommand.request(command.code, body=record)
+        # The client gets the request as it came, with the record as body and the name of this broker.
         request.ext = command.ext_fields | {"brokerName": self._config.broker_name}
         return await self._calls.forward(command, channel, request, f"<{group}> <{client_id}>")
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from rucola import fastjson
 from rucola.access import Action, Resource
 from rucola.broker.services.groups import GroupService
+from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.group import (
     CloneGroupOffsetRequestHeader,
     DeleteSubscriptionGroupRequestHeader,

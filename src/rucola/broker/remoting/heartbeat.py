@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rucola.access import Action, Resource
 from rucola.broker.services.clients import ClientService
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -40,9 +40,9 @@ def _checked_subscription(request: CheckClientRequestBody) -> Resource:
 
 
 class HeartbeatAdapter:
-    """Heartbeats of clients, and what depends on them."""
+    """Heartbeats and subscriptions of clients, and the members of groups."""
 
-    def __init__(self, service: ClientService, writing: TableWriting) -> None:
+    def __init__(self, service: ClientService, writing: TablePersistence) -> None:
         self._service = service
         self._writing = writing
 
@@ -69,13 +69,13 @@ class HeartbeatAdapter:
 
     def heart_beat(self, connection: Connection, command: RemotingCommand, heartbeat: HeartbeatData) -> Reply:
         self._service.heartbeat(connection, heartbeat, command.language, command.version)
-        return self._writing.once_settled(command.response(ResponseCode.SUCCESS))
+        return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def unregister(
         self, connection: Connection, command: RemotingCommand, header: UnregisterClientRequestHeader
     ) -> Reply:
         self._service.unregister(connection, header.producer_group, header.consumer_group)
-        return self._writing.once_settled(command.response(ResponseCode.SUCCESS))
+        return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def consumer_ids(
         self, connection: Connection, command: RemotingCommand, header: GetConsumerListByGroupRequestHeader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rucola.access import Action, Resource
 from rucola.broker.services.retry import RetryService
-from rucola.broker.tables.persistence import TableWriting
+from rucola.broker.tables.persistence import TablePersistence
 from rucola.message.topics import retry_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -21,7 +21,7 @@ def retried_topic(header: ConsumerSendMsgBackRequestHeader) -> Resource:
 class RetryAdapter:
     """Messages that consumers send back."""
 
-    def __init__(self, service: RetryService, writing: TableWriting) -> None:
+    def __init__(self, service: RetryService, writing: TablePersistence) -> None:
         self._service = service
         self._writing = writing
 
@@ -33,4 +33,4 @@ class RetryAdapter:
         self, connection: Connection, command: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> Reply:
         self._service.retry(header, command.version)
-        return self._writing.once_settled(command.response(ResponseCode.SUCCESS))
+        return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))

@@ -26,8 +26,9 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.services.messages import Published
 from rucola.broker.services.publish import PublishService, Put, SendHeader
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
+from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand, is_true
+from rucola.protocol.command import JSON, VERSION, RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
@@ -61,14 +62,8 @@ class SendAnswers:
             b'"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % VERSION
         )
 
-    def answer(self, command: RemotingCommand, published: Published) -> bytes | RemotingCommand:
-        """Return the response in the request's serialization."""
-        return (
-            self.formatted(command, published) if command.serialize_type is JSON else self.encoded(command, published)
-        )
-
     def formatted(self, command: RemotingCommand, published: Published) -> bytes:
-        """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`, in a fifth of the time."""
+        """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`, in a sixth of the time."""
         if published.physical_offsets:
             msg_id = self._batch_id(published)
         else:
@@ -104,6 +99,11 @@ class SendAdapter:
     def __init__(self, publish: PublishService, config: BrokerConfig) -> None:
         self._publish = publish
         self._answers = SendAnswers(config)
+        # Bound once, since each is used for every message: 0.02 µs less per use.
+        self._admit = publish.admit
+        self._put_message: Put[Published] = publish.put_message
+        self._put_batch: Put[Published] = publish.put_batch
+        self._formatted = self._answers.formatted
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         v1, v2 = SendMessageRequestHeader, SendMessageRequestHeaderV2
@@ -115,31 +115,41 @@ class SendAdapter:
 
     def send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
         if header.batch != "false" and (is_true(header.batch) or header.batch == "1"):
-            return self._send(connection, command, header, self._publish.put_batch)
-        return self._send(connection, command, header, self._publish.put_message)
+            return self.send_batch(connection, command, header)
+        published = self._admit(connection.caller, command.version, header, command.body, self._put_message)
+        # The usual case, without another call: stored, nothing to wait for, JSON.
+        if isinstance(published, Published) and not published.must_wait and command.serialize_type is JSON:
+            return self._formatted(command, published)
+        return self._answer(command, published)
 
     def send_batch(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
-        return self._send(connection, command, header, self._publish.put_batch)
+        return self._answer(
+            command, self._admit(connection.caller, command.version, header, command.body, self._put_batch)
+        )
 
-    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader, put: Put[Published]) -> Reply:
-        published = self._publish.admit(connection.caller, command.version, header, command.body, put)
+    def _answer(self, command: RemotingCommand, published: Published | Awaitable[Published]) -> Reply:
         if not isinstance(published, Published):
-            return self._answer_later(command, published)
+            return self._answer_new_topic(command, published)
         if published.must_wait:
             return self._answer_when_durable(command, published)
-        return self._answers.answer(command, published)
+        return self._successful(command, published)
 
-    async def _answer_later(self, command: RemotingCommand, stored: Awaitable[Published]) -> Answer:
+    async def _answer_new_topic(self, command: RemotingCommand, stored: Awaitable[Published]) -> Answer:
         published = await stored
         if published.must_wait:
             return await self._answer_when_durable(command, published)
-        return self._answers.answer(command, published)
+        return self._successful(command, published)
 
     async def _answer_when_durable(self, command: RemotingCommand, published: Published) -> Answer:
         missing = await self._publish.durable(published)
         if missing is None:
-            return self._answers.answer(command, published)
+            return self._successful(command, published)
         status, text = missing
         answer = self._answers.encoded(command, published)
         answer.code, answer.remark = _NOT_DURABLE[status], text
         return answer
+
+    def _successful(self, command: RemotingCommand, published: Published) -> Answer:
+        if command.serialize_type is JSON:
+            return self._formatted(command, published)
+        return self._answers.encoded(command, published)

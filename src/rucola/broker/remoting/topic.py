@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from rucola.access import Action, Resource
 from rucola.broker.services.topics import TopicService
+from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand, is_true
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryConsumeQueueRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicConfig, TopicRequestHeader, encode_topic_stats
 from rucola.remoting.connection import Answer, Connection, Reply

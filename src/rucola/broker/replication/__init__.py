@@ -1,1 +1,1 @@
-"""One log on two machines: what a master does for its slaves, and a slave to be one."""
+"""Replication of one log to slaves: the HA service of a master, the HA client and table sync of a slave."""

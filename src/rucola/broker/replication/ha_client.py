@@ -1,15 +1,22 @@
-"""Slave: follows a master's log, and says how far it has come.
+"""HA client of a slave: copies the log of its master, and reports its progress.
 
-It connects to haMasterAddress or, without that, to the address that the name servers have of the master, says where
-its log ends and takes what the master sends (see `rucola.store.replica`). First it asks for a little that it has: only
-when that is the same on the master, its end is told. What it has is told at once with ASYNC_FLUSH, and once it is on
-disk with SYNC_FLUSH, so that a SYNC_MASTER vouches for as much as the slave does.
+The client connects to haMasterAddress or, if that is empty, to the HA address that the name servers have of the master.
+One connection (`_ReplicationSession`) works as follows:
 
-A connection that breaks, or on which nothing comes for haHousekeepingInterval, is made anew, for as long as it takes.
-Where master and slave contradict each other nothing is taken until an operator has decided; the log says so once.
+1. Report an offset a little before the end of the own log, where a record begins (`Replica.begin`).
+2. Receive the log from there. Until the end of the own log, compare it: different bytes end the session, since the logs
+   have diverged. Only then may the slave's end be reported.
+3. Append what follows, and dispatch it like messages that were put.
+4. Report the end of the own log after each read. With SYNC_FLUSH, report it after a flush, so that a SYNC_MASTER
+   answers SEND_OK only for messages on the disk of the slave.
+5. Repeat the last report every haSendHeartbeatInterval. End the session if nothing arrives for haHousekeepingInterval.
+6. At the end, truncate a partial record: the master may have lost the rest of it.
 
-Answers to `HAService.HAClient` of Apache RocketMQ 4.9.8. Deliberate differences: Apache's slave begins where its log
-ends, so it never notices that the master's has become another one; and it reports what is in its memory alone.
+Sessions are repeated until the broker stops. After diverged logs nothing is copied until an operator acts; the reason
+is logged once.
+
+Corresponds to `HAService.HAClient` of Apache RocketMQ 4.9.8. Deliberate differences: Apache's slave begins at the
+end of its log, and therefore does not notice that the logs have diverged; it reports bytes that are only in memory.
 """
 
 from __future__ import annotations
@@ -33,41 +40,45 @@ from rucola.store.replica import Replica
 logger = logging.getLogger(__name__)
 
 READ_SIZE = 64 * 1024
-"""So much is copied and looked through in one turn of the loop."""
+"""Bytes that are copied and parsed in one loop iteration."""
 WAIT_S = 1.0
-"""Before the next try."""
+"""Delay before the next connection attempt."""
 LONG_WAIT_S = 5.0
-"""Likewise, where there was a connection, and the log could not be followed."""
+"""Delay after a session that could not copy anything, or that failed locally."""
 
-WHAT_TO_DO = (
-    "Nothing more is taken. `rucola store check` on both directories, with the brokers stopped, says whether one is "
-    "damaged. To begin anew with the master's log, stop the slave, remove its store directory, and start it again"
+DIVERGED_ADVICE = (
+    "Nothing is copied until this is resolved. `rucola store check` on both directories, with the brokers stopped, "
+    "shows whether one is damaged. To start over with the master's log, stop the slave, remove its store directory, "
+    "and start it again"
 )
 
 
 class HAClient:
-    """The copying of one store. Belongs to one event loop."""
+    """Follows the master of one store. All methods must be called in one event loop."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, flush: GroupCommit, registration: Registration
+        self, config: BrokerConfig, store: MessageStore, group_commit: GroupCommit, registration: Registration
     ) -> None:
         assert store.replica is not None
         self._config = config
         self._store = store
         self._replica = store.replica
-        self._flush = flush
         self._registration = registration
-        self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._said = ""
-        self._is_followed = False
+        is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._group_commit = group_commit if is_sync_flush else None
+        """Flushes before each report; None if bytes in memory are reported."""
+        self._logged = ""
+        """The last logged reason why this slave does not follow, to log each reason once."""
+        self._is_following = False
+        """Whether the current session has found the logs to be the same."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to follow the master."""
+        """Start to follow the master."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Follow no longer."""
+        """End the session and wait for it."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -80,59 +91,62 @@ class HAClient:
             if address:
                 wait_s = await self._follow(address)
             else:
-                self._say("no name server knows a master of %s yet", self._config.broker_name)
+                self._log_once("no name server has a master of %s yet", self._config.broker_name)
             await asyncio.sleep(wait_s)
-            if not self._config.ha_master_address:
+            if not self._config.ha_master_address:  # the response of a registration contains the master's address
                 self._registration.schedule()
                 await self._registration.wait_registered()
 
-    def _say(self, words: str, *arguments: object) -> None:
-        """Log what keeps this slave from following, once."""
-        text = words % arguments
-        if text != self._said:
+    def _log_once(self, message: str, *arguments: object) -> None:
+        """Log why this slave does not follow, unless it is the reason that was logged last."""
+        text = message % arguments
+        if text != self._logged:
             logger.warning("%s", text)
-            self._said = text
+            self._logged = text
 
     async def _follow(self, address: str) -> float:
-        """Copy what a master sends, until something is wrong; say what, and return how long to wait, in seconds."""
-        self._is_followed = False
+        """Run one session, log why it ended, and return the delay before the next one, in seconds."""
+        self._is_following = False
         try:
             stream = await open_stream(address)
         except MQError as error:
-            self._say("the master: %s", error)
+            self._log_once("the master: %s", error)
             return WAIT_S
         try:
-            flush = self._flush if self._is_flushed else None
-            try:
-                await _ReplicationSession(
-                    self._config, self._store, self._replica, flush, stream, self._on_compared
-                ).run()
-            finally:
-                stream.close()
-                await in_thread(self._replica.truncate)  # half a record, which the master may lose, or what is none
+            await self._run_session(stream)
         except StoreError as error:
-            self._say("the master at %s: %s. %s", address, error, WHAT_TO_DO)
+            self._log_once("the master at %s: %s. %s", address, error, DIVERGED_ADVICE)
             return LONG_WAIT_S
         except MQError as error:
-            self._say("the master at %s: %s", address, error)
+            self._log_once("the master at %s: %s", address, error)
         except OSError as error:
-            self._say("the log of the master at %s cannot be copied: %s", address, error)
+            self._log_once("the log of the master at %s cannot be copied: %s", address, error)
             return LONG_WAIT_S
         except Exception:
             logger.exception("following the master at %s failed", address)
             return LONG_WAIT_S
-        return WAIT_S if self._is_followed else LONG_WAIT_S
+        return WAIT_S if self._is_following else LONG_WAIT_S
+
+    async def _run_session(self, stream: Stream) -> None:
+        try:
+            await _ReplicationSession(
+                self._config, self._store, self._replica, self._group_commit, stream, self._on_compared
+            ).run()
+        finally:
+            stream.close()
+            await in_thread(self._replica.cut)  # a partial record, which the master may lose, or bytes that are none
 
     def _on_compared(self) -> None:
-        logger.info("this log is the master's, and follows it from %d on", self._store.max_physical_offset)
-        self._said = ""
-        self._is_followed = True
+        logger.info("the log equals the master's, and follows it from %d", self._store.max_physical_offset)
+        self._logged = ""
+        self._is_following = True
 
 
 class _ReplicationSession:
     """One connection to a master.
 
-    `flush` is for slaves that report what is on disk; `on_compared` is called when the log is known to be the master's.
+    `group_commit` is set if only flushed bytes are reported. `on_compared` is called once the own log is known to equal
+    that of the master.
     """
 
     def __init__(
@@ -140,22 +154,26 @@ class _ReplicationSession:
         config: BrokerConfig,
         store: MessageStore,
         replica: Replica,
-        flush: GroupCommit | None,
+        group_commit: GroupCommit | None,
         stream: Stream,
         on_compared: Callable[[], None],
     ) -> None:
         self._config = config
         self._store = store
         self._replica = replica
-        self._flush = flush
+        self._group_commit = group_commit
         self._stream = stream
         self._begin = self._replica.begin
-        self._compared_from = store.max_physical_offset
+        """Physical offset of the first report, from which the logs are compared."""
+        self._compared_end = store.max_physical_offset
+        """End of the own log at the start of the session: the comparison is complete there."""
         self._is_compared = False
         self._on_compared = on_compared
-        self._news = asyncio.Event()
+        self._progress = asyncio.Event()
+        """Set after each read, for the reporting task."""
 
     async def run(self) -> None:
+        """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""
         await self._stream.write(encode_report(self._begin))
         await run_until_first_ends(self._receive(), self._report())
 
@@ -163,23 +181,26 @@ class _ReplicationSession:
         decoder = TransferDecoder()
         store = self._store
         while True:
+            # 1. Read. Heartbeats arrive even if there is no new message.
             try:
                 async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):
                     data = await self._stream.read(READ_SIZE)
             except TimeoutError:
                 raise RemotingConnectError(
-                    f"nothing came for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
+                    f"nothing arrived for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
                 ) from None
             if not data:
-                raise RemotingConnectError("it closed the connection; its log says why if it did so on purpose")
+                raise RemotingConnectError("it closed the connection; its log has the reason if that was on purpose")
             if store.write_state.failure is not None:
                 raise OSError(store.write_state.failure)
+            # 2. Compare with the own log, and append what is behind its end.
             for physical_offset, piece in decoder.receive_data(data):
                 self._replica.append(physical_offset, piece)
-                if not self._is_compared and physical_offset + len(piece) >= self._compared_from:
+                if not self._is_compared and physical_offset + len(piece) >= self._compared_end:
                     self._is_compared = True
                     self._on_compared()
-            self._news.set()
+            self._progress.set()
+            # 3. Dispatch in bounded batches, yielding in between.
             while store.has_pending:
                 store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
                 await asyncio.sleep(0)
@@ -187,18 +208,21 @@ class _ReplicationSession:
     async def _report(self) -> None:
         reported = self._begin
         while True:
-            self._news.clear()
-            if self._is_compared and await self._is_safe(end := self._store.max_physical_offset) and end != reported:
+            self._progress.clear()  # before the end is read: bytes that arrive later set the event again
+            end = self._store.max_physical_offset
+            if self._is_compared and await self._is_safe(end) and end != reported:
                 reported = end
             else:
                 try:
                     async with asyncio.timeout(self._config.ha_send_heartbeat_interval / 1000):
-                        await self._news.wait()
+                        await self._progress.wait()
                     continue
-                except TimeoutError:
+                except TimeoutError:  # repeat the last report as a heartbeat
                     pass
             await self._stream.write(encode_report(reported))
 
     async def _is_safe(self, end: int) -> bool:
-        """Wait until this slave can vouch for its log up to there; False where that takes too long."""
-        return self._flush is None or await self._flush.wait_flushed(end, self._store.config.sync_flush_timeout)
+        """Wait until the log may be reported up to `end`; False if the flush failed or timed out."""
+        if self._group_commit is None:
+            return True
+        return await self._group_commit.wait_flushed(end, self._store.config.sync_flush_timeout)

@@ -1,19 +1,25 @@
-"""Master: sends the log to slaves, and knows how far each has come.
+"""HA service of a master: sends the log to slaves and tracks their replication lag.
 
-A slave says where to begin and gets what lies there, in transfers of haTransferBatchSize at most, straight from the
-mapped file; then what is put, as soon as it is dispatched or somebody waits for it. A slave with nothing asks for 0
-and gets the newest file of the log, from its beginning on: what is older reaches it no more. One that is silent for
-haHousekeepingInterval is let go.
+Protocol on each connection (frames: `rucola.protocol.replication`):
 
-A SYNC_MASTER answers SEND_OK when a slave has reported that it has the message (`wait_replicated`). All who wait
-share the next
-report. They wait for slaveTimeout; where no slave is there, or all are haSlaveFallbehindMax behind, for nothing, and
-when the last one goes, no longer.
+1. The slave connects and reports the physical offset to begin at; 0 means that it has no log.
+2. The master checks it. Behind the end of its own log, or before the beginning: the logs have diverged, or retention
+   has deleted the range. The master closes the connection and logs what the operator can do.
+3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
+   0 it begins with the newest file of the log; older messages are not replicated.
+4. At the end of its log the master waits until a dispatch or a waiting sender wakes the connection. After
+   haSendHeartbeatInterval without data it sends an empty transfer.
+5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
+   haHousekeepingInterval is disconnected.
 
-Answers to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave that asks for what
-the log does not have, or not yet, is sent away with a line that says what to do, where Apache sends it nothing or what
-comes to lie there later; how far the slaves are is asked of those that are connected, and nobody waits
-for one that has gone.
+A SYNC_MASTER answers SEND_OK after a slave has reported the message (`wait_replicated`). All waiting senders share the
+next report. The wait ends after slaveTimeout. It fails immediately if no slave is connected or all lag by
+haSlaveFallbehindMax, and when the last slave disconnects.
+
+Corresponds to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave that requests a
+range which the log does not contain is disconnected with a log line that says what to do, where Apache sends nothing,
+or the bytes that are appended there later; the lag is that of the slaves connected now, and nothing waits for a slave
+that has disconnected.
 """
 
 from __future__ import annotations
@@ -31,90 +37,106 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 READ_SIZE = 8192
+"""Bytes per read of reports, which have 8 bytes each."""
 
 
 class _HAConnection:
-    """A connected slave; `reported` is -1 until it has said where to begin."""
+    """State of one connected slave."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+        """Address of the slave, "ip:port"."""
         self.reported = -1
+        """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
+        """Set when there may be something to send."""
+
+    @property
+    def host(self) -> str:
+        """The address without the port, which changes with every connection."""
+        return self.peer.rpartition(":")[0]
 
 
 class HAService:
-    """The replication of one store to its slaves. Belongs to one event loop."""
+    """Replicates one store to its slaves. All methods must be called in one event loop."""
 
     def __init__(self, config: BrokerConfig, store: MessageStore) -> None:
         self._config = config
         self._store = store
-        self._slaves: set[_HAConnection] = set()
-        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
-        self._said: dict[str, str] = {}
+        self._connections: set[_HAConnection] = set()
+        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
+        """Physical offset and future of each waiting sender."""
+        self._logged_reasons: dict[str, str] = {}
+        """Last logged reason of a disconnect, by host: slaves reconnect every few seconds."""
         self._server = StreamServer(config.bind_address, config.ha_listen_port, self._serve)
 
     def start(self) -> None:
-        """Listen for slaves. RemotingError where the port is taken."""
+        """Listen for slaves, and store the chosen port in the configuration. Raises RemotingError."""
         self._server.start()
         self._config.ha_listen_port = self._server.port
 
     async def stop(self) -> None:
-        """Send no more. Who waits still gets no answer from here."""
+        """Close the listening socket and all connections, which fails the waiting senders."""
         await self._server.stop()
 
     def replication_lag(self) -> dict[str, int]:
-        """How many bytes of the log each slave lacks, by its "ip:port", once it has said where to begin."""
+        """Return the bytes of the log that each slave does not have yet, by "ip:port", after its first report."""
         end = self._store.max_physical_offset
-        return {slave.peer: end - slave.reported for slave in self._slaves if slave.reported >= 0}
+        return {
+            connection.peer: end - connection.reported for connection in self._connections if connection.reported >= 0
+        }
 
     def log_replication_lag(self) -> None:
-        """Log how far each slave is behind."""
-        for peer, lacking in self.replication_lag().items():
-            logger.info("slave %s is %d bytes behind", peer, lacking)
+        """Log the replication lag of each slave."""
+        for peer, lag in self.replication_lag().items():
+            logger.info("replication lag of slave %s: %d bytes", peer, lag)
 
     def on_put(self) -> None:
-        """Something was put: send it."""
-        for slave in self._slaves:
-            slave.wake.set()
+        """Wake all connections, after new records were dispatched or a sender began to wait."""
+        for connection in self._connections:
+            connection.wake.set()
 
     async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
-        """Wait until a slave has everything below `physical_offset`."""
-        farthest = max([slave.reported for slave in self._slaves], default=-1)
+        """Wait until a slave has everything below `physical_offset`.
+
+        Returns PUT_OK, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE.
+        """
+        # The lag is checked before this message counts as replicated, as Apache does.
+        farthest = max([connection.reported for connection in self._connections], default=-1)
         if farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max:
             return PutMessageStatus.SLAVE_NOT_AVAILABLE
         if farthest >= physical_offset:
             return PutMessageStatus.PUT_OK
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((physical_offset, done))
-        self.on_put()
+        self._waiters.append((physical_offset, done))
+        self.on_put()  # without this, replication would wait for the next dispatch, up to 5 ms
         try:
             async with asyncio.timeout(self._config.slave_timeout / 1000):
-                is_there = await done
+                is_replicated = await done
         except TimeoutError:
             return PutMessageStatus.FLUSH_SLAVE_TIMEOUT
-        return PutMessageStatus.PUT_OK if is_there else PutMessageStatus.SLAVE_NOT_AVAILABLE
+        return PutMessageStatus.PUT_OK if is_replicated else PutMessageStatus.SLAVE_NOT_AVAILABLE
 
     async def _serve(self, stream: Stream) -> None:
-        """One slave, until one side ends it."""
-        slave = _HAConnection(stream.peer)
-        self._slaves.add(slave)
+        """Serve one slave until either side closes the connection."""
+        connection = _HAConnection(stream.peer)
+        self._connections.add(connection)
         try:
-            await run_until_first_ends(self._receive(slave, stream), self._send(slave, stream))
+            await run_until_first_ends(self._receive(connection, stream), self._send(connection, stream))
         except MQError as error:
-            self._say(slave, str(error))
+            self._log_disconnect(connection, str(error))
         finally:
-            self._slaves.discard(slave)
-            if all(other.reported < 0 for other in self._slaves):
-                self._end_waiting(self._store.max_physical_offset, is_there=False)
+            self._connections.discard(connection)
+            if all(other.reported < 0 for other in self._connections):
+                self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
 
-    def _say(self, slave: _HAConnection, why: str) -> None:
-        """Log why a slave is let go, once for each machine: it will come again."""
-        host = slave.peer.rpartition(":")[0]
-        if self._said.get(host) != why:
-            self._said[host] = why
-            logger.warning("slave %s is let go: %s", slave.peer, why)
+    def _log_disconnect(self, connection: _HAConnection, reason: str) -> None:
+        """Log the reason of a disconnect, once per host until the reason changes or the slave catches on."""
+        if self._logged_reasons.get(connection.host) != reason:
+            self._logged_reasons[connection.host] = reason
+            logger.warning("slave %s disconnected: %s", connection.peer, reason)
 
-    async def _receive(self, slave: _HAConnection, stream: Stream) -> None:
+    async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
         while True:
             try:
@@ -122,69 +144,76 @@ class HAService:
                     data = await stream.read(READ_SIZE)
             except TimeoutError:
                 raise StoreError(
-                    f"it has said nothing for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
+                    f"no report within {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
                 ) from None
             if not data:
                 raise RemotingConnectError("it closed the connection")
             for physical_offset in decoder.receive_data(data):
-                self._note(slave, physical_offset)
+                self._on_report(connection, physical_offset)
 
-    def _note(self, slave: _HAConnection, physical_offset: int) -> None:
-        """A slave has everything before that, or begins there."""
+    def _on_report(self, connection: _HAConnection, physical_offset: int) -> None:
+        """Process a report; the first one is the offset to begin at. Raises StoreError if the logs have diverged."""
         end = self._store.max_physical_offset
         if physical_offset > end:
             raise StoreError(
-                f"its log reaches to {physical_offset}, and that of this master only to {end}: this master has lost "
-                "messages that the slave has, or the slave followed another. To keep what the slave has, stop both and "
-                "start the slave's directory as master; to drop it, stop the slave and remove its store directory"
+                f"its log ends at {physical_offset}, and that of this master at {end}: this master has lost messages "
+                "that the slave has, or the slave followed another master. To keep the slave's messages, stop both and "
+                "start the slave's directory as master; to drop them, stop the slave and remove its store directory"
             )
-        if slave.reported < 0:
-            slave.wake.set()
-        slave.reported = physical_offset
-        self._end_waiting(physical_offset, is_there=True)
+        if connection.reported < 0:
+            connection.wake.set()
+        connection.reported = physical_offset
+        self._resolve_waiters(physical_offset, is_replicated=True)
 
-    def _end_waiting(self, physical_offset: int, *, is_there: bool) -> None:
-        """Tell those who wait for what lies before `physical_offset` whether a slave has it."""
-        waiting, self._waiting = self._waiting, []
-        for item in waiting:
-            if item[0] > physical_offset:
-                self._waiting.append(item)
-            elif not item[1].done():
-                item[1].set_result(is_there)
+    def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
+        """Resolve the senders that wait for bytes before `physical_offset`."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter[0] > physical_offset:
+                self._waiters.append(waiter)
+            elif not waiter[1].done():
+                waiter[1].set_result(is_replicated)
 
-    async def _send(self, slave: _HAConnection, stream: Stream) -> None:
-        while slave.reported < 0:
-            slave.wake.clear()
-            await slave.wake.wait()
-        store = self._store
-        position = slave.reported
-        if not position:
-            end = store.max_physical_offset
-            position = end - end % store.config.mapped_file_size_commit_log
-        self._said.pop(slave.peer.rpartition(":")[0], None)
-        logger.info("slave %s asks for %d and gets the log from %d on", slave.peer, slave.reported, position)
+    async def _send(self, connection: _HAConnection, stream: Stream) -> None:
+        """Send the log to one slave. Raises StoreError if retention has deleted the range that it needs."""
+        position = await self._begin(connection)
         batch = min(self._config.ha_transfer_batch_size, MAX_TRANSFER_SIZE)
         while True:
-            slave.wake.clear()
-            found = store.hold_bytes(position, batch)
-            if found is None:
-                if position < store.min_physical_offset:
-                    raise StoreError(
-                        f"it needs the log from {position} on, which begins at {store.min_physical_offset} by now: "
-                        "stop the slave, remove its store directory, and start it again"
-                    )
+            connection.wake.clear()  # before the read: a put after it sets the event again
+            found = self._store.hold_bytes(position, batch)
+            if found is not None:
+                file, data = found
+                try:
+                    await stream.write(encode_header(position, len(data)), data)
+                    position += len(data)
+                finally:  # the mapped file may be deleted only after the kernel has taken the bytes
+                    data.release()
+                    file.release()
+                # A write that the kernel accepts at once does not suspend: yield, so that other tasks run.
+                await asyncio.sleep(0)
+            elif position < self._store.min_physical_offset:
+                raise StoreError(
+                    f"it needs the log from {position}, which now begins at {self._store.min_physical_offset}: "
+                    "stop the slave, remove its store directory, and start it again"
+                )
+            else:
                 try:
                     async with asyncio.timeout(self._config.ha_send_heartbeat_interval / 1000):
-                        await slave.wake.wait()
+                        await connection.wake.wait()
                 except TimeoutError:
                     await stream.write(encode_header(position, 0))
-                continue
-            file, data = found
-            try:
-                await stream.write(encode_header(position, len(data)), data)
-                position += len(data)
-            finally:
-                data.release()
-                file.release()
-            # A write that the kernel takes at once waits for nothing, and others shall have a turn.
-            await asyncio.sleep(0)
+
+    async def _begin(self, connection: _HAConnection) -> int:
+        """Wait for the first report and return the physical offset to send from."""
+        while connection.reported < 0:
+            connection.wake.clear()
+            await connection.wake.wait()
+        position = connection.reported
+        if not position:
+            end = self._store.max_physical_offset
+            position = end - end % self._store.config.mapped_file_size_commit_log
+        self._logged_reasons.pop(connection.host, None)
+        logger.info(
+            "slave %s requests the log from %d and gets it from %d", connection.peer, connection.reported, position
+        )
+        return position

@@ -1,15 +1,16 @@
-"""Synchronize: gives a slave its master's tables, every 10 s.
+"""Table synchronization: copies the metadata tables of the master to a slave, every 10 s.
 
-    topics                         GET_ALL_TOPIC_CONFIG (21)               replaced where their data version differs
-    consumer groups                GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)  replaced where their data version differs
-    consumer offsets               GET_ALL_CONSUMER_OFFSET (43)            the master's come in place of those here
+    table                          request                                 effect on the slave
+    topics                         GET_ALL_TOPIC_CONFIG (21)               replaced if the data version differs
+    consumer groups                GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)  replaced if the data version differs
+    consumer offsets               GET_ALL_CONSUMER_OFFSET (43)            merged; the master's take precedence
     offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json
 
-The log brings the messages; without these tables nobody could read them here, or go on here as master. Each is asked
-for on its own: one that fails holds up no other, and is asked for again at the next turn.
+The log replicates messages only. Consumers need the tables to read from the slave, and the slave needs them to continue
+as a master. The tables are requested independently: one that fails is logged, and requested again by the next run.
 
-Answers to `SlaveSynchronize` of Apache RocketMQ 4.9.8. Deliberate difference: a message of a topic that is not known
-here has the master asked at once, so that a master which dies soon after leaves no messages that nobody can read.
+Corresponds to `SlaveSynchronize` of Apache RocketMQ 4.9.8. Deliberate difference: a message of an unknown topic starts
+a run immediately, so that its messages can be read even if the master fails right after.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ SYNC_INTERVAL_MS = 10_000
 
 
 class SlaveSynchronize:
-    """One turn at each `synchronize`, with the master that the name servers know of."""
+    """Synchronizes with the master whose address the last registration returned.
+
+    All methods must be called in one event loop.
+    """
 
     def __init__(
         self,
@@ -57,68 +61,73 @@ class SlaveSynchronize:
         self._groups = groups
         self._offsets = offsets
         self._delay_offset_path = delay_offset_path
-        self._said: dict[RequestCode, str] = {}
-        self._missed: set[str] = set()
-        self._turn: asyncio.Task[None] | None = None
+        self._logged_errors: dict[RequestCode, str] = {}
+        """The last logged error of each request that fails, to log each error once."""
+        self._unknown_topics: set[str] = set()
+        """Topics without a configuration that arrived since the last periodic run."""
+        self._early_run: asyncio.Task[None] | None = None
+        """The run that an unknown topic started."""
 
     def on_arrival(self, topic: str) -> None:
-        """A message has come. Where its topic is not known the master is asked, once until the next turn."""
-        if self._topics.get(topic) is None and topic not in self._missed:
-            self._missed.add(topic)
-            if self._turn is None or self._turn.done():
-                self._turn = asyncio.create_task(self._ask())
+        """Start a run if messages of an unknown topic arrive, once per topic between two periodic runs."""
+        if self._topics.get(topic) is None and topic not in self._unknown_topics:
+            self._unknown_topics.add(topic)
+            # A running one sees the new topic: it repeats until no topic was added.
+            if self._early_run is None or self._early_run.done():
+                self._early_run = asyncio.create_task(self._run_early())
 
     async def stop(self) -> None:
-        """Ask for nothing more."""
-        if self._turn is not None:
-            self._turn.cancel()
-            await asyncio.gather(self._turn, return_exceptions=True)
+        """Cancel a run that an unknown topic started."""
+        if self._early_run is not None:
+            self._early_run.cancel()
+            await asyncio.gather(self._early_run, return_exceptions=True)
 
     async def synchronize(self) -> None:
-        """Take over what the master has now."""
-        self._missed.clear()
-        await self._take_all()
+        """Copy all tables of the master once."""
+        self._unknown_topics.clear()
+        await self._copy_all()
 
-    async def _ask(self) -> None:
-        asked = 0
-        while asked < len(self._missed):  # others may be missed meanwhile
-            asked = len(self._missed)
-            await self._take_all()
+    async def _run_early(self) -> None:
+        requested = 0
+        while requested < len(self._unknown_topics):  # more may arrive during the requests
+            requested = len(self._unknown_topics)
+            await self._copy_all()
 
-    async def _take_all(self) -> None:
+    async def _copy_all(self) -> None:
         if self._registration.master_address:
-            await self._take(RequestCode.GET_ALL_TOPIC_CONFIG, self._take_topics)
-            await self._take(RequestCode.GET_ALL_CONSUMER_OFFSET, self._take_offsets)
-            await self._take(RequestCode.GET_ALL_DELAY_OFFSET, self._take_delay_offsets)
-            await self._take(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._take_groups)
+            await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, self._copy_topics)
+            await self._copy(RequestCode.GET_ALL_CONSUMER_OFFSET, self._copy_offsets)
+            await self._copy(RequestCode.GET_ALL_DELAY_OFFSET, self._copy_delay_offsets)
+            await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._copy_groups)
 
-    async def _take(self, code: RequestCode, take: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _copy(self, code: RequestCode, apply: Callable[[bytes], Awaitable[None]]) -> None:
         address = self._registration.master_address
         try:
-            await take((await self._client.invoke_ok(address, RemotingCommand.request(code))).body)
+            await apply((await self._client.invoke_ok(address, RemotingCommand.request(code))).body)
         except (MQError, OSError) as error:
-            text = f"{code.name} from the master at {address}: {error}"
-            if self._said.get(code) != text:
-                logger.warning("%s; what this slave has of it stays", text)
-            self._said[code] = text
+            text = f"{code.name} from the master at {address} failed: {error}"
+            if self._logged_errors.get(code) != text:
+                logger.warning("%s; the table of this slave stays unchanged", text)
+            self._logged_errors[code] = text
         else:
-            self._said.pop(code, None)
+            self._logged_errors.pop(code, None)
 
-    async def _take_topics(self, body: bytes) -> None:
+    async def _copy_topics(self, body: bytes) -> None:
         topics = decode_body(TopicConfigSerializeWrapper, body)
+        # Replacing the table writes a file and registers: skip it while the master has changed nothing.
         if topics.data_version != self._topics.data_version:
             self._topics.replace(topics)
-            logger.info("the master's topics are taken over, version %s", topics.data_version)
+            logger.info("topics synchronized with the master, data version %s", topics.data_version)
 
-    async def _take_groups(self, body: bytes) -> None:
+    async def _copy_groups(self, body: bytes) -> None:
         groups = decode_body(SubscriptionGroupWrapper, body)
         if groups.data_version != self._groups.data_version:
             self._groups.replace(groups)
-            logger.info("the master's groups are taken over, version %s", groups.data_version)
+            logger.info("consumer groups synchronized with the master, data version %s", groups.data_version)
 
-    async def _take_offsets(self, body: bytes) -> None:
-        self._offsets.merge(parse_consumer_offsets("the master's answer", fastjson.loads(body)))
+    async def _copy_offsets(self, body: bytes) -> None:
+        self._offsets.merge(parse_consumer_offsets("the master's response", fastjson.loads(body)))
 
-    async def _take_delay_offsets(self, body: bytes) -> None:
-        offsets = parse_delay_offsets("the master's answer", fastjson.loads(body))
+    async def _copy_delay_offsets(self, body: bytes) -> None:
+        offsets = parse_delay_offsets("the master's response", fastjson.loads(body))
         await in_thread(config_files.write_config, self._delay_offset_path, {"offsetTable": offsets})

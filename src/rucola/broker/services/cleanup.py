@@ -27,7 +27,7 @@ class CleanupService:
 
     def delete_expired_files(self) -> None:
         """Have the next run of the retention delete expired files, whatever deleteWhen says."""
-        self._store.clean_by_hand()
+        self._store.request_manual_deletion()
 
     async def delete_unused_queues(self) -> None:
         """Delete the ConsumeQueues of topics that no longer exist."""

@@ -21,7 +21,7 @@ from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 class ClientService:
     """Keeps the client registry, and the tables that depend on it.
 
-    `heartbeat` and `unregister` may change tables; their responses wait until `BrokerState.writing` has settled.
+    `heartbeat` and `unregister` may change tables; their responses wait until `BrokerState.persistence` has written them.
     """
 
     def __init__(self, state: BrokerState) -> None:
@@ -30,6 +30,7 @@ class ClientService:
     def heartbeat(self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int) -> None:
         """Add or refresh a client in its groups."""
         now_ms = self._state.clock()
+        # Tables first: members are notified at the end, and may ask at once for what the tables have.
         for consumer in heartbeat.consumer_data_set:
             group = self._state.groups.find(consumer.group_name, now_ms)
             if group is not None:

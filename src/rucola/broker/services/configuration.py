@@ -93,6 +93,7 @@ class ConfigurationService:
             wanted = settings.parse(text.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+        # 1. Validate everything first: a change is applied as a whole or not at all.
         present = self.properties()
         unknown = sorted(wanted.keys() - present.keys())
         if unknown:
@@ -105,10 +106,12 @@ class ConfigurationService:
                 Reason.FORBIDDEN,
                 f"{', '.join(fixed)}: read at start-up only; write it into broker.conf and restart the broker",
             )
+        # 2. Write the file, in a thread: the disk may be slow.
         try:
             await asyncio.to_thread(self._write, {key: value.strip() for key, value in wanted.items()})
         except (OSError, UnicodeDecodeError) as error:
             raise Refused(Reason.FAILED, f"{self._file} cannot be written, so nothing is changed: {error}") from None
+        # 3. Apply. Every reader looks up these fields when it needs them.
         for config, changes in ((self._state.config, for_broker), (self._state.store.config, for_store)):
             for name, value in changes.items():
                 setattr(config, name, value)
@@ -117,7 +120,7 @@ class ConfigurationService:
         self._changed_ms = self._state.clock()
         if not for_broker.keys().isdisjoint(_REGISTERED):
             self._state.topics.add_system_topics(self._state.clock())
-            self._state.topics.renew(self._state.clock())
+            self._state.topics.bump_data_version(self._state.clock())
             await self._topics_registered()
 
     def _write(self, wanted: dict[str, str]) -> None:

@@ -81,6 +81,8 @@ class ConsumeStatsService:
         return [self._time_span(group, topic, queue_id) for queue_id in range(config.write_queue_nums)]
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+        # A time is -1 if its message does not exist: in an empty queue, or before the first message. The delay is that
+        # of the next message to consume, 0 if the group has consumed all.
         store = self._state.store
         end = store.max_offset(topic, queue_id)
         oldest_ms = store.earliest_store_time(topic, queue_id)
@@ -105,6 +107,7 @@ class ConsumeStatsService:
         A queue on which `compare_group` has consumed less than all of these gets the greatest number instead.
         """
         least: dict[int, int] = {}
+        # Offsets before the first message do not count: those groups have stopped consuming long ago.
         for group in self._state.offsets.groups_of(topic):
             if group in excluded:
                 continue

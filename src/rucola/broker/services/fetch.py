@@ -68,7 +68,7 @@ _OUTSIDE: Final = frozenset(
 """The statuses that a slave with a replication lag may have, too; the requested offset stays then."""
 _EMPTY_QUEUE: Final = (GetMessageStatus.NO_MESSAGE_IN_QUEUE, GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
 
-# Members as globals: a global costs half of what an attribute of an Enum class does.
+# Members as globals: looking them up in their Enum class takes 0.06 µs longer.
 _RETRY, _NOT_FOUND, _OFFSET_MOVED = FetchOutcome.RETRY, FetchOutcome.NOT_FOUND, FetchOutcome.OFFSET_MOVED
 
 
@@ -94,7 +94,7 @@ class FetchService:
     ) -> Fetched | int:
         """Read again for a request that is held, from the offset it has reached. Raises Refused.
 
-        Returns the queue offset to go on waiting at, but with `is_last` always a result.
+        Returns the queue offset to wait at further; with `is_last` always a result.
         """
         group, wanted = self._admit(caller, request)
         return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
@@ -199,6 +199,7 @@ class FetchService:
         is_held: bool = False,
     ) -> Fetched | int:
         """Read from `queue_offset` on. Returns the offset to wait at instead of a result if the pull shall be held."""
+        # 1. Read, and count what was found.
         result = self._state.store.get(
             request.topic,
             request.queue_id,
@@ -209,15 +210,20 @@ class FetchService:
         )
         outcome = _OUTCOMES[result.status]
         if result.records:
-            self._state.stats.got(request.consumer_group, request.topic, len(result.records), result.size)
+            self._state.stats.record_get(request.consumer_group, request.topic, len(result.records), result.size)
         elif not is_held:
-            self._state.stats.got_nothing()
+            self._state.stats.record_miss()
+        # 2. Hold the pull if it allows that and there is no message yet: at the end of the queue, or at the beginning
+        #    of an empty one. A pull that is already held also waits behind messages that its filter rejects. After the
+        #    first read, the client repeats it at once instead, so that a long scan is spread over requests.
         if queue_offset == 0 and result.status in _EMPTY_QUEUE:
             outcome = _NOT_FOUND
         if may_wait and outcome is _NOT_FOUND:
             return queue_offset
         if may_wait and is_held and result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             return result.next_begin_offset
+        # 3. Find the broker and the offset to continue at. A slave with a replication lag must not move the consumer:
+        #    the offset that is missing here may exist on the master.
         broker_id, next_offset = self._suggested_broker(group, result), result.next_begin_offset
         store_config = self._state.store.config
         if store_config.is_slave and not store_config.offset_check_in_slave:
@@ -243,7 +249,7 @@ class FetchService:
         """Return the id of the broker from which the group should pull next."""
         if not self._state.config.slave_read_enable:
             return MASTER_ID
-        return group.which_broker_when_consume_slowly if result.is_far else group.broker_id
+        return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
         """Store a message in OFFSET_MOVED_EVENT: this group was moved to another offset. A slave stores nothing."""
@@ -261,7 +267,7 @@ class FetchService:
         }
         group = request.consumer_group
         now_ms = self._state.clock()
-        self._state.puts.put_or_keep(
+        self._state.puts.put_or_buffer(
             "offset moved event",
             MessageInner(
                 OFFSET_MOVED_EVENT,

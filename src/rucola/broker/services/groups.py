@@ -33,15 +33,15 @@ class GroupService:
         check_group(group.group_name)
         check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
         self._state.groups.put(group, self._state.clock())
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
 
     async def delete(self, group: str, with_offsets: bool) -> None:
-        """Delete a group's settings and statistics, and its consumer offsets if asked."""
+        """Delete a group's settings and statistics, and optionally its consumer offsets."""
         self._state.groups.remove(group, self._state.clock())
         if with_offsets:
             self._state.offsets.remove_group(group)
-        self._state.stats.forget_group(group)
-        await self._state.writing.settled()
+        self._state.stats.remove_group(group)
+        await self._state.persistence.wait_persisted()
 
     def all(self) -> SubscriptionGroupWrapper:
         """Return all groups with their data version."""
@@ -92,6 +92,8 @@ class GroupService:
         if request.queue_id is not None and request.offset is not None:
             return {self._queue(request.topic, request.queue_id): request.offset}
         offsets: dict[MessageQueue, int] = {}
+        # The offset at the requested time, or the end of the queue. Without force, the offset may only move back: the
+        # group must not skip messages that it has not consumed.
         for queue_id in range(topic.write_queue_nums):
             committed = self._state.offsets.get(request.group, request.topic, queue_id)
             if request.timestamp == LATEST:

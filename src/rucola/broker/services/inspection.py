@@ -1,8 +1,8 @@
 """Inspection: the connected clients, and the state inside one of them, for operators.
 
 Corresponds to parts of `AdminBrokerProcessor`, `ClientManageProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8.
-Deliberate differences: all clients of a group are asked for their status at the same time, and a message that does not
-exist is reported as missing, where Apache's broker fails.
+Deliberate differences: the broker asks all clients of a group for their status at the same time, and a message that
+does not exist is reported as missing, where Apache's broker fails.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class InspectionService:
     async def consumer_status(self, request: GetConsumerStatusRequestHeader) -> dict[str, dict[MessageQueue, int]]:
         """Return the offsets at which the members of a group consume a topic, by client id.
 
-        All members are asked at once, or the one that the request names; a member that does not answer is left out.
+        The broker asks all members at once, or the one that the request names; a member without an answer is left out.
         Raises Refused if the group has no members.
         """
         group = self._state.clients.consumers.get(request.group)

@@ -12,7 +12,7 @@ class Published(Struct, gc=False):
     """A message or batch that was stored."""
 
     queue_id: int
-    """The queue that the producer is told: of a delayed message or a half message, the one that it is for."""
+    """The queue in the response: for a delayed message or a half message, the one that it is meant for."""
     queue_offset: int
     """That of the first message, in the queue that it was stored in."""
     physical_offset: int
@@ -25,7 +25,7 @@ class Published(Struct, gc=False):
 
 
 class FetchOutcome(IntEnum):
-    """What a pull came to, in terms of what the consumer does next."""
+    """The outcome of a pull: how the consumer continues."""
 
     FOUND = 0
     RETRY = 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rucola.access import Reason, Refused
-from rucola.broker.delivery.delay import DelayedDelivery
+from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.store.message_store import MessageStore
 
@@ -20,7 +20,7 @@ from rucola.store.message_store import MessageStore
 class OffsetService:
     """Reads and commits consumer offsets, and reads the ends of queues."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: DelayedDelivery) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: ScheduleMessageService) -> None:
         self._store = store
         self._offsets = offsets
         self._delayed = delayed

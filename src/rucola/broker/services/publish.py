@@ -33,8 +33,8 @@ from sys import intern
 from typing import Final, TypeAlias, TypeVar
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
-from rucola.broker.delivery.delay import delay_level, postpone
-from rucola.broker.delivery.timer import waiting_place
+from rucola.broker.delivery.delay import delay_level, redirect_by_level
+from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
@@ -105,7 +105,7 @@ class PublishService:
         self._check_permission = check_permission
         self._topics_registered = topics_registered
         self._delay_level_count = state.delay_level_count
-        self._waits = durability.waits
+        self._waits = durability.must_wait
         self._properties = PropertyEditor(state.config.broker_cluster_name)
         self._region = state.config.region_fields
 
@@ -163,27 +163,30 @@ class PublishService:
                 f"topic[{header.topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
                 "autoCreateTopicEnable=true on the broker",
             )
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
         await self._topics_registered()
         self._check_permission(caller, Resource(header.topic))
         stored = self.admit(caller, version, header, body, put)
-        # The topic may have been deleted meanwhile; then it is created once more.
+        # The topic may have been deleted during the two waits; then `admit` returns another awaitable.
         return await stored if isinstance(stored, Awaitable) else stored
 
     # Single messages.
 
     def put_message(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
         """Store one message. Raises InvalidMessage or Refused."""
+        # 1. The limits of the broker.
         if len(body) > self._store_config.max_message_size:
             raise InvalidMessage(
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
-        # Interned: all messages of a topic share one string, which dispatch compares by identity.
+        # 2. Topic and properties. The topic is interned: all its messages share one string, which dispatch compares by
+        #    identity. Properties that need more than editing, retry topics and half messages take the longer path.
         topic = intern(header.topic)
         edited = self._properties.edit(topic, header.properties)
         if edited is None or topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
             return self._put_unusual(header, body, version, queue_id, born_host)
         stored_properties, tags, unique_key, keys, wait = edited
+        # 3. The put. Arguments are positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
         result = self._store.put(
             MessageInner(
                 topic,
@@ -214,15 +217,18 @@ class PublishService:
 
     def _put_unusual(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
         """Store a message that may wait or move to another topic, or whose property string is not well formed."""
+        # 1. The properties as pairs. The order of the steps matters: each may add properties that later ones read.
         now_ms = self._clock()
         pairs = properties.parse(header.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
         is_half = _is_half(header, pairs)
+        # 2. The queue that it is for, and the one that it is stored in until then.
         target = self._target_queue(header, version, queue_id, pairs, now_ms)
         place = self._waiting_queue(header, target, is_half, pairs, now_ms)
         if wait is not None and place[0] in (topics.SCHEDULE_TOPIC, topics.TRANS_HALF_TOPIC):
             pairs[properties.WAIT] = wait  # Apache stores it there
+        # 3. The put.
         message = MessageInner(
             *place,
             body=body,
@@ -270,8 +276,8 @@ class PublishService:
         """Return the queue that a message is stored in: its target, or where it waits. Notes its target in `pairs`."""
         if not is_half:
             if header.reconsume_times:  # a timer message had its time before it was consumed
-                return postpone(*target, pairs, self._delay_level_count)
-            return waiting_place(*target, pairs, self._delay_level_count, now_ms)
+                return redirect_by_level(*target, pairs, self._delay_level_count)
+            return redirect_delayed(*target, pairs, self._delay_level_count, now_ms)
         if self._config.reject_transaction_message:
             raise self._refused(
                 Reason.FORBIDDEN,
@@ -299,6 +305,8 @@ class PublishService:
         size, limit = len(body), self._store_config.max_message_size
         if size > limit:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
+        # A batch is processed as columns: each step runs once over lists with an item per message, and no object per
+        # message is created before the records are encoded.
         flags, bodies, strings = decode_batch(body)
         if not bodies:
             raise InvalidMessage("the batch is empty")
@@ -331,12 +339,12 @@ class PublishService:
     # Durability and refusals.
 
     async def durable(self, published: Published) -> tuple[PutMessageStatus, str] | None:
-        """Wait until the messages are durable. Returns None then, or what is missing and why; they stay stored."""
-        return await self._durability.until(published.end)
+        """Wait until the messages are durable. Returns None, or the status and text of the failure."""
+        return await self._durability.wait_durable(published.end)
 
     def _not_stored(self, status: PutMessageStatus) -> Refused:
         reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
-        return self._refused(reason, self._store.refuses_writes or text)
+        return self._refused(reason, self._store.write_state.reason or text)
 
     def _refused(self, reason: Reason, text: str) -> Refused:
         """Return a refusal with the broker's region, which every response to a producer has."""

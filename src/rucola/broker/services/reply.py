@@ -108,7 +108,7 @@ class ReplyService:
     ) -> ReplyResult:
         failure = await self._push(requester, push, bytes(message.body))
         if self._state.config.store_reply_message_enable:
-            result = self._state.puts.put_or_keep("reply", message, self._state.clock())
+            result = self._state.puts.put_or_buffer("reply", message, self._state.clock())
             if result.status is PutMessageStatus.PUT_OK:
                 msg_id = offset_msg_id(self._state.config.store_host, result.physical_offset)
                 return ReplyResult(failure, message.queue_id, msg_id, result.queue_offset)

@@ -24,7 +24,7 @@ import random
 from dataclasses import replace
 
 from rucola.access import Reason, Refused
-from rucola.broker.delivery.delay import postpone
+from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
 from rucola.broker.state import BrokerState
 from rucola.broker.stored_message import renewed, stored_message
@@ -61,6 +61,7 @@ class RetryService:
             )
         if group.retry_queue_nums <= 0:
             return
+        # The retry topic is created before the message is found, so that its subscribers get a route in any case.
         topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(request.unit_mode) else 0
         topic = self._state.topics.ensure(retry_topic(request.group), group.retry_queue_nums, now_ms, topic_sys_flag)
         try:
@@ -74,7 +75,7 @@ class RetryService:
         put = self._state.puts.put("retry", attempt, now_ms)
         if put.status is not PutMessageStatus.PUT_OK:
             raise Refused(Reason.FAILED, self._state.puts.reason(put))
-        self._state.stats.sent_back(request.group, message.properties.get(properties.RETRY_TOPIC, message.topic))
+        self._state.stats.record_send_back(request.group, message.properties.get(properties.RETRY_TOPIC, message.topic))
 
     def _next_attempt(
         self,
@@ -91,7 +92,7 @@ class RetryService:
         pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         if retry_queue is not None:
             pairs[properties.DELAY] = str(request.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
-            attempt.topic, attempt.queue_id = postpone(*retry_queue, pairs, self._delay_level_count)
+            attempt.topic, attempt.queue_id = redirect_by_level(*retry_queue, pairs, self._delay_level_count)
         else:
             pairs[properties.DELAY] = "0"
             attempt.topic, attempt.queue_id = dead_letter_queue(self._state.topics, request.group, now_ms)

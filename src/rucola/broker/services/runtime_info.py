@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 
 from rucola.access import Reason, Refused
-from rucola.broker.delivery.delay import DelayedDelivery
+from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.state import BrokerState
 from rucola.message.record import peek
 from rucola.message.topics import SCHEDULE_TOPIC
@@ -23,7 +23,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 class RuntimeInfoService:
     """Reads figures from the store, the statistics and the process."""
 
-    def __init__(self, state: BrokerState, delayed: DelayedDelivery) -> None:
+    def __init__(self, state: BrokerState, delayed: ScheduleMessageService) -> None:
         self._state = state
         self._stats = state.stats
         self._clock = state.clock
@@ -84,11 +84,11 @@ class RuntimeInfoService:
             "putMessageSizeTotal": str(put_size),
             "putMessageAverageSize": str(put_size / put_nums if put_nums else 0.0),
             "msgPutTotalTodayNow": str(put_nums),
-            "msgPutTotalTodayMorning": str(stats.put_mornings.today),
-            "msgPutTotalYesterdayMorning": str(stats.put_mornings.yesterday),
+            "msgPutTotalTodayMorning": str(stats.put_at_midnight.today),
+            "msgPutTotalYesterdayMorning": str(stats.put_at_midnight.yesterday),
             "msgGetTotalTodayNow": str(stats.get_nums.sum),
-            "msgGetTotalTodayMorning": str(stats.get_mornings.today),
-            "msgGetTotalYesterdayMorning": str(stats.get_mornings.yesterday),
+            "msgGetTotalTodayMorning": str(stats.get_at_midnight.today),
+            "msgGetTotalYesterdayMorning": str(stats.get_at_midnight.yesterday),
         }
 
     def _space(self) -> dict[str, str]:

@@ -53,7 +53,7 @@ class TopicService:
         """Delete a topic's settings and statistics. Raises InvalidMessage for a topic of the system."""
         self._check_user_topic(topic)
         self._state.topics.remove(topic, self._state.clock())
-        self._state.stats.forget_topic(topic)
+        self._state.stats.remove_topic(topic)
         await self._settled()
 
     def all(self) -> TopicConfigSerializeWrapper:
@@ -85,7 +85,7 @@ class TopicService:
         if ends is None:
             raise Refused(Reason.NOT_FOUND, f"{request.queue_id}@{request.topic} is not exist!")
         if not ends[0] <= request.index < ends[1]:
-            return None
+            return None  # Apache answers that with success and a remark
         body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
         if request.consumer_group is not None:
             group = self._state.clients.consumers.get(request.consumer_group)
@@ -110,7 +110,7 @@ class TopicService:
             raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")
 
     async def _settled(self) -> None:
-        await self._state.writing.settled()
+        await self._state.persistence.wait_persisted()
         await self._topics_registered()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rucola.access import Reason, Refused
-from rucola.broker.delivery.transactions import Transactions
+from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.message import sysflag
 from rucola.protocol.transaction import EndTransactionRequestHeader
 
@@ -19,7 +19,7 @@ from rucola.protocol.transaction import EndTransactionRequestHeader
 class TransactionService:
     """Ends transactions."""
 
-    def __init__(self, transactions: Transactions, clock: Callable[[], int]) -> None:
+    def __init__(self, transactions: TransactionalMessageService, clock: Callable[[], int]) -> None:
         self._transactions = transactions
         self._clock = clock
 

@@ -1,1 +1,1 @@
-"""Small tables that a broker keeps in memory and writes to `config/*.json` in Apache's shapes."""
+"""Metadata tables of a broker: in memory, and in `config/*.json` in Apache's formats."""

@@ -1,14 +1,15 @@
-"""What consumer groups filter by, where that is not tags: `config/consumerFilter.json`.
+"""Filter expressions of consumer groups that do not filter by tags: `config/consumerFilter.json`.
 
-Heartbeats bring the expressions; a pull without one of its own uses what its group has registered. A newer version of
-a subscription replaces an older one. An expression that cannot be compiled removes what was there, so that the pull
-says so. A group that has left is kept for `filterDataCleanTimeSpan`, since its retries may still come.
+Heartbeats register the expressions; a pull without an expression uses the one that its group registered. A newer
+version of a subscription replaces an older one. An expression that cannot be compiled removes its predecessor, so
+that pulls fail with a remark. The filter of a group that has disconnected is kept for `filterDataCleanTimeSpan`,
+because its retries may still be delivered.
 
-The file carries what Apache's broker needs to take it over, also the group's places in a bloom filter (see
-`broker.bloom`), which nothing reads here.
+The file contains everything that Apache's broker reads from it, including the group's positions in a bloom filter (see
+`broker.bloom`), which Rucola itself does not use.
 
-Answers to `ConsumerFilterManager` and `ConsumerFilterData` of Apache RocketMQ 4.9.8. Deliberate difference: a group
-that goes over to tags is filtered by its expression no longer, not even in its retries.
+Corresponds to `ConsumerFilterManager` and `ConsumerFilterData` of Apache RocketMQ 4.9.8. Deliberate difference: a group
+that changes to tags is no longer filtered by its expression, not even in its retry topic.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from rucola.store.config_files import ConfigFile
 logger = logging.getLogger(__name__)
 
 _DEAD_BEFORE_START_MS = 30_000
-"""How long before the start a group is taken to have left that was there when the broker stopped."""
+"""Assumed time between the disconnect of a group and the start, for groups that were connected at the stop."""
 
 
 class BloomFilterData(Body, kw_only=True):
-    """The places of a group in the bloom filter."""
+    """Bit positions of a group in the bloom filter."""
 
     bit_num: int
     bit_pos: list[int]
 
 
 class ConsumerFilterData(Body, kw_only=True):
-    """What a group wants of a topic; a `dead_time` of 0 says that it is there."""
+    """Filter of one group on one topic; `dead_time` is 0 while the group is connected."""
 
     bloom_filter_data: BloomFilterData
     born_time: int
@@ -55,20 +56,20 @@ class ConsumerFilterData(Body, kw_only=True):
 
 
 class GroupFilters(Body, kw_only=True):
-    """The filters of a topic, by group."""
+    """Filters of one topic, by group."""
 
     group_filter_data: dict[str, ConsumerFilterData] = {}
     topic: str
 
 
 class ConsumerFilters(Body, kw_only=True):
-    """The whole file."""
+    """Content of the file."""
 
     filter_data_by_topic: dict[str, GroupFilters] = {}
 
 
 class ConsumerFilterTable:
-    """Filters by topic and group."""
+    """Filters by (topic, group). All methods must be called in one event loop."""
 
     def __init__(self, path: Path, config: BrokerConfig) -> None:
         self._file = ConfigFile(path)
@@ -77,7 +78,7 @@ class ConsumerFilterTable:
         self._matches: dict[tuple[str, str], Matches] = {}
 
     def load(self, now_ms: int) -> None:
-        """Read what was written. All groups have left, until they are heard of. StoreCorrupt for a damaged file."""
+        """Load the file; all groups count as disconnected. Raises StoreCorrupt if it cannot be parsed."""
         value = self._file.read()
         stored = to_body(ConsumerFilters, value) if value else ConsumerFilters()
         for topic, groups in stored.filter_data_by_topic.items():
@@ -86,20 +87,22 @@ class ConsumerFilterTable:
                     _mark_dead(data, max(data.born_time, now_ms - _DEAD_BEFORE_START_MS))
 
     def get(self, topic: str, group: str) -> ConsumerFilterData | None:
-        """What the group has registered for the topic; None where it filters by tags, or wrongly."""
+        """Return the registered filter; None if the group filters by tags, or by an invalid expression."""
         return self._table.get((topic, group))
 
     def matches(self, topic: str, group: str) -> Matches | None:
-        """The compiled filter of the same."""
+        """Return the compiled expression of `get`."""
         return self._matches.get((topic, group))
 
     def register(self, group: str, subscriptions: Iterable[SubscriptionData], now_ms: int) -> None:
-        """Take over the subscriptions of a heartbeat. The group has left the topics that are not among them."""
+        """Register the subscriptions of a heartbeat, and mark the group's filters on other topics as dead."""
         subscribed = {subscription.topic: subscription for subscription in subscriptions}
+        # 1. Filters on topics that the group no longer subscribes to are dead.
         for topic, owner in list(self._table):
             data = self._table[topic, owner]
             if owner == group and topic not in subscribed and not data.dead:
                 _mark_dead(data, now_ms)
+        # 2. Tag subscriptions need no filter; they replace an earlier expression.
         for topic, subscription in subscribed.items():
             if subscription.is_tag_type or not subscription.sub_string:
                 self._remove(topic, group)
@@ -107,11 +110,11 @@ class ConsumerFilterTable:
                 self._register(group, subscription, now_ms)
 
     def unregister(self, group: str, now_ms: int) -> None:
-        """The last member of the group has gone."""
+        """Mark all filters of a group as dead, after its last member has disconnected."""
         self.register(group, (), now_ms)
 
     def snapshot_writer(self, now_ms: int) -> Callable[[], None]:
-        """Forget what left long ago, and return a call, for any thread, that writes the rest as it is now."""
+        """Remove expired filters; return a function that writes the others and may be called in any thread."""
         for (topic, group), data in list(self._table.items()):
             if data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
                 self._remove(topic, group)
@@ -123,6 +126,8 @@ class ConsumerFilterTable:
         return self._file.prepare_write(lambda: written)
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
+        # Versions are the client's timestamps of a subscription. An older one arrived late; an equal one with another
+        # expression is ignored.
         known = self._table.get((subscription.topic, group))
         if known is not None and subscription.sub_version < known.client_version:
             return
@@ -149,7 +154,7 @@ class ConsumerFilterTable:
             )
 
     def _set(self, topic: str, group: str, data: ConsumerFilterData) -> bool:
-        """Keep a filter if it can be compiled."""
+        """Store a filter if its expression can be compiled; return whether it can."""
         try:
             self._matches[topic, group] = matches(data.expression_type, data.expression)
         except InvalidMessage as error:

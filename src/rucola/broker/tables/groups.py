@@ -1,9 +1,9 @@
 """Consumer groups of a broker: `config/subscriptionGroup.json`.
 
-A group comes into being when an operator creates it or, where `autoCreateSubscriptionGroup` allows it, when it is
-first heard of. Every change raises the data version and is told to `on_change`, which has it written.
+A group is created by an operator or, with `autoCreateSubscriptionGroup`, by its first request. Every change raises the
+data version and calls `on_change`, which schedules a write.
 
-Answers to `SubscriptionGroupManager` of Apache RocketMQ 4.9.8.
+Corresponds to `SubscriptionGroupManager` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rucola.store.config_files import ConfigFile
 
 
 class SubscriptionGroupTable:
-    """The groups by name, with their data version."""
+    """Group configurations by name, with their data version."""
 
     def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
         self._file = ConfigFile(path)
@@ -32,7 +32,7 @@ class SubscriptionGroupTable:
         self._table: dict[str, SubscriptionGroupConfig] = {}
 
     def load(self) -> None:
-        """Read what was written, then add the system's own groups. StoreCorrupt where the file cannot be read."""
+        """Load the file, and add the system groups. Raises StoreCorrupt if the file cannot be parsed."""
         value = self._file.read()
         if value:
             stored = to_body(SubscriptionGroupWrapper, value)
@@ -47,7 +47,8 @@ class SubscriptionGroupTable:
         return self._table.get(group)
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
-        """The group, made now where that is allowed; None for an unknown one. InvalidMessage for an illegal name."""
+        """Return the group, created if permitted, else None. Raises InvalidMessage for an illegal name."""
+        # Unknown groups are validated before they are created: their names become parts of topic names and files.
         config = self._table.get(group)
         if config is None and self._config.auto_create_subscription_group:
             check_group(group)
@@ -56,18 +57,18 @@ class SubscriptionGroupTable:
         return config
 
     def should_notify(self, group: str) -> bool:
-        """Whether members of the group are told when others come or go."""
+        """Return whether members of the group are notified when its membership changes."""
         config = self._table.get(group)
         return config is None or config.notify_consumer_ids_changed_enable
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create the group or replace its settings."""
+        """Create a group, or replace its configuration."""
         self._table[config.group_name] = config
         self.data_version = self.data_version.next(now_ms)
         self._on_change()
 
     def remove(self, group: str, now_ms: int) -> None:
-        """Forget the group's settings, where there are any."""
+        """Remove the configuration of a group, if it has one."""
         if self._table.pop(group, None) is not None:
             self.data_version = self.data_version.next(now_ms)
             self._on_change()
@@ -76,16 +77,16 @@ class SubscriptionGroupTable:
         return iter(self._table.values())
 
     def replace(self, groups: SubscriptionGroupWrapper) -> None:
-        """Have what a master has, its data version included."""
+        """Replace everything by the table of a master, including the data version."""
         self._table = groups.subscription_group_table
         self.data_version = groups.data_version
         self._on_change()
 
     def wrapper(self) -> SubscriptionGroupWrapper:
-        """Everything, as GET_ALL_SUBSCRIPTIONGROUP_CONFIG carries it."""
+        """Return the table as the body of GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
         return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
 
     def snapshot_writer(self) -> Callable[[], None]:
-        """Return a call, for any thread, that writes the table as it is now."""
+        """Return a function that writes the current table and may be called in any thread."""
         written = SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=dict(self._table))
         return self._file.prepare_write(lambda: msgspec.to_builtins(written))

@@ -1,8 +1,7 @@
-"""Writing tables of a broker into their files after each change: in a thread, so that no message waits for the disk.
+"""Table persistence: writes changed tables to their files, in a thread.
 
-Many changes that come close together are written at once. Whoever has to answer for a change waits with
-`wait_persisted` until
-it is on disk.
+Changes that arrive during a write are coalesced into the next one. A request that must not be responseed before its
+change is on disk awaits `wait_persisted`.
 """
 
 from __future__ import annotations
@@ -16,44 +15,48 @@ from rucola.protocol.command import RemotingCommand
 logger = logging.getLogger(__name__)
 
 SnapshotWriter = Callable[[], Callable[[], None]]
-"""Takes a table as it is, and returns a call for any thread that writes it."""
+"""Takes a snapshot of a table, and returns a function that writes it and may be called in any thread."""
 
 
 class TablePersistence:
-    """Keeps the files of some tables as the tables are. Belongs to one event loop."""
+    """Writes tables after their changes. All methods must be called in one event loop."""
 
     def __init__(self) -> None:
         self._changed: set[SnapshotWriter] = set()
-        self._turn: asyncio.Task[None] | None = None
+        """Tables that differ from their files."""
+        self._writing: asyncio.Task[None] | None = None
+        """The task that writes until no table is changed."""
 
     def schedule(self, table: SnapshotWriter) -> None:
-        """A table is other than its file: write it as soon as possible."""
+        """Write a table as soon as possible, after it has changed."""
         self._changed.add(table)
-        if self._turn is None or self._turn.done():
-            self._turn = asyncio.ensure_future(self._write())
-            self._turn.add_done_callback(_log_failure)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write())
+            self._writing.add_done_callback(_log_failure)
 
     async def wait_persisted(self) -> None:
-        """Wait until every change up to now is on disk. OSError where it could not be written."""
-        if self._turn is not None and not self._turn.done():
-            await asyncio.shield(self._turn)
+        """Wait until every change up to now is on disk. Raises OSError if a write failed."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.shield(self._writing)
 
-    def reply_when_persisted(self, answer: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """The answer, where something is being written as what waits for that."""
-        return answer if self._turn is None or self._turn.done() else self._after_turn(answer)
+    def reply_when_persisted(self, response: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
+        """Return the response, or an awaitable of it while a write is running."""
+        # Without a running write the response needs no task, which is the common case for heartbeats.
+        return response if self._writing is None or self._writing.done() else self._reply_later(response)
 
-    async def _after_turn(self, answer: RemotingCommand) -> RemotingCommand:
+    async def _reply_later(self, response: RemotingCommand) -> RemotingCommand:
         await self.wait_persisted()
-        return answer
+        return response
 
     async def stop(self, *tables: SnapshotWriter) -> None:
-        """Write these tables for the last time. OSError as in `wait_persisted`."""
+        """Write these tables for the last time. Raises OSError."""
         for table in tables:
             self.schedule(table)
         await self.wait_persisted()
 
     async def _write(self) -> None:
         while self._changed:
+            # Removed before the snapshot: a change during the write schedules the table again.
             table = self._changed.pop()
             try:
                 await asyncio.to_thread(table())
@@ -62,6 +65,6 @@ class TablePersistence:
                 raise
 
 
-def _log_failure(turn: asyncio.Task[None]) -> None:
-    if not turn.cancelled() and (error := turn.exception()) is not None:
-        logger.error("a table could not be written: %s", error)
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a table cannot be written: %s", error)

@@ -2,11 +2,11 @@
 
 A topic is created by an operator, by the first message that a producer sends to it if its default topic may be
 inherited from (TBW102 with autoCreateTopicEnable), or by the system (retry and dead letter topics, system topics at the
-start). Every change raises the data version and calls `on_change`, which writes the table and registers it with the
-name servers. A request that changes the table is answered once the table is on disk; a retry topic created by a send
+start). Every change raises the data version and calls `on_change`, which schedules a write and a registration with the
+name servers. A request that changes the table is answered once the table is on disk; a retry topic that a send creates
 is written soon after.
 
-Answers to `TopicConfigManager` of Apache RocketMQ 4.9.8.
+Corresponds to `TopicConfigManager` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BENCHMARK_QUEUE_NUMS = 1024
 
 
 class TopicConfigTable:
-    """The topics by name, with their data version."""
+    """Topic configurations by name, with their data version."""
 
     def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
         self._file = ConfigFile(path)
@@ -52,10 +52,10 @@ class TopicConfigTable:
         )
         self._table: Final[dict[str, TopicConfig]] = {}
         self.get: Callable[[str], TopicConfig | None] = self._table.get
-        """The topic of that name, or None."""
+        """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
     def load(self, now_ms: int) -> None:
-        """Read what was written, then add the system's own topics. StoreCorrupt where the file cannot be read."""
+        """Load the file, and add the system topics. Raises StoreCorrupt if the file cannot be parsed."""
         value = self._file.read()
         if value:
             stored = to_body(TopicConfigSerializeWrapper, value)
@@ -71,30 +71,30 @@ class TopicConfigTable:
 
     @property
     def system_topics(self) -> frozenset[str]:
-        """The topics that belong to the system or to this broker: its cluster, its name, its reply topic."""
+        """The topics of the system and of this broker: cluster, broker name and reply topic."""
         return topics.SYSTEM_TOPICS | self._own
 
     def is_system_topic(self, topic: str) -> bool:
-        """Return whether a topic belongs to the system or to this broker, so that requests may not change it."""
+        """Return whether a topic belongs to the system or this broker; requests may not change those."""
         return topic in self._own or topics.is_system_topic(topic)
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
-        """Create the topic or replace its settings."""
+        """Create a topic, or replace its configuration."""
         self._table[topic.topic_name] = topic
         self.bump_data_version(now_ms)
 
     def remove(self, topic: str, now_ms: int) -> None:
-        """Remove the topic, if there is one."""
+        """Remove a topic, if it exists."""
         if self._table.pop(topic, None) is not None:
             self.bump_data_version(now_ms)
 
     def bump_data_version(self, now_ms: int) -> None:
-        """Raise the data version: name servers ignore a registration whose version they know."""
+        """Raise the data version: name servers ignore a registration with the version that they have."""
         self.data_version = self.data_version.next(now_ms)
         self._on_change()
 
     def add_system_topics(self, now_ms: int) -> None:
-        """Create the system's own topics that are missing, after a change of the settings that ask for them."""
+        """Create missing system topics, after a change of the settings that enable them."""
         for topic in self._system_topics():
             if topic.topic_name not in self._table:
                 self.put(topic, now_ms)
@@ -102,12 +102,15 @@ class TopicConfigTable:
     def create_from_default(
         self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int, now_ms: int
     ) -> TopicConfig | None:
-        """Create a topic for its first message; None if it cannot be inherited from `default_topic`."""
+        """Create a topic for its first message; None if `default_topic` may not be inherited from."""
+        # Three conditions: the default topic exists, may be inherited from, and is not disabled by the configuration.
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
             return None
         if default_topic == topics.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             return None
+        # A producer may request fewer queues than the default topic has, not more. The permission to inherit is not
+        # inherited itself.
         queue_nums = max(0, min(queue_nums, default.write_queue_nums))
         created = TopicConfig(
             topic_name=topic,
@@ -121,7 +124,7 @@ class TopicConfigTable:
         return created
 
     def ensure(self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0) -> TopicConfig:
-        """The topic, readable and writeable, made now where it is missing: for retry and dead letter topics."""
+        """Return a retry or dead letter topic, created with read and write permission if it is missing."""
         config = self._table.get(topic)
         if config is None:
             config = TopicConfig(
@@ -134,18 +137,18 @@ class TopicConfigTable:
         return config
 
     def replace(self, topics: TopicConfigSerializeWrapper) -> None:
-        """Have what a master has, its data version included."""
+        """Replace everything by the table of a master, including the data version."""
         self._table.clear()
         self._table.update(topics.topic_config_table)
         self.data_version = topics.data_version
         self._on_change()
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
-        """Everything, as a registration and GET_ALL_TOPIC_CONFIG carry it."""
+        """Return the table as the body of a registration and of GET_ALL_TOPIC_CONFIG."""
         return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
 
     def snapshot_writer(self) -> Callable[[], None]:
-        """Return a call, for any thread, that writes the table as it is now."""
+        """Return a function that writes the current table and may be called in any thread."""
         written = TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=dict(self._table))
         return self._file.prepare_write(lambda: msgspec.to_builtins(written))
 

@@ -1,22 +1,24 @@
-"""Who of a group consumes which queue: pure functions from members and queues to one member's share.
+"""Allocation strategies: pure functions that divide a topic's queues among the members of a group.
 
-Every member computes its own share from the same two lists, both sorted, so that the shares fit together without
-anybody being asked: each queue belongs to exactly one member. That needs the same strategy at every member. While
-members see different lists, for a moment, a queue may have two owners or none.
+Every member computes its own share from the same two sorted lists, so that the shares are disjoint and complete without
+any coordination. This requires the same strategy at every member. While members temporarily see different lists, a
+queue may have two owners or none.
 
-    average                     AVG                  neighbouring queues, as even as can be; the default
-    average_by_circle           AVG_BY_CIRCLE        queue by queue in turn, which spreads the queues of a broker
-    consistent_hash(...)        CONSISTENT_HASH      a ring of hashes: few queues move when a member comes or goes
-    by_machine_room(rooms)      MACHINE_ROOM         evenly, of brokers named room@name whose room is one of these
-    machine_room_nearby(...)    MACHINE_ROOM_NEARBY  to members in the queue's own room, to all where it has none
-    by_config(queues)           CONFIG               what this member was told, whoever else there is
+    average                     AVG                  contiguous ranges of equal size; the default
+    average_by_circle           AVG_BY_CIRCLE        round robin, which spreads the queues of a broker
+    consistent_hash(...)        CONSISTENT_HASH      a hash ring: few queues move when a member joins or leaves
+    by_machine_room(rooms)      MACHINE_ROOM         as average, over brokers named room@name in one of these rooms
+    machine_room_nearby(...)    MACHINE_ROOM_NEARBY  to members in the queue's room, or to all if it has none
+    by_config(queues)           CONFIG               fixed queues, independent of the other members
 
-The hash ring of CONSISTENT_HASH: each member stands at ten places of it, by the hashes of `clientId-0` to `clientId-9`,
-and a queue belongs to the first member at its own hash or after, around the ring. The hash of a text is the first
-four bytes of its MD5, and a queue's text is Java's `MessageQueue [topic=T, brokerName=B, queueId=0]`.
+Example of AVG: 8 queues and 3 members give 0-2, 3-5 and 6-7; AVG_BY_CIRCLE gives 0 3 6, 1 4 7 and 2 5.
 
-Answers to the package `org.apache.rocketmq.client.consumer.rebalance` of Apache RocketMQ 4.9.8, whose results these
-functions give, so that members of both kinds can share a group.
+The hash ring of CONSISTENT_HASH: each member has ten points on it, the hashes of `clientId-0` to `clientId-9`. A queue
+belongs to the member of the first point at or after its own hash, wrapping around. The hash of a text is the first four
+bytes of its MD5; the text of a queue is Java's `MessageQueue [topic=T, brokerName=B, queueId=0]`.
+
+Corresponds to the package `org.apache.rocketmq.client.consumer.rebalance` of Apache RocketMQ 4.9.8. The results are the
+same, so that Java and Python members can share a group.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ Strategy: TypeAlias = Callable[[str, Sequence[MessageQueue], Sequence[str]], lis
 """(own client id, all queues sorted, all client ids sorted) -> own queues."""
 
 VIRTUAL_NODES = 10
+"""The default number of points of a member on the hash ring."""
 
 
 def average(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-    """AVG: neighbouring queues, as even as can be; the first members take one more where it does not come out even.
+    """AVG: contiguous ranges of equal size; the first members get one more if the division has a remainder.
 
-    A member that is not among `client_ids`, or beyond the number of queues, gets none.
+    A member gets none if it is not in `client_ids`, or if there are fewer queues than members before it.
     """
     if client_id not in client_ids:
         return []
@@ -52,32 +55,32 @@ def average(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence
 
 
 def average_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-    """AVG_BY_CIRCLE: the members take one queue each in turn. A member that is not among `client_ids` gets none."""
+    """AVG_BY_CIRCLE: one queue to each member in turn. A member that is not in `client_ids` gets none."""
     if client_id not in client_ids:
         return []
     return list(queues[client_ids.index(client_id) :: len(client_ids)])
 
 
 def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Strategy:
-    """CONSISTENT_HASH, with so many places on the ring for each member. All members need the same number."""
+    """CONSISTENT_HASH, with `virtual_nodes` points on the ring per member; the same number for all. ConfigError."""
     if virtual_nodes < 1:
-        raise ConfigError(f"a member needs a place on the ring: virtual_nodes is {virtual_nodes}, must be 1 or more")
+        raise ConfigError(f"a member needs a point on the ring: virtual_nodes is {virtual_nodes}, must be 1 or more")
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
         if client_id not in client_ids:
             return []
         ring = {_md5_hash(f"{member}-{number}"): member for member in client_ids for number in range(virtual_nodes)}
-        places = sorted(ring)
-        owners = (ring[places[bisect_left(places, _md5_hash(_java_text(queue))) % len(places)]] for queue in queues)
+        points = sorted(ring)
+        owners = (ring[points[bisect_left(points, _md5_hash(_java_text(queue))) % len(points)]] for queue in queues)
         return [queue for queue, owner in zip(queues, owners, strict=True) if owner == client_id]
 
     return allocate
 
 
 def by_machine_room(rooms: Iterable[str]) -> Strategy:
-    """MACHINE_ROOM: the queues of brokers with names of the form `room@name`, in one of these rooms; no others.
+    """MACHINE_ROOM: only the queues of brokers named `room@name` in one of these rooms.
 
-    Members share them evenly: each gets neighbouring queues, and what is left over goes to the first members, one each.
+    Each member gets a contiguous range of equal size; the first members get one of the remaining queues each.
     """
     allowed = frozenset(rooms)
 
@@ -100,9 +103,9 @@ def by_machine_room(rooms: Iterable[str]) -> Strategy:
 def machine_room_nearby(
     strategy: Strategy, room_of_queue: Callable[[MessageQueue], str], room_of_client: Callable[[str], str]
 ) -> Strategy:
-    """MACHINE_ROOM_NEARBY: `strategy` within each room, and over all members for the queues of rooms without one.
+    """MACHINE_ROOM_NEARBY: `strategy` within each room, and over all members for queues in rooms without a member.
 
-    Every queue and every client id must have a room; ConfigError at the rebalance where one has none.
+    Every queue and every client id must have a room: the strategy raises ConfigError otherwise.
     """
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
@@ -120,27 +123,30 @@ def machine_room_nearby(
 
 
 def by_config(queues: Iterable[MessageQueue]) -> Strategy:
-    """CONFIG: always these queues of those that there are. Whoever configures members sees that all are given out.
+    """CONFIG: always these queues. The configuration must cover all queues with the members of the group.
 
-    Deliberate difference: a queue that does not exist is left out, where Apache's client pulls it in vain.
+    Deliberate difference: a queue that does not exist is omitted, while Apache's client pulls it in vain.
     """
-    told = frozenset(queues)
+    configured = frozenset(queues)
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-        return [queue for queue in queues if queue in told]
+        return [queue for queue in queues if queue in configured]
 
     return allocate
 
 
 def _md5_hash(text: str) -> int:
+    """Return the position of a text on the hash ring."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def _java_text(queue: MessageQueue) -> str:
+    """Return `MessageQueue.toString()` of Java."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def _by_room(things: Iterable[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:
+    """Group queues or client ids by machine room. ConfigError if one has none."""
     rooms: defaultdict[str, list[T]] = defaultdict(list)
     for thing in things:
         room = room_of(thing)

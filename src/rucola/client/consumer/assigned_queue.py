@@ -1,8 +1,9 @@
-"""AssignedQueue: a queue of a consumer's share; Delivery: messages of it that the application has in hand.
+"""AssignedQueue: a queue of a consumer's assignment; Delivery: messages of it that the application is consuming.
 
-    broker ── pulled ──> waiting ── taken ──> Delivery ── done ──> committed
+    broker ── fetcher ──> waiting ── ready queue ──> Delivery ── complete ──> committed offset
 
-A queue may begin anew elsewhere: deliveries know the progress they belong to, so those from before count for nothing.
+A reset replaces the process queue of an assigned queue. Deliveries keep a reference to the process queue of their
+messages, so that completing messages from before a reset has no effect on the offsets after it.
 """
 
 from __future__ import annotations
@@ -19,54 +20,61 @@ from rucola.protocol.queue import MessageQueue
 
 
 class AssignedQueue:
-    """A queue of this member's share: how far it is, what waits, and the task that pulls it.
-
-    `is_offered` says that it stands in the line, `is_held_back` that it may not: in order, while something of it is at
-    work, after a failure, and without its lock. `idle` is set while nothing of it is at work in order.
-    """
+    """A queue of this member's assignment: its offsets, its waiting messages and its fetch task."""
 
     __slots__ = (
-        "committed", "consumed_ms", "idle", "is_given_up", "is_held_back", "is_offered",
-        "progress", "pull", "pulled_ms", "queue", "room", "waiting",
+        "capacity", "committed", "consumed_ms", "fetch_task", "idle", "is_blocked", "is_ready", "is_revoked",
+        "process_queue", "pulled_ms", "queue", "waiting",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, begin_offset: int, limits: PullLimits) -> None:
         self.queue = queue
-        self.progress = ProcessQueue(begin_offset, limits)
+        self.process_queue = ProcessQueue(begin_offset, limits)
+        """The messages between pull and completion; replaced by a reset."""
         self.waiting: deque[MessageExt] = deque()
+        """The pulled messages that are not delivered yet, in order."""
         self.committed: int | None = None
+        """The offset that the offset store has; None if none was committed since the assignment or reset."""
         self.pulled_ms = 0
+        """When the latest pull began, in milliseconds since 1970."""
         self.consumed_ms = 0
-        self.room = asyncio.Event()
+        """When a message was last completed, in milliseconds since 1970."""
+        self.capacity = asyncio.Event()
+        """Set when the fetcher should check again whether it may pull."""
         self.idle = asyncio.Event()
+        """In order: set while no delivery is in flight. Concurrently it is always set."""
         self.idle.set()
-        self.is_given_up = False
-        self.is_held_back = False
-        self.is_offered = False
-        self.pull: asyncio.Task[None] | None = None
+        self.is_revoked = False
+        """Whether the queue was removed from the assignment: no more deliveries."""
+        self.is_blocked = False
+        """Whether the ready queue must not contain it: in order while a delivery is in flight, after a failure, and
+        without its lock."""
+        self.is_ready = False
+        """Whether the ready queue contains it."""
+        self.fetch_task: asyncio.Task[None] | None = None
 
-    def begin_anew(self, queue_offset: int) -> None:
-        """Go on there. What is still held commits nothing any more."""
-        self.progress.is_dropped = True
-        self.progress = ProcessQueue(queue_offset, self.progress.limits)
+    def reset(self, queue_offset: int) -> None:
+        """Continue at this offset. Messages from before are not delivered; those in flight affect no offset."""
+        self.process_queue.is_dropped = True
+        self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits)
         self.waiting.clear()
         self.committed = None
-        self.room.set()
+        self.capacity.set()
 
-    def limit(self, limits: PullLimits) -> None:
-        """Hold so much from now on."""
-        self.progress.limits = limits
-        self.room.set()
+    def set_limits(self, limits: PullLimits) -> None:
+        """Change how many messages may be pulled ahead."""
+        self.process_queue.limits = limits
+        self.capacity.set()
 
     def info(self, lock_age_ms: int | None) -> ProcessQueueInfo:
-        """What is held, for operators. `lock_age_ms` is how long ago its lock was confirmed, None where it has none."""
-        progress = self.progress
+        """Return the state for operators. `lock_age_ms` is the age of the lock's confirmation; None without a lock."""
+        process_queue = self.process_queue
         return ProcessQueueInfo(
-            cached_msg_count=len(progress),
-            cached_msg_max_offset=progress.next_offset - 1 if len(progress) else 0,
-            cached_msg_min_offset=progress.commit_offset if len(progress) else 0,
-            cached_msg_size_in_mi_b=progress.size >> 20,
-            commit_offset=progress.commit_offset,
+            cached_msg_count=len(process_queue),
+            cached_msg_max_offset=process_queue.next_offset - 1 if len(process_queue) else 0,
+            cached_msg_min_offset=process_queue.commit_offset if len(process_queue) else 0,
+            cached_msg_size_in_mi_b=process_queue.size >> 20,
+            commit_offset=process_queue.commit_offset,
             last_consume_timestamp=self.consumed_ms,
             last_lock_timestamp=0 if lock_age_ms is None else now_ms() - lock_age_ms,
             last_pull_timestamp=self.pulled_ms,
@@ -75,25 +83,26 @@ class AssignedQueue:
 
 
 class Delivery:
-    """Messages of one queue, in its order, that the application has in hand. `progress` is theirs."""
+    """Messages of one queue, in its order, that are passed to the application together."""
 
-    __slots__ = ("messages", "own", "progress")
+    __slots__ = ("assigned", "messages", "process_queue")
 
-    def __init__(self, own: AssignedQueue, messages: list[MessageExt]) -> None:
-        self.own = own
-        self.progress = own.progress
+    def __init__(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:
+        self.assigned = assigned
+        self.process_queue = assigned.process_queue
+        """The process queue of the messages, also after a reset of the queue."""
         self.messages = messages
 
     @property
-    def not_done(self) -> list[MessageExt]:
-        """The messages that still count: not done, and of a queue that has neither gone nor begun anew."""
-        progress = self.progress
-        return [] if progress.is_dropped else [m for m in self.messages if progress.holds(m.queue_offset)]
+    def incomplete(self) -> list[MessageExt]:
+        """The messages that still need a delivery; none after the queue was revoked or reset."""
+        process_queue = self.process_queue
+        return [] if process_queue.is_dropped else [m for m in self.messages if process_queue.holds(m.queue_offset)]
 
-    def done(self, messages: Iterable[MessageExt] | None = None) -> None:
-        """The application is done with these messages, or with all of them. Once more: no effect."""
-        self.own.consumed_ms = now_ms()
+    def complete(self, messages: Iterable[MessageExt] | None = None) -> None:
+        """Complete some of the messages, by default all: they need no further delivery. Idempotent."""
+        self.assigned.consumed_ms = now_ms()
         for message in self.messages if messages is None else messages:
-            self.progress.done(message.queue_offset)
-        if self.progress.has_room:
-            self.own.room.set()
+            self.process_queue.complete(message.queue_offset)
+        if self.process_queue.has_capacity:
+            self.assigned.capacity.set()

@@ -1,28 +1,26 @@
-"""Assignment: which queues are this member's now, and how it takes them up and gives them up.
+"""Assignment: the queues that this member consumes now, and their rebalance.
 
-    clustering      the group's members and a topic's queues give each member its share, see `rebalance`
-    broadcasting    every queue that may be read
+    clustering      the allocation strategy divides the topic's queues among the members of the group, see `allocation`
+    broadcasting    every read queue
 
-Every 20 s, and as soon as a member comes or goes or a route changes, the share is worked out anew. Taking up a queue
-means to lock it, where the group consumes in order, to find where to begin, and to pull; giving it up to commit how far
-it is done, and in order to wait first for what is at work, and then to unlock it. So in order no two members have
-messages of one queue in hand.
+A rebalance computes the assignment again: every `REBALANCE_INTERVAL_MS`, and as soon as a member joins or leaves or a
+route changes. Each queue passes these states; steps marked (*) apply to ordered consumers only:
 
-Where a group begins in a queue for which it has no committed offset, by `ConsumeFromWhere`:
+    unassigned ── _assign ──> assigning ──> assigned ── _revoke ──> revoking ── _release ──> unassigned
 
-                                a topic of its own        %RETRY%group
-    CONSUME_FROM_LAST_OFFSET    the end                   0
-    CONSUME_FROM_FIRST_OFFSET   0                         0
-    CONSUME_FROM_TIMESTAMP      the offset at that time   the end
+1. assigning     its lock is acquired (*) and its start offset is found; then it is assigned, and the fetcher starts.
+                 If another member holds the lock, or the broker does not respond, a later rebalance tries again.
+2. assigned      its messages are pulled and delivered. If its lock is lost (*), deliveries pause until it is locked.
+3. revoking      pulling and deliveries have stopped; after deliveries in flight have ended (*) its offset is committed,
+                 and its lock is released (*).
 
-Brokers are handled concurrently: one that hangs holds up its own queues only. A rebalance waits `BROKER_WAIT_MS` at
-most for brokers to answer; requests that take longer go on in the background.
+In order, therefore, no two members ever have messages of one queue in flight.
 
-A broker answers 0, not "none", for a young queue whose first message is still in memory, so a new group begins at 0
-there, whatever was asked for.
+Brokers are handled concurrently: one that hangs delays its own queues only. A rebalance waits at most `BROKER_WAIT_MS`
+for brokers; requests that take longer continue in the background.
 
-Answers to `RebalanceImpl` and `RebalancePushImpl` of Apache RocketMQ 4.9.8. Deliberate difference: a member that the
-broker does not list (it was started again) keeps its queues while it makes itself known.
+Corresponds to `RebalanceImpl` and `RebalancePushImpl` of Apache RocketMQ 4.9.8. Deliberate difference: a member that
+the broker does not list (because the broker was restarted) keeps its queues while it sends a heartbeat.
 """
 
 from __future__ import annotations
@@ -30,186 +28,153 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from rucola.client.background_tasks import BackgroundTasks
-from rucola.client.clock import now_ms
+from rucola.client.callbacks import is_addressed_to
 from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.fetcher import Fetcher
-from rucola.client.consumer.listener import is_addressed_to
+from rucola.client.consumer.group_members import GroupMembers, broker_addresses
 from rucola.client.consumer.offset_store import OffsetStore
-from rucola.client.consumer.options import ConsumeFromWhere, ConsumeOptions
 from rucola.client.consumer.process_queue import PullLimits
-from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.consumer.queue_locks import QueueLocks, by_broker
 from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.consumer.start_offsets import StartOffsets
 from rucola.client.consumer.subscription_check import SubscriptionCheck
-from rucola.client.hedging import hedged
-from rucola.client.instance import ClientInstance
-from rucola.client.route import HEDGE_MS, TopicRoute
-from rucola.errors import BrokerError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
-from rucola.protocol.body import decode_body
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import (
-    GetConsumerListByGroupRequestHeader,
-    GetConsumerListByGroupResponseBody,
-    SubscriptionData,
-)
+from rucola.client.route import TopicRoute
+from rucola.errors import MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import MASTER_ID
 
 logger = logging.getLogger(__name__)
 
 REBALANCE_INTERVAL_MS = 20_000
 UNBALANCED_PAUSE_MS = 500
-"""First wait after a rebalance that could not be finished; it doubles up to the interval."""
+"""The pause after an incomplete rebalance; it doubles with each further one, up to the interval."""
 RELOCK_PAUSE_MS = 1000
+"""How long to wait before the lock of an assigned queue is requested again."""
 BROKER_WAIT_MS = 2000
-"""How long a rebalance waits for brokers to note the old queues' offsets and to tell the new ones'."""
+"""How long a rebalance waits for brokers to store the offsets of revoked queues and return those of new ones."""
 CONCURRENT_LOOKUPS = 64
-"""How many queues of one broker are looked up at a time."""
-HALF_AN_HOUR_MS = 30 * 60 * 1000
-
-
-class StartOffsets:
-    """Where a group begins in a queue: where it was, or else as it was told."""
-
-    def __init__(self, pulls: PullConsumer, offsets: OffsetStore, retry_topic: str, options: ConsumeOptions) -> None:
-        self._pulls = pulls
-        self._offsets = offsets
-        self._retry_topic = retry_topic
-        self._options = options
-
-    async def offset(self, queue: MessageQueue) -> int:
-        """The queue offset to pull first. RemotingError, ConfigError."""
-        committed = await self._offsets.read(queue)
-        if committed is not None:
-            return committed
-        is_retry = queue.topic == self._retry_topic
-        match self._options.consume_from:
-            case ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
-                return 0 if is_retry else await self._pulls.max_offset(queue)
-            case ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
-                return 0
-            case ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-                if is_retry:
-                    return await self._pulls.max_offset(queue)
-                timestamp_ms = self._options.consume_timestamp_ms
-                if timestamp_ms is None:
-                    timestamp_ms = now_ms() - HALF_AN_HOUR_MS
-                return await self._pulls.search_offset(queue, timestamp_ms)
+"""The number of queues of one broker whose start offsets are looked up at a time."""
 
 
 class Assignment:
-    """The queues of one consumer. `locks` are given where it consumes in order and shares with others."""
+    """The assigned queues of one consumer. Belongs to one event loop.
+
+    `locks` is None unless the consumer is ordered and clustering.
+    """
 
     def __init__(
         self,
-        group: str,
-        instance: ClientInstance,
-        subscriptions: Mapping[str, SubscriptionData],
-        options: ConsumeOptions,
-        beginning: StartOffsets,
-        offsets: OffsetStore,
-        pulling: Fetcher,
-        line: ReadyQueue,
+        context: ConsumerContext,
+        start_offsets: StartOffsets,
+        offset_store: OffsetStore,
+        fetcher: Fetcher,
+        ready_queue: ReadyQueue,
         locks: QueueLocks | None,
-        background: BackgroundTasks,
     ) -> None:
         self.queues: dict[MessageQueue, AssignedQueue] = {}
-        self._group = group
-        self._instance = instance
-        self._subscriptions = subscriptions
-        self._options = options
-        self._beginning = beginning
-        self._offsets = offsets
-        self._pulling = pulling
-        self._line = line
+        """The queues in state "assigned"."""
+        self._context = context
+        self._group = context.group
+        self._start_offsets = start_offsets
+        self._offset_store = offset_store
+        self._fetcher = fetcher
+        self._ready_queue = ready_queue
         self._locks = locks
-        self._background = background
-        self._watch = SubscriptionCheck(group, instance, subscriptions)
-        self._leaving: dict[MessageQueue, AssignedQueue] = {}
-        self._taking_up: set[MessageQueue] = set()
-        """Queues of the share that are being taken up."""
-        self._looking: asyncio.Task[None] | None = None
-        self._due = asyncio.Event()
+        self._members = GroupMembers(context)
+        self._subscription_check = SubscriptionCheck(context.group, context.instance, context.subscriptions)
+        self._assigning: set[MessageQueue] = set()
+        """The queues in state "assigning"."""
+        self._revoking: dict[MessageQueue, AssignedQueue] = {}
+        """The queues in state "revoking"."""
+        self._running_check: asyncio.Task[None] | None = None
+        """The latest subscription check; at most one runs."""
+        self._requested = asyncio.Event()
+        """Set by events that require a rebalance before the interval ends."""
         self._rebalanced = asyncio.Event()
+        """Set when the current rebalance ends, and then replaced by a new event."""
 
-    def held(self) -> dict[str, tuple[int, int]]:
-        """How many messages of each topic are held, and how many bytes. May be asked from any thread."""
-        held: dict[str, tuple[int, int]] = {}
-        for own in list(self.queues.values()):
-            count, size = held.get(own.queue.topic, (0, 0))
-            held[own.queue.topic] = count + len(own.progress), size + own.progress.size
-        return held
-
-    def rebalance_soon(self) -> None:
-        """Something has changed: work out the share anew."""
-        self._due.set()
-
-    async def rebalanced(self) -> None:
-        """Wait until the share was next worked out."""
-        await self._rebalanced.wait()
+    # Called by the consumer.
 
     async def open(self) -> None:
-        """Take up the first share, and keep the share up to date from then on."""
-        balanced = await self._rebalance()
-        self._background.start(self._keep_balanced(balanced), f"rebalance of {self._group}")
+        """Run the first rebalance, and repeat it in the background from then on."""
+        is_complete = await self._rebalance()
+        self._context.background.start(self._rebalance_loop(is_complete), f"rebalance of {self._group}")
 
     async def close(self) -> None:
-        """Commit how far everything is done, and leave it to others."""
-        owned = self.queues | self._leaving
-        await asyncio.gather(*(self._leave([owned[queue] for queue in of_broker]) for of_broker in by_broker(owned)))
+        """Commit all offsets, and release all queues for other members."""
+        queues = self.queues | self._revoking
+        await asyncio.gather(*(self._abandon([queues[queue] for queue in group]) for group in by_broker(queues)))
         self.queues.clear()
-        self._leaving.clear()
+        self._revoking.clear()
         if self._locks is not None:
             await self._locks.unlock_all()
 
     async def commit(self) -> None:
-        """Commit how far every own queue is done."""
+        """Commit the offsets of all assigned queues."""
         await self._commit(self.queues.values())
 
-    async def begin_anew(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Begin at these offsets in those of the queues that are own, and commit them."""
-        anew = [own for queue, own in self.queues.items() if queue in offsets]
-        for own in anew:
-            self._pulling.begin_anew(own, offsets[own.queue])
-        await self._commit(anew)
+    async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Continue at these offsets in the queues that are assigned here, and commit them; ignore the others."""
+        resets = [assigned for queue, assigned in self.queues.items() if queue in offsets]
+        for assigned in resets:
+            self._fetcher.reset(assigned, offsets[assigned.queue])
+        await self._commit(resets)
 
-    def may_take(self, own: AssignedQueue) -> bool:
-        """Whether messages of the queue may be given out. Where its lock is missing, it is asked for again."""
-        if self._locks is None or self._locks.holds(own.queue):
+    def rebalance_soon(self) -> None:
+        """Request a rebalance, because members, routes or subscriptions changed."""
+        self._requested.set()
+
+    async def rebalanced(self) -> None:
+        """Wait until the next rebalance ends."""
+        await self._rebalanced.wait()
+
+    def held_by_topic(self) -> dict[str, tuple[int, int]]:
+        """Return the number and bytes of incomplete messages of each topic. May be called on any thread."""
+        held: dict[str, tuple[int, int]] = {}
+        for assigned in list(self.queues.values()):
+            count, size = held.get(assigned.queue.topic, (0, 0))
+            process_queue = assigned.process_queue
+            held[assigned.queue.topic] = count + len(process_queue), size + process_queue.size
+        return held
+
+    def can_deliver(self, assigned: AssignedQueue) -> bool:
+        """Return whether messages of the queue may be delivered; if its lock is missing, request it again.
+
+        The ready queue blocks a queue for which this returns False. It is unblocked when it is locked again.
+        """
+        if self._locks is None or self._locks.holds(assigned.queue):
             return True
-        self._background.start(self._regain(own, self._locks), f"lock of {own.queue}")
+        self._context.background.start(self._relock(assigned, self._locks), f"lock of {assigned.queue}")
         return False
 
-    async def _keep_balanced(self, balanced: bool) -> None:
+    # Rebalance.
+
+    async def _rebalance_loop(self, is_complete: bool) -> None:
         pause_ms = UNBALANCED_PAUSE_MS
         while True:
             try:
-                async with asyncio.timeout((REBALANCE_INTERVAL_MS if balanced else pause_ms) / 1000):
-                    await self._due.wait()
+                async with asyncio.timeout((REBALANCE_INTERVAL_MS if is_complete else pause_ms) / 1000):
+                    await self._requested.wait()
                 pause_ms = UNBALANCED_PAUSE_MS
             except TimeoutError:
                 pause_ms = min(2 * pause_ms, REBALANCE_INTERVAL_MS)
-            self._due.clear()
-            balanced = await self._rebalance()
+            self._requested.clear()
+            is_complete = await self._rebalance()
 
     async def _rebalance(self) -> bool:
-        """Take up and give up queues; return whether everything is as it should be."""
-        balanced = all(await asyncio.gather(*map(self._try_to_rebalance, list(self._subscriptions))))
-        given_up = [own for own in self.queues.values() if own.queue.topic not in self._subscriptions]
-        await _wait_for(list(map(self._give_up, given_up)))
-        routes = [route for topic in self._subscriptions if (route := self._instance.routes.known(topic)) is not None]
-        routes = [route for route in routes if any(route.brokers.values())]
-        if routes and (self._looking is None or self._looking.done()):
-            look = self._watch.look(_brokers_of(random.choice(routes))[0])
-            self._looking = self._background.start(look, f"subscriptions of {self._group}")
+        """Rebalance all topics; return whether this was complete, so that only the interval requires another one."""
+        # 1. Assign and revoke queues of the subscribed topics.
+        is_complete = all(await asyncio.gather(*map(self._try_to_rebalance, list(self._context.subscriptions))))
+        # 2. Revoke the queues of other topics, which were subscribed before.
+        unsubscribed = [a for a in self.queues.values() if a.queue.topic not in self._context.subscriptions]
+        await _wait_for_brokers(list(map(self._revoke, unsubscribed)))
+        # 3. Compare the subscriptions of the members in the background.
+        self._start_subscription_check()
         rebalanced, self._rebalanced = self._rebalanced, asyncio.Event()
         rebalanced.set()
-        return balanced
+        return is_complete
 
     async def _try_to_rebalance(self, topic: str) -> bool:
         try:
@@ -221,165 +186,154 @@ class Assignment:
             return False
 
     async def _rebalance_topic(self, topic: str) -> bool:
-        route = await self._instance.routes.find(topic)
-        share = await self._share_of(route)
-        if share is None:
+        """Assign and revoke queues of a topic; return whether all of its allocated queues are assigned. MQError."""
+        # 1. Allocate queues to this member.
+        allocated = await self._allocate(await self._context.instance.routes.find(topic))
+        if allocated is None:
             return False
-        given_up = [own for own in self.queues.values() if own.queue.topic == topic and own.queue not in share]
-        tasks = list(map(self._give_up, given_up))
+        # 2. Revoke the others. In order this waits for the application, for which the rebalance does not wait.
+        revoked = [a for a in self.queues.values() if a.queue.topic == topic and a.queue not in allocated]
+        tasks = list(map(self._revoke, revoked))
         if self._locks is not None:
-            tasks.clear()  # in order, they wait for the application
-        self._taking_up -= {queue for queue in self._taking_up if queue.topic == topic and queue not in share}
-        limits = self._options.limits.shared_by(max(1, len(share)), in_order=self._options.orderly)
-        for own in self.queues.values():
-            if own.queue.topic == topic:
-                own.limit(limits)
-        known = self.queues.keys() | self._leaving.keys() | self._taking_up
-        new = [queue for queue in share if queue not in known]
-        self._taking_up.update(new)
-        for of_broker in by_broker(new):
-            name = f"new queues of {self._group} at {of_broker[0].broker_name}"
-            tasks.append(self._background.start(self._take_up(of_broker, limits), name))
-        await _wait_for(tasks)
-        return all(queue in self.queues for queue in share)
+            tasks.clear()
+        self._assigning -= {queue for queue in self._assigning if queue.topic == topic and queue not in allocated}
+        # 3. Divide the topic's limits among its queues.
+        options = self._context.options
+        limits = options.limits.shared_by(max(1, len(allocated)), in_order=options.orderly)
+        for assigned in self.queues.values():
+            if assigned.queue.topic == topic:
+                assigned.set_limits(limits)
+        # 4. Assign the new ones, with one task for each broker.
+        known = self.queues.keys() | self._revoking.keys() | self._assigning
+        new = [queue for queue in allocated if queue not in known]
+        self._assigning.update(new)
+        for group in by_broker(new):
+            name = f"new queues of {self._group} at {group[0].broker_name}"
+            tasks.append(self._context.background.start(self._assign(group, limits), name))
+        await _wait_for_brokers(tasks)
+        return all(queue in self.queues for queue in allocated)
 
-    async def _share_of(self, route: TopicRoute) -> list[MessageQueue] | None:
-        """The queues of the topic that are to be own; None while that cannot be told."""
+    async def _allocate(self, route: TopicRoute) -> list[MessageQueue] | None:
+        """Return the queues of the topic for this member; None if they cannot be determined now. MQError."""
         queues = sorted(route.read_queues)
-        if self._options.broadcasting:
+        options, instance = self._context.options, self._context.instance
+        if options.broadcasting:
             return queues
-        members = await self._members(route)
-        if self._instance.client_id not in members:
-            await self._instance.beat(BROKER_WAIT_MS)
+        client_ids = await self._members.client_ids(route)
+        if instance.client_id not in client_ids:
+            await instance.send_heartbeats(BROKER_WAIT_MS)
             return None
         try:
-            return list(self._options.strategy(self._instance.client_id, queues, sorted(members)))
+            return list(options.strategy(instance.client_id, queues, sorted(client_ids)))
         except BaseException as error:
             if is_addressed_to(asyncio.current_task(), error):
                 raise
             logger.exception(
-                "group %s: the rebalance strategy failed on topic %s; the share stays", self._group, route.topic
-            )
+                "group %s: the allocation strategy failed for topic %s; the assignment does not change",
+                self._group, route.topic,
+            )  # fmt: skip
             return None
 
-    async def _members(self, route: TopicRoute) -> list[str]:
-        """Return the client ids of the group, as one of the topic's brokers knows them; none if it knows no member."""
+    def _start_subscription_check(self) -> None:
+        """Compare subscriptions with those of a random broker of a random topic, unless a check is running."""
+        known = self._context.instance.routes.known
+        routes = [route for topic in self._context.subscriptions if (route := known(topic)) is not None]
+        routes = [route for route in routes if any(route.brokers.values())]
+        if routes and (self._running_check is None or self._running_check.done()):
+            check = self._subscription_check.run(broker_addresses(random.choice(routes))[0])
+            self._running_check = self._context.background.start(check, f"subscriptions of {self._group}")
 
-        def ask(address: str) -> Callable[[], Coroutine[Any, Any, list[str]]]:
-            return lambda: self._members_at(address)
+    # unassigned -> assigning -> assigned
 
-        try:
-            _, members = await hedged([ask(address) for address in _brokers_of(route)], HEDGE_MS)
-        except ExceptionGroup as failures:
-            self._instance.renew_route(route.topic)
-            raise failures.exceptions[0] from None
-        return members
-
-    async def _members_at(self, address: str) -> list[str]:
-        header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
-        request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        try:
-            answer = await self._instance.remoting.invoke_ok(address, request)
-        except BrokerError as error:
-            logger.info("group %s: %s", self._group, error)
-            return []
-        # A member that reconnected is listed twice until the broker notices that its old connection is dead.
-        return list(dict.fromkeys(decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list))
-
-    async def _take_up(self, queues: list[MessageQueue], limits: PullLimits) -> None:
-        """Take up queues of one broker. Those for which it does not answer are left to the next rebalance."""
+    async def _assign(self, queues: list[MessageQueue], limits: PullLimits) -> None:
+        """Assign queues of one broker. If it does not respond, the rest is left to the next rebalance."""
         try:
             if self._locks is not None:
                 await self._locks.lock(queues)
             for first in range(0, len(queues), CONCURRENT_LOOKUPS):
                 chunk = queues[first : first + CONCURRENT_LOOKUPS]
-                if not all(await asyncio.gather(*(self._begin(queue, limits) for queue in chunk))):
+                if not all(await asyncio.gather(*(self._assign_queue(queue, limits) for queue in chunk))):
                     return
         finally:
-            self._taking_up.difference_update(queues)
+            self._assigning.difference_update(queues)
 
-    async def _begin(self, queue: MessageQueue, limits: PullLimits) -> bool:
-        """Begin with a queue, unless it is another member's by now; return whether its broker answered."""
+    async def _assign_queue(self, queue: MessageQueue, limits: PullLimits) -> bool:
+        """Assign a queue unless another member still has its lock; return whether the broker responded."""
         locks = self._locks
         if locks is not None and not locks.holds(queue):
-            logger.info("group %s: %s is locked by another member still", self._group, queue)
+            logger.info("group %s: %s is still locked by another member", self._group, queue)
             return True
         try:
-            begin_offset = await self._beginning.offset(queue)
+            offset = await self._start_offsets.find(queue)
         except MQError as error:
-            logger.warning("group %s cannot begin with %s now: %s", self._group, queue, error)
+            logger.warning("group %s cannot find the start offset of %s now: %s", self._group, queue, error)
             return not isinstance(error, (RemotingConnectError, RemotingTimeout))
-        if queue in self._taking_up:
-            own = self.queues[queue] = AssignedQueue(queue, begin_offset, limits)
-            self._pulling.start(own)
-            logger.info("group %s: %s begins with %s at %d", self._group, self._instance.client_id, queue, begin_offset)
-        elif locks is not None and queue not in self.queues:
+        if queue in self._assigning:
+            assigned = self.queues[queue] = AssignedQueue(queue, offset, limits)
+            self._fetcher.start(assigned)
+            client_id = self._context.instance.client_id
+            logger.info("group %s: %s is assigned to %s, starting at %d", self._group, queue, client_id, offset)
+        elif locks is not None and queue not in self.queues:  # a later rebalance withdrew it meanwhile
             await locks.unlock([queue])
         return True
 
-    def _give_up(self, own: AssignedQueue) -> asyncio.Task[None]:
-        """Stop consuming a queue; return the task that leaves it to another member."""
-        del self.queues[own.queue]
-        own.is_given_up = True
-        self._pulling.stop(own)
-        self._leaving[own.queue] = own
-        logger.info("group %s: %s gives up %s", self._group, self._instance.client_id, own.queue)
-        return self._background.start(self._hand_over(own), f"handing over of {own.queue}")
+    async def _relock(self, assigned: AssignedQueue, locks: QueueLocks) -> None:
+        """Request the lock of an assigned queue until it is held again or the queue is revoked.
 
-    async def _hand_over(self, own: AssignedQueue) -> None:
-        """Leave a queue to another member, in order once nothing of it is at work."""
-        if self._locks is not None:
-            await own.idle.wait()
-        own.progress.is_dropped = True
-        await self._commit([own])
-        if self._locks is not None:
-            await self._locks.unlock([own.queue])
-        del self._leaving[own.queue]
-        if self._locks is not None:
-            self.rebalance_soon()  # it may have become own again meanwhile
-
-    async def _leave(self, owned: list[AssignedQueue]) -> None:
-        """Leave queues of one broker to other members."""
-        await self._commit(owned)
-        for own in owned:
-            own.is_given_up = own.progress.is_dropped = True
-        if self._locks is not None:
-            await self._locks.unlock(own.queue for own in owned)
-
-    async def _commit(self, queues: Iterable[AssignedQueue]) -> None:
-        """Commit how far these are done. Without its lock a queue may be another's, who commits for it."""
-        locks = self._locks
-        await self._offsets.commit(*(own for own in queues if locks is None or locks.holds(own.queue)))
-
-    async def _regain(self, own: AssignedQueue, locks: QueueLocks) -> None:
-        """Ask for a queue's lock until it is held again or the queue is given up.
-
-        Another member may have had it meanwhile: what that one committed is not consumed again.
+        Another member may have consumed the queue meanwhile: messages that it committed are not delivered again.
         """
-        while not own.is_given_up:
-            await locks.lock([own.queue])
-            if locks.holds(own.queue):
+        while not assigned.is_revoked:
+            await locks.lock([assigned.queue])
+            if locks.holds(assigned.queue):
                 try:
-                    committed = await self._offsets.read(own.queue)
+                    committed = await self._offset_store.read(assigned.queue)
                 except MQError as error:
-                    logger.warning("group %s cannot go on with %s now: %s", self._group, own.queue, error)
+                    logger.warning("group %s cannot continue with %s now: %s", self._group, assigned.queue, error)
                 else:
-                    if committed is not None and committed > own.progress.commit_offset:
-                        self._pulling.begin_anew(own, committed)
-                    self._line.come_back(own)
+                    if committed is not None and committed > assigned.process_queue.commit_offset:
+                        self._fetcher.reset(assigned, committed)
+                    self._ready_queue.unblock(assigned)
                     return
             await asyncio.sleep(RELOCK_PAUSE_MS / 1000)
 
+    # assigned -> revoking -> unassigned
 
-async def _wait_for(tasks: list[asyncio.Task[None]]) -> None:
+    def _revoke(self, assigned: AssignedQueue) -> asyncio.Task[None]:
+        """Stop pulling and delivering a queue; return the task that releases it."""
+        del self.queues[assigned.queue]
+        assigned.is_revoked = True
+        self._fetcher.stop(assigned)
+        self._revoking[assigned.queue] = assigned
+        client_id = self._context.instance.client_id
+        logger.info("group %s: %s is revoked from %s", self._group, assigned.queue, client_id)
+        return self._context.background.start(self._release(assigned), f"release of {assigned.queue}")
+
+    async def _release(self, assigned: AssignedQueue) -> None:
+        """Release a revoked queue for another member, in order after its deliveries in flight have ended."""
+        if self._locks is not None:
+            await assigned.idle.wait()
+        assigned.process_queue.is_dropped = True
+        await self._commit([assigned])
+        if self._locks is not None:
+            await self._locks.unlock([assigned.queue])
+        del self._revoking[assigned.queue]
+        if self._locks is not None:
+            self.rebalance_soon()  # it may have been allocated to this member again meanwhile
+
+    async def _abandon(self, queues: list[AssignedQueue]) -> None:
+        """Release queues of one broker when the consumer closes, without waiting for deliveries in flight."""
+        await self._commit(queues)
+        for assigned in queues:
+            assigned.is_revoked = assigned.process_queue.is_dropped = True
+        if self._locks is not None:
+            await self._locks.unlock(assigned.queue for assigned in queues)
+
+    async def _commit(self, queues: Iterable[AssignedQueue]) -> None:
+        """Commit offsets, except of queues without their lock: another member may commit for these."""
+        locks = self._locks
+        await self._offset_store.commit(*(a for a in queues if locks is None or locks.holds(a.queue)))
+
+
+async def _wait_for_brokers(tasks: list[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks, timeout=BROKER_WAIT_MS / 1000)
-
-
-def _brokers_of(route: TopicRoute) -> list[str]:
-    """Return an address of each of the topic's brokers, its master's if possible, shuffled. RemotingConnectError."""
-    brokers = [addresses for addresses in route.brokers.values() if addresses]
-    if not brokers:
-        raise RemotingConnectError(f"the route of topic {route.topic} names no broker")
-    random.shuffle(brokers)
-    return [addresses.get(MASTER_ID) or next(iter(addresses.values())) for addresses in brokers]

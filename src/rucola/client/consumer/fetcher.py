@@ -1,28 +1,30 @@
-"""Fetcher: one task for each own queue asks its broker for more and puts what comes into the line.
+"""Fetcher: one task per assigned queue that pulls messages and puts them into the ready queue.
 
-The broker holds a pull until something comes. Fetcher a queue pauses while too much of it is held (see
-`process_queue`), and while the consumer is suspended. An offset outside the queue is corrected to the nearest inside.
+Each task repeats:
 
-Answers to `PullMessageService` and `DefaultMQPushConsumerImpl.pullMessage` of Apache RocketMQ 4.9.8. Deliberate
-difference: an illegal offset is corrected at once, not after 10 s.
+1. Wait while the consumer is suspended, and while the process queue has no capacity.
+2. Pull from `next_offset` on. The broker holds the request until a message arrives, at most `SUSPEND_MS`.
+3. If the offset is outside the queue, reset the assigned queue to the nearest offset inside.
+4. Add the messages to the process queue, and those that are new to the ready queue.
+
+Corresponds to `PullMessageService` and `DefaultMQPushConsumerImpl.pullMessage` of Apache RocketMQ 4.9.8. Deliberate
+difference: an illegal offset is corrected immediately, not after 10 s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 
-from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms, precise_monotonic_ms
 from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.offset_store import OffsetStore
 from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
 from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.consumer.retry import restore_topic
 from rucola.client.stats import ConsumeCounters
 from rucola.errors import BrokerError, MQError
-from rucola.message import MessageExt, properties
-from rucola.message.topics import retry_topic
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.heartbeat import SubscriptionData
 
@@ -31,106 +33,114 @@ logger = logging.getLogger(__name__)
 SUSPEND_MS = 15_000
 """How long a broker may hold a pull."""
 PULL_ERROR_PAUSE_MS = 1000
+"""How long a task pauses after a failed pull."""
 FLOW_CONTROL_PAUSE_MS = 20
+"""How long a task pauses after a broker rejected a pull because it is busy."""
 
 
 class Fetcher:
-    """Pulls the own queues of one consumer."""
+    """Pulls the assigned queues of one consumer. Belongs to one event loop."""
 
     def __init__(
         self,
-        pulls: PullConsumer,
-        subscriptions: Mapping[str, SubscriptionData],
-        line: ReadyQueue,
-        offsets: OffsetStore,
-        background: BackgroundTasks,
-        counts: ConsumeCounters,
-        batch_size: int,
+        context: ConsumerContext,
+        pull_consumer: PullConsumer,
+        ready_queue: ReadyQueue,
+        offset_store: OffsetStore,
+        counters: ConsumeCounters,
     ) -> None:
-        self._pulls = pulls
-        self._subscriptions = subscriptions
-        self._retry_topic = retry_topic(pulls.group)
-        self._line = line
-        self._offsets = offsets
-        self._background = background
-        self._counts = counts
-        self._batch_size = batch_size
-        self._goes_on = asyncio.Event()
-        self._goes_on.set()
+        self._context = context
+        self._retry_topic = context.retry_topic
+        self._pull_consumer = pull_consumer
+        self._ready_queue = ready_queue
+        self._offset_store = offset_store
+        self._counters = counters
+        self._running = asyncio.Event()
+        """Cleared while the consumer is suspended."""
+        self._running.set()
 
     def suspend(self) -> None:
-        """Let nothing more in until `resume`."""
-        self._goes_on.clear()
+        """Add no more messages until `resume`; a pull that is in flight waits with its result."""
+        self._running.clear()
 
     def resume(self) -> None:
-        """Go on."""
-        self._goes_on.set()
+        """Resume after `suspend`."""
+        self._running.set()
 
-    def start(self, own: AssignedQueue) -> None:
-        """Pull the queue from where it stands."""
-        own.pull = self._background.start(self._pull(own), f"pull of {own.queue} for {self._pulls.group}")
+    def start(self, assigned: AssignedQueue) -> None:
+        """Start pulling the queue at its next offset."""
+        assigned.fetch_task = self._context.background.start(
+            self._fetch(assigned), f"pull of {assigned.queue} for {self._context.group}"
+        )
 
-    def stop(self, own: AssignedQueue) -> None:
-        """Pull the queue no more."""
-        if own.pull is not None:
-            own.pull.cancel()
+    def stop(self, assigned: AssignedQueue) -> None:
+        """Stop pulling the queue."""
+        if assigned.fetch_task is not None:
+            assigned.fetch_task.cancel()
 
-    def begin_anew(self, own: AssignedQueue, queue_offset: int) -> None:
-        """Go on at this offset. What was pulled before and is not done is not given out, or counts for nothing."""
-        self.stop(own)
-        own.begin_anew(queue_offset)
-        self.start(own)
+    def reset(self, assigned: AssignedQueue, queue_offset: int) -> None:
+        """Continue at this offset. Messages from before are not delivered; those in flight affect no offset."""
+        self.stop(assigned)
+        assigned.reset(queue_offset)
+        self.start(assigned)
 
-    def restore_topic(self, message: MessageExt) -> None:
-        """Give a message that is tried again the topic that it was sent to."""
-        if message.topic == self._retry_topic:
-            message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
-
-    async def _pull(self, own: AssignedQueue) -> None:
-        queue = own.queue
-        while (wanted := self._subscriptions.get(queue.topic)) is not None:
-            progress = own.progress
-            await self._goes_on.wait()
-            if not progress.has_room:
-                own.room.clear()
-                await own.room.wait()
+    async def _fetch(self, assigned: AssignedQueue) -> None:
+        """Pull the queue until its topic is not subscribed any more."""
+        topic = assigned.queue.topic
+        while (subscription := self._context.subscriptions.get(topic)) is not None:
+            await self._running.wait()
+            if not assigned.process_queue.has_capacity:
+                assigned.capacity.clear()
+                await assigned.capacity.wait()
                 continue
-            own.pulled_ms = now_ms()
-            begin_ms = precise_monotonic_ms()
-            try:
-                result = await self._pulls.pull(
-                    queue,
-                    progress.next_offset,
-                    self._batch_size,
-                    wanted,
-                    suspend_ms=SUSPEND_MS,
-                    commit_offset=(progress.commit_offset or None) if self._offsets.goes_with_pulls else None,
-                )
-            except MQError as error:
-                is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
-                if not is_busy:
-                    logger.warning("group %s: pull of %s failed: %s", self._pulls.group, queue, error)
-                await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
+            result = await self._pull(assigned, subscription)
+            if result is None:
                 continue
-            if result.status is PullStatus.FOUND:
-                self._counts.of(queue.topic).brought(len(result.messages), precise_monotonic_ms() - begin_ms)
-            await self._goes_on.wait()
+            await self._running.wait()
             if result.status is PullStatus.OFFSET_ILLEGAL:
-                await self._correct(own, result)
+                await self._correct_offset(assigned, result)
                 continue
-            messages = progress.put(result.messages, result.next_begin_offset)
-            for message in messages:
-                self.restore_topic(message)
-            self._line.put(own, messages)
+            # A reset replaces the process queue only after it has cancelled this task, so it is still the pulled one.
+            messages = assigned.process_queue.put(result.messages, result.next_begin_offset)
+            if topic == self._retry_topic:
+                for message in messages:
+                    restore_topic(message)
+            self._ready_queue.put(assigned, messages)
 
-    async def _correct(self, own: AssignedQueue, result: PullResult) -> None:
-        """Begin anew inside the queue. What is still held came from offsets that are gone, and commits nothing."""
-        illegal = own.progress.next_offset
+    async def _pull(self, assigned: AssignedQueue, subscription: SubscriptionData) -> PullResult | None:
+        """Pull once; return None after a failure and the pause that follows it."""
+        process_queue = assigned.process_queue
+        assigned.pulled_ms = now_ms()
+        begin_ms = precise_monotonic_ms()
+        try:
+            result = await self._pull_consumer.pull(
+                assigned.queue,
+                process_queue.next_offset,
+                self._context.options.pull_batch_size,
+                subscription,
+                suspend_ms=SUSPEND_MS,
+                commit_offset=(process_queue.commit_offset or None) if self._offset_store.commits_with_pulls else None,
+            )
+        except MQError as error:
+            is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
+            if not is_busy:
+                logger.warning("group %s: pull of %s failed: %s", self._context.group, assigned.queue, error)
+            await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
+            return None
+        if result.status is PullStatus.FOUND:
+            counters = self._counters.of(assigned.queue.topic)
+            counters.add_pull(len(result.messages), precise_monotonic_ms() - begin_ms)
+        return result
+
+    async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
+        """Reset the queue to an offset inside. Its incomplete messages are not in the queue any more."""
+        illegal = assigned.process_queue.next_offset
         logger.warning(
-            "group %s: %s has %d to %d, not offset %d; going on at %d",
-            self._pulls.group, own.queue, result.min_offset, result.max_offset, illegal, result.next_begin_offset,
+            "group %s: %s has offsets %d to %d, not %d; continuing at %d",
+            self._context.group, assigned.queue, result.min_offset, result.max_offset, illegal,
+            result.next_begin_offset,
         )  # fmt: skip
-        own.begin_anew(result.next_begin_offset)
-        await self._offsets.commit(own)
-        if result.next_begin_offset == illegal:
+        assigned.reset(result.next_begin_offset)
+        await self._offset_store.commit(assigned)
+        if result.next_begin_offset == illegal:  # a broker that contradicts itself must not cause a busy loop
             await asyncio.sleep(PULL_ERROR_PAUSE_MS / 1000)

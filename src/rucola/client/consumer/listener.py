@@ -1,42 +1,43 @@
-"""Listeners: how the application is called with messages, and what it says of them.
+"""Listeners: the application's callbacks for messages, and the exceptions by which they request redelivery.
 
-A listener that returns is done with its messages; one that raises anything has failed. Two errors carry more:
+A listener that returns has consumed its messages. A listener that raises has failed, and its messages are retried (see
+`rucola.client.consumer.retry`). Two exceptions carry details:
 
-    ReconsumeLater                 side by side: when these come again, and which of a batch are done all the same
-    SuspendCurrentQueueAMoment     in order: how long the queue rests before the same messages come again
+    ReconsumeLater                 concurrently: the delay level, and which messages of a batch were consumed
+    SuspendCurrentQueueAMoment     in order: how long the queue is suspended before its messages are redelivered
 
-Answers to `MessageListenerConcurrently`, `MessageListenerOrderly` and their contexts of Apache RocketMQ 4.9.8.
-Deliberate difference: Apache's listeners say by what they return, and by their context, what here an error says.
+Corresponds to `MessageListenerConcurrently`, `MessageListenerOrderly` and their contexts of Apache RocketMQ 4.9.8.
+Deliberate difference: Apache's listeners report by return value and context, Rucola's by an exception.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from numbers import Real
 from typing import Any, TypeAlias
 
+from rucola.client.callbacks import outcome_of, start_in_thread
 from rucola.errors import ConfigError, MQError
 from rucola.message import MessageExt
 
 MAX_BATCH = 1024
-"""Most messages that a listener can ask for at a time, as in Apache's client."""
+"""The largest batch that a listener may request, as in Apache's client."""
 
 Listener: TypeAlias = Callable[[MessageExt], Awaitable[Any]] | Callable[[MessageExt], Any]
-"""Takes one message. A coroutine function, or a plain function, which runs in a thread. What it says is ignored."""
+"""Receives one message. A coroutine function, or a plain function, which runs in a thread. Its result is ignored."""
 
 BatchListener: TypeAlias = Callable[[list[MessageExt]], Awaitable[Any]] | Callable[[list[MessageExt]], Any]
-"""Takes messages of one queue, in its order; else as a Listener."""
+"""Receives several messages of one queue, in the order of the queue; otherwise like a Listener."""
 
 
 class ReconsumeLater(MQError):
-    """Raised by a listener: these messages come again later, to some member of the group.
+    """Raised by a listener: redeliver these messages later, to any member of the group.
 
-    `delay_level` 0 lets the broker choose, longer each time; -1 sends them to the dead letter queue at once. Of a batch
-    the messages up to index `ack_index` are done; -1 is none. In order, the queue is suspended instead.
+    `delay_level` 0 lets the broker choose a delay that grows with each retry; -1 sends the messages to the dead letter
+    queue immediately. Of a batch, the messages up to index `ack_index` were consumed; -1 means none. In order, the
+    queue is suspended instead.
     """
 
     def __init__(self, delay_level: int = 0, *, ack_index: int = -1) -> None:
@@ -44,13 +45,14 @@ class ReconsumeLater(MQError):
         _check_number("ack_index", ack_index, int)
         self.delay_level = delay_level
         self.ack_index = ack_index
-        super().__init__(f"to be consumed again later, delay level {delay_level}, done up to index {ack_index}")
+        super().__init__(f"reconsume later: delay level {delay_level}, consumed up to index {ack_index}")
 
 
 class SuspendCurrentQueueAMoment(MQError):
-    """Raised by a listener in order: the same messages come again, and nothing else of their queue before.
+    """Raised by an ordered listener: redeliver the same messages before any other of their queue.
 
-    `suspend_ms` is 10 to 30,000; None is what the consumer was given. Side by side it counts as any other error.
+    `suspend_ms` is 10 to 30,000; None means the consumer's option `suspend_current_queue_ms`. A concurrent consumer
+    treats it as any other failure.
     """
 
     def __init__(self, suspend_ms: float | None = None) -> None:
@@ -60,129 +62,44 @@ class SuspendCurrentQueueAMoment(MQError):
         super().__init__("the queue is suspended")
 
 
+class ListenerNotCalled(MQError):
+    """No thread accepted the call: the pool is shut down (end of the program), or no thread can be started."""
+
+
 class ListenerAdapter:
-    """A listener made ready to be called with several messages at a time, or with one."""
+    """One calling convention for all listeners: single or batch, coroutine function or plain function."""
 
     def __init__(self, function: Callable[[Any], Any], max_count: int | None) -> None:
-        """`max_count` None is a Listener, any number a BatchListener.
+        """Wrap a Listener if `max_count` is None, else a BatchListener.
 
-        ConfigError unless it is 1 to 1024, and for a listener that cannot be called.
+        ConfigError if `function` is not callable, or `max_count` is not 1 to 1024.
         """
         if not callable(function):
-            raise ConfigError(f"a listener is called with messages, and {function!r} cannot be")
+            raise ConfigError(f"a listener must be callable, and {function!r} cannot be called")
         if max_count is not None and not 1 <= max_count <= MAX_BATCH:
             raise ConfigError(f"a batch listener takes 1 to {MAX_BATCH} messages at a time, not {max_count}")
         self.max_count = max_count or 1
+        """The most messages of one call."""
         self.needs_thread = not inspect.iscoroutinefunction(function)
+        """Whether the listener is a plain function, which must not block the event loop."""
         self._function = function
         self._takes_list = max_count is not None
 
     async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
-        """Call the listener, in one of the threads if it is no coroutine function. Raises whatever it raises.
+        """Call the listener, on one of the threads if it is a plain function. Raises whatever it raises.
 
-        ListenerNotCalled if no thread takes the call: then the listener has not seen the messages.
+        ListenerNotCalled if no thread accepts the call: the listener has not seen the messages.
         """
-        argument: Any = list(messages) if self._takes_list else messages[0]  # its own list: it may change that
+        # A batch listener gets a copy, since it may modify its list.
+        argument: Any = list(messages) if self._takes_list else messages[0]
         if not self.needs_thread:
             await self._function(argument)
             return
         try:
-            outcome = _in_thread(self._function, argument, threads)
+            future = start_in_thread(self._function, argument, threads)
         except RuntimeError as error:
-            raise ListenerNotCalled(f"no thread takes a call of the listener: {error}") from error
-        await _result_of(outcome)
-
-
-class ListenerNotCalled(MQError):
-    """No thread takes a call: the pool is shut down, as at the end of the program, or the system has no thread left."""
-
-
-async def call(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function of the application, in a thread if it is no coroutine function, and return its result."""
-    return await (
-        function(argument) if inspect.iscoroutinefunction(function) else _result_of(_in_thread(function, argument))
-    )
-
-
-def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
-    """Tell whether an error that came out of a call of the application is addressed to the calling task.
-
-    Any other is a failure of the application: CancelledError if it awaited something that had been cancelled,
-    SystemExit if a library called `sys.exit`, StopIteration, an exception of the application's own that derives from
-    BaseException. The task must end with
-
-        CancelledError      if the task itself was cancelled
-        GeneratorExit       if its coroutine is closed, which happens outside the task
-        KeyboardInterrupt   on the main thread, the only one on which Ctrl-C raises it
-    """
-    match error:
-        case asyncio.CancelledError():
-            return task is not None and task.cancelling() > 0
-        case GeneratorExit():
-            return _running_task() is not task
-        case KeyboardInterrupt():
-            return threading.current_thread() is threading.main_thread()
-    return False
-
-
-def _running_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs here
-        return None
-
-
-_Outcome: TypeAlias = tuple[Any, BaseException | None]
-
-
-class _ThreadCall:
-    """A call of a function in a thread, which returns its result, or the error that it raised, as a value.
-
-    As exceptions of a future some errors do not arrive: asyncio refuses StopIteration, so that the future never
-    completes, and turns concurrent.futures.CancelledError into a cancellation of the task that waits.
-    """
-
-    __slots__ = ("argument", "function", "is_withdrawn")
-
-    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
-        self.function = function
-        self.argument = argument
-        self.is_withdrawn = False
-
-    def __call__(self) -> _Outcome:
-        if self.is_withdrawn:
-            return None, None
-        try:
-            return self.function(self.argument), None
-        except BaseException as error:
-            return None, error
-
-
-def _in_thread(
-    function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
-) -> asyncio.Future[_Outcome]:
-    """Call a function in a thread. RuntimeError if none takes the call, which is then not made."""
-    call = _ThreadCall(function, argument)
-    try:
-        return asyncio.get_running_loop().run_in_executor(threads, call)
-    except RuntimeError:
-        call.is_withdrawn = True  # if no thread could be started, the executor keeps the call for the next one
-        raise
-
-
-async def _result_of(called: asyncio.Future[_Outcome]) -> Any:
-    """Wait for a call in a thread and return its result, or raise its error.
-
-    Some are coroutine functions at heart and do not look it: an object with `async def __call__`, a lambda around one.
-    The awaitable that such a call returns is awaited, or a message would count as done before it was looked at.
-    """
-    result, error = await called
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame: a cycle
-    return await result if inspect.isawaitable(result) else result
+            raise ListenerNotCalled(f"no thread accepts a call of the listener: {error}") from error
+        await outcome_of(future)
 
 
 def _check_number(name: str, value: object, kind: type) -> None:

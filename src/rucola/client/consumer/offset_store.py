@@ -1,14 +1,14 @@
-"""How far a group has come in each queue, and who keeps that.
+"""Offset stores: where the committed offsets of a group are kept.
 
-    clustering      the broker that has the queue, for the whole group
-    broadcasting    a file of this client, since each member has a progress of its own:
+    clustering      at the broker that has the queue, for the whole group
+    broadcasting    in a file of this member, since each member has offsets of its own:
 
         <root>/<clientId>/<group>/offsets.json      {"offsetTable":{{"brokerName":…,"queueId":…,"topic":…}:offset}}
 
-`root` is `~/.rocketmq_offsets` unless another is given. The file is written as a whole, with the content before in
-offsets.json.bak, which is read where the file itself cannot be.
+`root` defaults to `~/.rocketmq_offsets`. The file is replaced as a whole; its previous content is kept in
+offsets.json.bak, which is read if the file cannot be.
 
-Answers to `RemoteBrokerOffsetStore` and `LocalFileOffsetStore` of Apache RocketMQ 4.9.8, whose file this is.
+Corresponds to `RemoteBrokerOffsetStore` and `LocalFileOffsetStore` of Apache RocketMQ 4.9.8, whose file format this is.
 """
 
 from __future__ import annotations
@@ -30,66 +30,71 @@ from rucola.protocol.queue import MessageQueue, to_key
 logger = logging.getLogger(__name__)
 
 ROOT = ".rocketmq_offsets"
-"""The directory of all files of offsets, in the user's home."""
+"""The default directory of all offset files, in the user's home."""
 
 
 class OffsetStore(Protocol):
-    """Where progress is kept."""
+    """The committed offsets of one consumer."""
 
-    goes_with_pulls: bool
-    """Whether a pull may carry the offset to commit."""
+    commits_with_pulls: bool
+    """Whether a pull may carry the offset to commit, which spares a request."""
 
     async def open(self) -> None:
-        """Make sure that progress can be kept. ConfigError."""
+        """Check that offsets can be stored. ConfigError."""
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """The committed offset, None where there is none. RemotingError, ConfigError."""
+        """Return the committed offset, None if there is none. RemotingError, ConfigError."""
 
     async def commit(self, *queues: AssignedQueue) -> None:
-        """Keep how far these are done, where that has changed. What fails is logged and tried again next time."""
+        """Commit the offsets that changed. A failure is logged, and the next call repeats the commit."""
 
 
 class BrokerOffsetStore:
-    """Progress of the group, kept by the brokers. In order it does not go with pulls, which ask for no lock."""
+    """The group's offsets, stored by the brokers.
 
-    def __init__(self, pulls: PullConsumer, *, in_order: bool) -> None:
-        self.goes_with_pulls = not in_order
-        self._pulls = pulls
+    An ordered consumer does not commit with pulls, because a pull does not require the lock of its queue.
+    """
+
+    def __init__(self, pull_consumer: PullConsumer, *, in_order: bool) -> None:
+        self.commits_with_pulls = not in_order
+        self._pull_consumer = pull_consumer
 
     async def open(self) -> None:
         pass
 
     async def read(self, queue: MessageQueue) -> int | None:
-        return await self._pulls.committed(queue)
+        return await self._pull_consumer.committed(queue)
 
     async def commit(self, *queues: AssignedQueue) -> None:
-        await asyncio.gather(*(self._commit(own) for own in queues))
+        await asyncio.gather(*(self._commit(assigned) for assigned in queues))
 
-    async def _commit(self, own: AssignedQueue) -> None:
-        offset = own.progress.commit_offset
-        if offset == own.committed:
+    async def _commit(self, assigned: AssignedQueue) -> None:
+        offset = assigned.process_queue.commit_offset
+        if offset == assigned.committed:
             return
         try:
-            await self._pulls.commit(own.queue, offset)
+            await self._pull_consumer.commit(assigned.queue, offset)
         except MQError as error:
             logger.warning(
-                "group %s: offset %d of %s could not be committed: %s", self._pulls.group, offset, own.queue, error
+                "group %s: cannot commit offset %d of %s: %s", self._pull_consumer.group, offset, assigned.queue, error
             )
         else:
-            # What a slave has noted is told to the master, too, once there is one.
-            if self._pulls.instance.routes.address(own.queue.broker_name) is not None:
-                own.committed = offset
+            # A commit at a slave is repeated at the master, once there is one, since slaves forward no offsets.
+            if self._pull_consumer.instance.routes.address(assigned.queue.broker_name) is not None:
+                assigned.committed = offset
 
 
 class LocalOffsetStore:
-    """Progress of this member alone, kept in its file. ConfigError if the user has no home and no `root` is given."""
+    """The offsets of this member, stored in its file. ConfigError without `root` if the user has no home directory."""
 
     def __init__(self, root: str | Path | None, client_id: str, group: str) -> None:
-        self.goes_with_pulls = False
+        self.commits_with_pulls = False
         directory = _default_root() if root is None else Path(root)
         self.path = directory / client_id / group / "offsets.json"
         self._offsets: dict[MessageQueue, int] | None = None
-        self._writing = asyncio.Lock()
+        """The content of the file, including queues that are not assigned now; None until it is read."""
+        self._write_lock = asyncio.Lock()
+        """Held during a commit, so that an older table never replaces a newer one."""
 
     async def open(self) -> None:
         directory = self.path.parent
@@ -97,9 +102,9 @@ class LocalOffsetStore:
             make_directory(directory)
             with TemporaryFile(dir=directory):
                 pass
-        except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        except (OSError, ValueError) as error:  # ValueError: not a valid path, such as one with a null byte
             raise ConfigError(
-                f"the offsets of this member cannot be kept in {directory}: {error}; give another offsets_root"
+                f"cannot store the offsets of this member in {directory}: {error}; pass another offsets_root"
             ) from error
         self._table()
 
@@ -107,31 +112,32 @@ class LocalOffsetStore:
         return self._table().get(queue)
 
     async def commit(self, *queues: AssignedQueue) -> None:
-        async with self._writing:
-            changed = {own: own.progress.commit_offset for own in queues if own.progress.commit_offset != own.committed}
+        async with self._write_lock:
+            offsets = {assigned: assigned.process_queue.commit_offset for assigned in queues}
+            changed = {assigned: offset for assigned, offset in offsets.items() if offset != assigned.committed}
             if not changed:
                 return
             table = self._table()
-            table.update((own.queue, offset) for own, offset in changed.items())
+            table.update((assigned.queue, offset) for assigned, offset in changed.items())
             content = {"offsetTable": {to_key(queue): offset for queue, offset in sorted(table.items())}}
             try:
                 await self._write(fastjson.dumps(content))
             except OSError as error:
                 logger.warning("the offsets of this member could not be written: %s", error)
             else:
-                for own, offset in changed.items():
-                    own.committed = offset
+                for assigned, offset in changed.items():
+                    assigned.committed = offset
 
     async def _write(self, content: bytes) -> None:
         try:
             writing = asyncio.get_running_loop().run_in_executor(None, replace_file, self.path, content)
-        except RuntimeError:  # the program ends, when thread pools take no more calls
+        except RuntimeError:  # thread pools accept no calls at the end of the program
             replace_file(self.path, content)
         else:
             await writing
 
     def _table(self) -> dict[MessageQueue, int]:
-        """All offsets, read from the file the first time. ConfigError where neither it nor its .bak can be read."""
+        """Return all offsets, read from the file the first time. ConfigError if neither it nor its .bak can be read."""
         if self._offsets is None:
             self._offsets = self._load()
         return self._offsets
@@ -144,10 +150,10 @@ class LocalOffsetStore:
             except FileNotFoundError:
                 continue
             except (OSError, RemoteProtocolError) as error:
-                logger.warning("offsets cannot be read from %s: %s", path, error)
+                logger.warning("cannot read offsets from %s: %s", path, error)
                 failures.append(f"{path}: {error}")
         if failures:
-            raise ConfigError(f"cannot tell how far this member has come; mend or remove {'; '.join(failures)}")
+            raise ConfigError(f"cannot read the offsets of this member; repair or remove {'; '.join(failures)}")
         return {}
 
 
@@ -155,4 +161,4 @@ def _default_root() -> Path:
     try:
         return Path.home() / ROOT
     except RuntimeError as error:
-        raise ConfigError(f"there is no place for the offsets of this member: {error}; give offsets_root") from error
+        raise ConfigError(f"no directory for the offsets of this member: {error}; pass offsets_root") from error

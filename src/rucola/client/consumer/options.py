@@ -1,6 +1,6 @@
-"""ConsumeOptions: how a PushConsumer consumes. Apache's names stand beside those that differ.
+"""ConsumeOptions: the settings of a PushConsumer. Apache's names are given where they differ.
 
-Answers to the settings of `DefaultMQPushConsumer` of Apache RocketMQ 4.9.8, whose defaults these are.
+Corresponds to the settings of `DefaultMQPushConsumer` of Apache RocketMQ 4.9.8, whose defaults these are.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rucola.message import MessageExt
 
 
 class MessageModel(Enum):
-    """Whether a message goes to one member of the group or to each. The names are Apache's."""
+    """Whether one member of the group consumes a message, or each member. The names are Apache's."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
 class ConsumeFromWhere(Enum):
-    """The starting point of a group in a queue without a committed offset (table in `consumer.assignment`)."""
+    """The start offset of a group in a queue without a committed offset (table in `start_offsets`)."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -36,40 +36,43 @@ class ConsumeFromWhere(Enum):
 
 
 class ConsumeTrace(Protocol):
-    """What a consumer tells of what it consumes, see `trace`."""
+    """Records the deliveries of a consumer, see `rucola.client.trace`."""
 
     def consuming(self, group: str, messages: Sequence[MessageExt]) -> AbstractContextManager[None]:
-        """A listener consumes these messages within the context; an error that leaves it is told."""
+        """Return a context in which a listener is called with these messages; an exception marks them as failed."""
 
 
 class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a PushConsumer, each a keyword of its own there. ConfigError for a number that makes no sense."""
+    """The options of a PushConsumer, each of which is a keyword argument there. ConfigError for an invalid value."""
 
     message_model: MessageModel = MessageModel.CLUSTERING
+    """Whether the group shares the messages, or each member gets all of them."""
     orderly: bool = False
-    """One alone of each queue is in hand, in the order of the queue: MessageListenerOrderly."""
+    """Whether each queue is consumed in order, one delivery at a time: MessageListenerOrderly."""
     consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    """Where a group without committed offsets starts: consumeFromWhere."""
     consume_timestamp_ms: int | None = None
-    """For CONSUME_FROM_TIMESTAMP; half an hour before the queue is taken up where it is not given."""
+    """The time for CONSUME_FROM_TIMESTAMP; None means half an hour before the queue is assigned."""
     strategy: Strategy = average
-    """How the group shares queues, see `rucola.client.consumer.allocation`; all its members need the same one."""
+    """How queues are divided among members, see `rucola.client.consumer.allocation`; the same for all members."""
     concurrency: int = 20
-    """How many calls of the listener run at a time: consumeThreadMax."""
+    """The number of concurrent calls of the listener: consumeThreadMax."""
     pull_batch_size: int = PULL_BATCH_SIZE
+    """The most messages of one pull."""
     limits: PullLimits = PullLimits()
-    """How much is held of each queue."""
+    """How much is pulled ahead of the application."""
     max_reconsume_times: int | None = None
-    """How often a message is tried again. None: 16 times, in order without end."""
+    """The number of retries of a message. None means 16, and in order no limit."""
     local_retry_ms: float = 5000
-    """When a message is tried again here that no broker takes back."""
+    """The pause before a local retry, if the broker does not accept a message for a retry."""
     suspend_current_queue_ms: float = 1000
-    """In order, how long a queue rests after a failure: suspendCurrentQueueTimeMillis."""
+    """In order, how long a queue is suspended after a failure: suspendCurrentQueueTimeMillis."""
     consume_timeout_ms: float = 15 * 60 * 1000
-    """Side by side, how long the application may have a message in hand before it comes again elsewhere."""
+    """Concurrently, how long a message may be in flight before it is retried: consumeTimeout."""
     offsets_root: str | Path | None = None
-    """In broadcasting, the directory of the offsets; `~/.rocketmq_offsets` where it is not given."""
+    """With broadcasting, the directory of the offset files; None means `~/.rocketmq_offsets`."""
     trace: ConsumeTrace | None = None
-    """Is told of every call of the listener."""
+    """Records every call of the listener."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -86,4 +89,5 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broadcasting(self) -> bool:
+        """Whether each member gets all messages."""
         return self.message_model is MessageModel.BROADCASTING

@@ -1,21 +1,24 @@
-"""ProcessQueue: the messages of one queue between being pulled and being done.
+"""ProcessQueue: the messages of one queue between pull and completion.
 
-Messages come in the order of their queue offsets and are done in any order. What may be committed is the smallest
-offset that is not done: whoever starts there again gets every message that is not done, and some that are.
+Messages arrive in the order of their queue offsets and are completed in any order. The offset to commit is the smallest
+one that is not completed: a consumer that starts there gets every incomplete message, and possibly some completed ones.
 
-    begin ... committed       done, all of them
-    commit_offset             the first that is not done
-    ... next_offset - 1       some done, some not
-    next_offset               where pulling goes on
+    .. commit_offset - 1      all completed
+    commit_offset             the first incomplete message
+    .. next_offset - 1        some completed, some not
+    next_offset               the offset of the next pull
 
-Invariants: `commit_offset` never exceeds the offset of a message that is held, never exceeds `next_offset`, and never
-falls. OffsetStore that carry no message for this consumer (filtered, or a hole) count as done.
+Example: with 10, 11 and 12 pulled and 11 completed, `commit_offset` is 10 and `next_offset` 13. Completing 10 moves
+`commit_offset` to 12.
 
-Flow control: `has_room` turns false at so many messages, bytes or offsets between the first and the last as
-`PullLimits` says, and whoever pulls then waits. Memory per queue is bounded by these and one more pull.
+Invariants: `commit_offset` never exceeds the offset of an incomplete message, never exceeds `next_offset`, and never
+decreases. Offsets without a message for this consumer (filtered messages, gaps) count as completed.
 
-Answers to `ProcessQueue` and to the flow control of `DefaultMQPushConsumerImpl` of Apache RocketMQ 4.9.8, whose limits
-these are.
+Flow control: the fetcher pauses while `has_capacity` is false, which is the case when the messages, their bytes, or the
+offsets between the first and the last one reach `PullLimits`. Memory per queue is bounded by these and one more pull.
+
+Corresponds to `ProcessQueue`, and to the flow control of `DefaultMQPushConsumerImpl`, of Apache RocketMQ 4.9.8, whose
+limits these are.
 """
 
 from __future__ import annotations
@@ -32,18 +35,18 @@ MEBIBYTE = 1 << 20
 
 
 class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be held of one queue before pulling it pauses. Apache's names stand beside them."""
+    """The limits of messages that are pulled ahead of the application, for each queue. Apache's names are beside."""
 
     count: int = 1000
     """Messages: pullThresholdForQueue."""
     size: int = 100 * MEBIBYTE
-    """Bytes of body: pullThresholdSizeForQueue."""
+    """Bytes of bodies: pullThresholdSizeForQueue."""
     span: int | None = 2000
-    """Offsets from the first message not done to the last one held: consumeConcurrentlyMaxSpan. None: any."""
+    """Offsets between the first incomplete message and the last one: consumeConcurrentlyMaxSpan. None: no limit."""
     topic_count: int | None = None
-    """Messages of all own queues of a topic together: pullThresholdForTopic. Takes the place of `count`."""
+    """Messages of all assigned queues of a topic together: pullThresholdForTopic. Replaces `count`."""
     topic_size: int | None = None
-    """Bytes, likewise: pullThresholdSizeForTopic. Takes the place of `size`."""
+    """Bytes, likewise: pullThresholdSizeForTopic. Replaces `size`."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -52,35 +55,38 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"pull limit {name} is {limit}: it must be 1 or more")
 
     def shared_by(self, queues: int, *, in_order: bool) -> PullLimits:
-        """The limits of one queue where this member has so many of the topic. In order, no span can grow."""
+        """Return the limits of each of `queues` assigned queues of a topic. In order, no span can develop."""
         count = self.count if self.topic_count is None else max(1, self.topic_count // queues)
         size = self.size if self.topic_size is None else max(1, self.topic_size // queues)
         return PullLimits(count=count, size=size, span=None if in_order else self.span)
 
 
 class ProcessQueue:
-    """Progress on one queue from `begin_offset` on. Pure bookkeeping: no clock, no loop."""
+    """The bookkeeping of one queue from `begin_offset` on. No clock, no I/O."""
 
     __slots__ = ("_order", "_sizes", "is_dropped", "limits", "next_offset", "size")
 
     def __init__(self, begin_offset: int, limits: PullLimits) -> None:
         self.limits = limits
         self.next_offset = begin_offset
-        """The queue offset to pull next."""
+        """The queue offset of the next pull."""
         self.size = 0
-        """Bytes of body that are held."""
+        """The bytes of the bodies of incomplete messages."""
         self.is_dropped = False
-        """Whether the queue belongs to somebody else by now: nothing may be committed any more."""
+        """Whether the queue was revoked or reset: nothing may be committed any more."""
         self._order: deque[int] = deque()
+        """The offsets from the first incomplete one on, completed ones included until they reach the front."""
         self._sizes: dict[int, int] = {}
+        """The body size of each incomplete message, by queue offset."""
 
     def __len__(self) -> int:
+        """Return the number of incomplete messages."""
         return len(self._sizes)
 
     def put(self, messages: Iterable[MessageExt], next_offset: int) -> list[MessageExt]:
-        """Take in what a pull brought, and where it says to go on. Returns the messages that are new.
+        """Add the messages of a pull and its next offset; return the messages that are new.
 
-        A message below `next_offset` as it stood before has been here already and is passed over.
+        Messages below the current `next_offset` were added before and are skipped.
         """
         expected = self.next_offset
         new = []
@@ -97,15 +103,16 @@ class ProcessQueue:
         return new
 
     def holds(self, queue_offset: int) -> bool:
-        """Whether the message at `queue_offset` was pulled and is not done."""
+        """Return whether the message at `queue_offset` was pulled and is incomplete."""
         return queue_offset in self._sizes
 
-    def done(self, queue_offset: int) -> bool:
-        """The message at `queue_offset` is done with; False when it is not held, so done twice does no harm."""
+    def complete(self, queue_offset: int) -> bool:
+        """Complete the message at `queue_offset`; return False if it is complete already. Amortised O(1)."""
         size = self._sizes.pop(queue_offset, None)
         if size is None:
             return False
         self.size -= size
+        # Advance the front over completed offsets. Each offset is appended and removed once.
         order = self._order
         while order and order[0] not in self._sizes:
             order.popleft()
@@ -113,12 +120,12 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The smallest queue offset that is not done."""
+        """The smallest queue offset that is not completed."""
         return self._order[0] if self._order else self.next_offset
 
     @property
-    def has_room(self) -> bool:
-        """Whether more may be pulled."""
+    def has_capacity(self) -> bool:
+        """Whether the limits permit another pull."""
         limits = self.limits
         if len(self._sizes) >= limits.count or self.size >= limits.size:
             return False

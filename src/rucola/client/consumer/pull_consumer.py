@@ -1,22 +1,21 @@
-"""PullConsumer: a reader that says itself which queue to read and from where.
+"""PullConsumer: reads queues at offsets that the caller chooses.
 
-    queues(topic)                 what there is to read
-    registered_masters()          the brokers that are there now
-    pull(queue, queue_offset)     the next messages from there on, and where to go on
-    min_offset, max_offset        the ends of a queue: what it holds is min_offset .. max_offset - 1
-    search_offset                 the queue offset at a store time, to begin there
-    committed, commit             the group's progress, kept by the broker
+    queues(topic)                 the topic's read queues
+    registered_masters()          the brokers whose master is registered now
+    pull(queue, queue_offset)     the messages from an offset on, and the next offset
+    min_offset, max_offset        the ends of a queue, which contains min_offset .. max_offset - 1
+    search_offset                 the queue offset at a store time
+    committed, commit             the group's committed offset, stored by the broker
 
-A pull can be held by the broker until a message comes (`suspend_ms`). The broker filters by the hash of tags; what has
-only the hash of a wanted tag is taken out here. Where a broker suggests one of its slaves to pull from, the next pull
-of that queue goes there. While a queue has no master, it is pulled from a slave, which is asked and told of progress,
-too.
+The broker can hold a pull until a message arrives (`suspend_ms`). It filters by the hash code of tags; messages whose
+tag merely has the same hash code are removed here. If a broker suggests one of its slaves, the next pull of that queue
+is sent there. While a queue has no master, pulls, and requests for committed offsets, are sent to a slave.
 
-A PullConsumer does not take part in its group's rebalance: brokers do not count it as a member.
+A PullConsumer does not take part in rebalance, and brokers do not count it as a member of the group.
 
-Answers to `DefaultMQPullConsumer` and `PullAPIWrapper` of Apache RocketMQ 4.9.8. Deliberate differences: MIN_OFFSET and
-MAX_OFFSET stand in the result, not in each message's properties; a body that cannot be decompressed is given out as
-it is stored, with its sysFlag, where Apache loses the rest of the pull.
+Corresponds to `DefaultMQPullConsumer` and `PullAPIWrapper` of Apache RocketMQ 4.9.8. Deliberate differences: MIN_OFFSET
+and MAX_OFFSET are part of the result, not of each message's properties; a body that cannot be decompressed is returned
+as stored, with its sysFlag, while Apache loses the rest of the pull.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from enum import Enum
 
 import msgspec
 
-from rucola.client.instance import ClientInstance, GroupClient
+from rucola.client.group_client import GroupClient
+from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, record
 from rucola.message.topics import check_topic
@@ -57,27 +57,30 @@ from rucola.remoting.deadline import Deadline
 logger = logging.getLogger(__name__)
 
 PULL_BATCH_SIZE = 32
+"""The default of the most messages of one pull."""
 PULL_TIMEOUT_MS = 10_000
-"""How long a pull may take besides the time for which the broker may hold it."""
+"""The timeout of a pull, in addition to the time for which the broker may hold it."""
 OFFSET_TIMEOUT_MS = 5000
 
 
 class PullStatus(Enum):
-    """How a pull went. In every case the result says where to go on."""
+    """The outcome of a pull. Every result has the next offset."""
 
     FOUND = int(ResponseCode.SUCCESS)
-    """There may still be no messages, when none has exactly a wanted tag."""
+    """Messages were found; none may be left after those with only the hash code of a subscribed tag are removed."""
     NO_NEW_MSG = int(ResponseCode.PULL_NOT_FOUND)
+    """The queue has no message from the offset on."""
     NO_MATCHED_MSG = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+    """No message that was searched matches the subscription."""
     OFFSET_ILLEGAL = int(ResponseCode.PULL_OFFSET_MOVED)
-    """The queue offset lies outside the queue; `next_begin_offset` is the nearest one inside."""
+    """The queue offset is outside the queue; `next_begin_offset` is the nearest one inside."""
 
 
 _STATUS_OF_CODE = {status.value: status for status in PullStatus}
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """What a pull brought. Offsets are queue offsets; the queue holds `min_offset` .. `max_offset` - 1."""
+    """The result of a pull. Offsets are queue offsets; the queue contains `min_offset` .. `max_offset` - 1."""
 
     status: PullStatus
     next_begin_offset: int
@@ -87,7 +90,7 @@ class PullResult(msgspec.Struct, frozen=True):
 
 
 class PulledRecords(msgspec.Struct, frozen=True):
-    """What a pull brought, as it came: `records` are whole records end to end (see `rucola.message.record`)."""
+    """The undecoded result of a pull: `records` are whole records end to end (see `rucola.message.record`)."""
 
     status: PullStatus
     next_begin_offset: int
@@ -102,22 +105,23 @@ class PullConsumer(GroupClient):
     def __init__(self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None) -> None:
         super().__init__(group, namesrv, instance)
         self._suggested_broker_ids: dict[MessageQueue, int] = {}
+        """The broker id that the latest response suggested for the next pull of each queue."""
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's readable queues, ordered by broker name and queue id. TopicNotFound."""
-        self._must_be_open()
+        """Return the topic's read queues, ordered by broker name and queue id. TopicNotFound."""
+        self._check_open()
         check_topic(topic)
         return (await self.instance.routes.find(topic)).read_queues
 
     async def topics(self) -> list[str]:
-        """The names of all topics that the name servers know, sorted."""
-        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(decode_body(TopicList, answer.body).topic_list)
+        """Return the names of all topics that the name servers know, sorted."""
+        response = await self._request_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_body(TopicList, response.body).topic_list)
 
     async def registered_masters(self) -> set[str]:
         """Return the names of the brokers whose master is registered with the name servers now."""
-        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-        brokers = decode_body(ClusterInfo, answer.body).broker_addr_table
+        response = await self._request_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        brokers = decode_body(ClusterInfo, response.body).broker_addr_table
         return {name for name, broker in brokers.items() if MASTER_ID in broker.broker_addrs}
 
     async def pull(
@@ -130,16 +134,17 @@ class PullConsumer(GroupClient):
         suspend_ms: int = 0,
         commit_offset: int | None = None,
     ) -> PullResult:
-        """The messages of `queue` from `queue_offset` on, at most `max_count`, that match the subscription.
+        """Pull up to `max_count` messages of `queue` from `queue_offset` on that match the subscription.
 
-        With `suspend_ms` a broker that has nothing waits so long for something to come. With `commit_offset` the
-        group's progress is committed on the way. BrokerError, RemotingConnectError, RemotingTimeout.
+        With `suspend_ms` a broker without a matching message holds the request for up to that time. With
+        `commit_offset` the request commits the group's offset as well. BrokerError, RemotingConnectError,
+        RemotingTimeout.
         """
         wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
         result = await self.pull_records(
             queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
         )
-        messages = _with_wanted_tags(_decode(result.records, queue), wanted)
+        messages = _with_subscribed_tags(_decode(result.records, queue), wanted)
         return PullResult(result.status, result.next_begin_offset, result.min_offset, result.max_offset, messages)
 
     async def pull_records(
@@ -152,8 +157,8 @@ class PullConsumer(GroupClient):
         suspend_ms: int = 0,
         commit_offset: int | None = None,
     ) -> PulledRecords:
-        """As `pull`, but the records are given out as they are, those with only the hash of a wanted tag among them."""
-        self._must_be_open()
+        """As `pull`, but return undecoded records, including those with only the hash code of a subscribed tag."""
+        self._check_open()
         wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
         deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         broker_id, address = await self._address(queue)
@@ -177,82 +182,84 @@ class PullConsumer(GroupClient):
         )
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
         try:
-            answer = await self.instance.remoting.invoke(address, request, deadline.left_ms)
+            response = await self.instance.remoting.invoke(address, request, deadline.left_ms)
         except RemotingConnectError:
             self._suggested_broker_ids.pop(queue, None)
-            self.instance.renew_route(queue.topic)
+            self.instance.refresh_route_soon(queue.topic)
             raise
-        status = _STATUS_OF_CODE.get(answer.code)
+        status = _STATUS_OF_CODE.get(response.code)
         if status is None:
-            raise BrokerError(answer.code, answer.remark, address)
-        places = answer.decode_header(PullMessageResponseHeader)
-        self._suggested_broker_ids[queue] = places.suggest_which_broker_id
-        records = answer.body if status is PullStatus.FOUND else b""
-        return PulledRecords(status, places.next_begin_offset, places.min_offset, places.max_offset, records)
+            raise BrokerError(response.code, response.remark, address)
+        response_header = response.decode_header(PullMessageResponseHeader)
+        self._suggested_broker_ids[queue] = response_header.suggest_which_broker_id
+        records = response.body if status is PullStatus.FOUND else b""
+        return PulledRecords(
+            status, response_header.next_begin_offset, response_header.min_offset, response_header.max_offset, records
+        )
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message that is still there."""
+        """Return the queue offset of the oldest message."""
         return await self._offset(RequestCode.GET_MIN_OFFSET, queue, _queue_header(queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will have."""
+        """Return the queue offset that the next message will have."""
         return await self._offset(RequestCode.GET_MAX_OFFSET, queue, _queue_header(queue))
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Where to begin for what was stored at `timestamp_ms` (milliseconds since 1970) or later."""
+        """Return the queue offset from which messages were stored at `timestamp_ms` (since 1970) or later."""
         header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """How far the group has come, or None where nothing was ever committed.
+        """Return the group's committed offset; None if there is none.
 
-        A broker may answer 0 for a young queue whose first message is still in memory, though nothing was committed.
+        A broker may return 0 for a young queue whose first message is still in memory, although none was committed.
         """
         header = QueryConsumerOffsetRequestHeader(consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id)
         try:
-            answer = await self._ask(RequestCode.QUERY_CONSUMER_OFFSET, queue, header, or_slave=True)
+            response = await self._request(RequestCode.QUERY_CONSUMER_OFFSET, queue, header, or_slave=True)
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
             raise
-        offset = answer.decode_header(OffsetResponseHeader).offset
+        offset = response.decode_header(OffsetResponseHeader).offset
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Record that the group has done everything below `queue_offset`, and wait until the broker has noted it."""
+        """Commit that the group has completed all messages below `queue_offset`; wait until the broker stored it."""
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
-        await self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, queue, header, or_slave=True)
+        await self._request(RequestCode.UPDATE_CONSUMER_OFFSET, queue, header, or_slave=True)
 
-    async def _ask_name_server(self, code: RequestCode) -> RemotingCommand:
-        self._must_be_open()
-        answer = await self.instance.routes.name_servers.invoke(RemotingCommand.request(code))
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, "the name server")
-        return answer
+    async def _request_name_server(self, code: RequestCode) -> RemotingCommand:
+        self._check_open()
+        response = await self.instance.routes.name_servers.invoke(RemotingCommand.request(code))
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, "the name server")
+        return response
 
     async def _offset(self, code: RequestCode, queue: MessageQueue, header: Header) -> int:
-        return (await self._ask(code, queue, header)).decode_header(OffsetResponseHeader).offset
+        return (await self._request(code, queue, header)).decode_header(OffsetResponseHeader).offset
 
-    async def _ask(
+    async def _request(
         self, code: RequestCode, queue: MessageQueue, header: Header, *, or_slave: bool = False
     ) -> RemotingCommand:
-        self._must_be_open()
+        self._check_open()
         request = RemotingCommand.request(code, header)
-        answer = await self.instance.invoke_master(queue, request, OFFSET_TIMEOUT_MS, or_slave=or_slave)
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, queue.broker_name)
-        return answer
+        response = await self.instance.invoke_master(queue, request, OFFSET_TIMEOUT_MS, or_slave=or_slave)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, queue.broker_name)
+        return response
 
     async def _address(self, queue: MessageQueue) -> tuple[int, str]:
-        """Broker id and address of the broker to pull from: the suggested one, else the master, else any."""
+        """Return id and address of the broker to pull from: the suggested one, else the master, else any."""
         addresses = self.instance.routes.brokers.get(queue.broker_name)
         if not addresses:
             await self.instance.routes.refresh(queue.topic)
             addresses = self.instance.routes.brokers.get(queue.broker_name)
         if not addresses:
-            raise RemotingConnectError(f"broker {queue.broker_name} of topic {queue.topic} is in no route now")
+            raise RemotingConnectError(f"broker {queue.broker_name} of topic {queue.topic} is in no current route")
         for broker_id in (self._suggested_broker_ids.get(queue, MASTER_ID), MASTER_ID, *addresses):
             if broker_id in addresses:
                 return broker_id, addresses[broker_id]
@@ -264,11 +271,13 @@ def _queue_header(queue: MessageQueue) -> QueueRequestHeader:
 
 
 def _decode(body: bytes, queue: MessageQueue) -> list[MessageExt]:
-    """The records of a pull. RemoteProtocolError where the body is no row of whole records."""
+    """Decode the records of a pull. RemoteProtocolError if the body is not a sequence of whole records."""
+    # 1. All at once, which is the fast way.
     try:
         return record.decode_many(body)
     except InvalidMessage:
         pass
+    # 2. One by one, so that a single body that cannot be decompressed does not affect the other messages.
     messages: list[MessageExt] = []
     position = 0
     while position < len(body):
@@ -278,15 +287,16 @@ def _decode(body: bytes, queue: MessageQueue) -> list[MessageExt]:
             try:
                 message = record.decode(body, position, decompress=False)
             except InvalidMessage:
-                raise RemoteProtocolError(f"a pull from {queue} brought no sound record: {error}") from None
-            logger.warning("%s, offset %d: the body is given out as stored: %s", queue, message.queue_offset, error)
+                raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
+            logger.warning("%s, offset %d: the body is returned as stored: %s", queue, message.queue_offset, error)
         messages.append(message)
         position += message.store_size
     return messages
 
 
-def _with_wanted_tags(messages: list[MessageExt], wanted: SubscriptionData) -> list[MessageExt]:
-    if not wanted.tags_set or wanted.class_filter_mode:
+def _with_subscribed_tags(messages: list[MessageExt], subscription: SubscriptionData) -> list[MessageExt]:
+    """Remove messages whose tag has the hash code of a subscribed tag but is another one."""
+    if not subscription.tags_set or subscription.class_filter_mode:
         return messages
-    tags = set(wanted.tags_set)
+    tags = set(subscription.tags_set)
     return [message for message in messages if message.tags in tags]

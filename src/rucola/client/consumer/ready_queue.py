@@ -1,12 +1,13 @@
-"""ReadyQueue: the queues with messages that wait for the application, each in its turn.
+"""ReadyQueue: the assigned queues with waiting messages, served in rotation.
 
-Fetcher puts messages into their queue; listeners and iterations take them out, one at a time or several of one queue:
+Fetchers put messages into their assigned queue; the dispatcher's workers and iterations take deliveries out, of one
+queue each:
 
-    side by side    a queue stands in the line while a message of it waits, so many can have messages of it in hand
-    in order        a queue leaves the line with what is taken and comes back when that is done, so that one alone
-                    has messages of it in hand, and the next follow after these
+    concurrently    a queue stays in rotation while messages of it wait, so that many deliveries of it are in flight
+    in order        a queue is blocked with each delivery and unblocked when that is complete, so that at most one
+                    delivery of it is in flight, and the next follows after it
 
-In order, a queue whose lock is not held (see `locks`) is not given out; whoever made the line is told instead.
+In order, a queue without its lock (see `queue_locks`) is blocked as well until it is locked again.
 """
 
 from __future__ import annotations
@@ -21,127 +22,132 @@ from rucola.message import MessageExt
 
 
 class ReadyQueue:
-    """What waits to be taken. Belongs to one event loop.
+    """The messages that wait for the application. Belongs to one event loop.
 
-    `may_take` is asked of each queue before something of it is given out; where it says no the queue is held back
-    until `come_back`, which is for the one who answered to call.
+    `can_deliver` is called for a queue before each delivery. If it returns False, the queue is blocked, and the callee
+    is responsible for calling `unblock` later.
     """
 
-    def __init__(self, *, in_order: bool, may_take: Callable[[AssignedQueue], bool]) -> None:
+    def __init__(self, *, in_order: bool, can_deliver: Callable[[AssignedQueue], bool]) -> None:
         self._in_order = in_order
-        self._may_take = may_take
-        self._queues: deque[AssignedQueue] = deque()
-        self._takers: deque[asyncio.Future[None]] = deque()
+        self._can_deliver = can_deliver
+        self._rotation: deque[AssignedQueue] = deque()
+        """The queues with waiting messages that are not blocked, each once (`is_ready`)."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        """Callers of `get` that wait for a delivery, in order."""
         self._is_closed = True
 
     def open(self) -> None:
-        """Begin, with nothing waiting."""
-        self._queues.clear()
+        """Start empty."""
+        self._rotation.clear()
         self._is_closed = False
 
-    def put(self, own: AssignedQueue, messages: Iterable[MessageExt]) -> None:
-        """More messages of a queue wait, behind those that do already."""
-        own.waiting.extend(messages)
-        self._offer(own)
+    def put(self, assigned: AssignedQueue, messages: Iterable[MessageExt]) -> None:
+        """Append messages to those of their queue that wait."""
+        assigned.waiting.extend(messages)
+        self._add(assigned)
 
-    def take_now(self, max_count: int = 1) -> Delivery | None:
-        """At most so many messages of the queue whose turn it is; None where nothing waits."""
-        while self._queues and not self._is_closed:
-            own = self._queues.popleft()
-            own.is_offered = False
-            if own.is_given_up or not own.waiting:
+    def get_nowait(self, max_count: int = 1) -> Delivery | None:
+        """Return up to `max_count` messages of the next queue; None if no message can be delivered."""
+        while self._rotation and not self._is_closed:
+            assigned = self._rotation.popleft()
+            assigned.is_ready = False
+            if assigned.is_revoked or not assigned.waiting:
                 continue
-            if not self._may_take(own):
-                own.is_held_back = True
+            if not self._can_deliver(assigned):
+                assigned.is_blocked = True
                 continue
-            waiting = own.waiting
+            waiting = assigned.waiting
             if max_count == 1:
-                delivery = Delivery(own, [waiting.popleft()])
+                delivery = Delivery(assigned, [waiting.popleft()])
             else:
-                delivery = Delivery(own, [waiting.popleft() for _ in range(min(max_count, len(waiting)))])
+                delivery = Delivery(assigned, [waiting.popleft() for _ in range(min(max_count, len(waiting)))])
             if self._in_order:
-                own.is_held_back = True
-                own.idle.clear()
+                assigned.is_blocked = True
+                assigned.idle.clear()
             elif waiting:
-                self._offer(own)
+                self._add(assigned)
             return delivery
         return None
 
-    async def take(self, max_count: int = 1) -> Delivery | None:
-        """As `take_now`, waiting for something to come; None once the line is closed."""
-        while (delivery := self.take_now(max_count)) is None and not self._is_closed:
-            taker = asyncio.get_running_loop().create_future()
-            self._takers.append(taker)
+    async def get(self, max_count: int = 1) -> Delivery | None:
+        """Wait for a delivery and return it as `get_nowait`; None when the ready queue is closed."""
+        while (delivery := self.get_nowait(max_count)) is None and not self._is_closed:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
             try:
-                await taker
+                await waiter
             except asyncio.CancelledError:
-                taker.cancel()
+                waiter.cancel()
                 with suppress(ValueError):
-                    self._takers.remove(taker)
-                if not taker.cancelled():
-                    self._wake()  # it was this one's turn; now it is the next one's
+                    self._waiters.remove(waiter)
+                if not waiter.cancelled():
+                    self._wake()  # this waiter had been woken up: pass that on to the next one
                 raise
         return delivery
 
-    def leave(self, delivery: Delivery) -> None:
-        """What was taken is done, as far as it will be here: in order, what follows may be taken now."""
+    def complete(self, delivery: Delivery) -> None:
+        """Complete all messages of a delivery; in order, the next messages of its queue may then be delivered."""
+        delivery.complete()
         if self._in_order:
-            delivery.own.idle.set()
-            self.come_back(delivery.own)
-
-    def put_back(self, delivery: Delivery, messages: Iterable[MessageExt]) -> None:
-        """These messages were not done: they wait in front again; in order, held back until `come_back`."""
-        own = delivery.own
-        if delivery.progress is own.progress and not own.is_given_up:
-            own.waiting.extendleft(reversed(list(messages)))
-        own.idle.set()
-
-    def come_back(self, own: AssignedQueue) -> None:
-        """The queue is held back no more."""
-        own.is_held_back = False
-        self._offer(own)
+            delivery.assigned.idle.set()
+            self.unblock(delivery.assigned)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Put a delivery's unfinished messages back in front of their queue, from which they may be taken at once."""
-        self.put_back(delivery, delivery.not_done)
-        self.come_back(delivery.own)
+        """Put the incomplete messages of a delivery back to the front of their queue, for immediate delivery."""
+        self.requeue_blocked(delivery, delivery.incomplete)
+        self.unblock(delivery.assigned)
 
-    def take_again(self, delivery: Delivery) -> bool:
-        """Take the message of a requeued delivery out again.
+    def requeue_blocked(self, delivery: Delivery, messages: Iterable[MessageExt]) -> None:
+        """Put messages of a delivery back to the front of their queue; in order, it stays blocked until `unblock`."""
+        assigned = delivery.assigned
+        if delivery.process_queue is assigned.process_queue and not assigned.is_revoked:
+            assigned.waiting.extendleft(reversed(list(messages)))
+        assigned.idle.set()
 
-        False if it does not wait any more: it was taken, or its queue was reset or given up.
+    def unblock(self, assigned: AssignedQueue) -> None:
+        """Permit deliveries of the queue again."""
+        assigned.is_blocked = False
+        self._add(assigned)
+
+    def reclaim(self, delivery: Delivery) -> bool:
+        """Take the message of a requeued delivery out again, so that the same delivery can be completed or retried.
+
+        Returns False if the message does not wait any more: it was delivered again, or its queue was reset or revoked.
         """
-        own, message = delivery.own, delivery.messages[0]
-        if delivery.progress is not own.progress or own.is_given_up:
+        assigned, message = delivery.assigned, delivery.messages[0]
+        if delivery.process_queue is not assigned.process_queue or assigned.is_revoked:
             return False
-        index = next((index for index, waiting in enumerate(own.waiting) if waiting is message), None)
+        index = next((index for index, waiting in enumerate(assigned.waiting) if waiting is message), None)
         if index is None:
             return False
-        del own.waiting[index]
+        del assigned.waiting[index]
         if self._in_order:
-            if own.is_offered:
-                own.is_offered = False
-                self._queues.remove(own)
-            own.is_held_back = True
-            own.idle.clear()
+            if assigned.is_ready:
+                assigned.is_ready = False
+                self._rotation.remove(assigned)
+            assigned.is_blocked = True
+            assigned.idle.clear()
         return True
 
     def close(self) -> None:
-        """Give out nothing more; whoever waits is told so."""
+        """Stop deliveries; every waiting `get` returns None."""
         self._is_closed = True
-        for taker in self._takers:
-            if not taker.done():
-                taker.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def _offer(self, own: AssignedQueue) -> None:
-        if own.waiting and not own.is_offered and not own.is_held_back:
-            own.is_offered = True
-            self._queues.append(own)
+    def _add(self, assigned: AssignedQueue) -> None:
+        """Append the queue to the rotation if it has waiting messages and is not blocked."""
+        if assigned.waiting and not assigned.is_ready and not assigned.is_blocked:
+            assigned.is_ready = True
+            self._rotation.append(assigned)
             self._wake()
 
     def _wake(self) -> None:
-        while self._takers and self._queues:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
+        """Wake the first waiter. One is enough for one queue: it adds the queue again if more messages wait."""
+        while self._waiters and self._rotation:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 break

@@ -1,30 +1,45 @@
-"""Returns: what becomes of messages that the application was not done with.
+"""ConsumeRetry: retries the messages on which the application failed.
 
-    side by side     CONSUMER_SEND_MSG_BACK: the broker delivers them again later, through %RETRY%group, or, tried too
-                     often, puts them into %DLQ%group; where no broker takes them, they are tried again here
-    in order         they wait in front of their queue, which rests for a moment; tried `max_reconsume_times` they go
-                     to %DLQ%group, but by default they are tried without end, since what follows may not overtake them
-    broadcasting     logged and left: nobody else could consume them in this member's stead. In order, as above,
-                     without a dead letter queue
+    concurrently    CONSUMER_SEND_MSG_BACK: the broker redelivers the message later through %RETRY%group or, after too
+                    many retries, moves it to %DLQ%group. If no broker accepts it, it is retried locally.
+    in order        requeued at the front of its queue, which is suspended for a moment, since the messages behind it
+                    must not overtake it. Retried without limit, or up to `max_reconsume_times` and then moved to
+                    %DLQ%group.
+    broadcasting    logged and completed: other members have copies of their own. In order, as above, but without a
+                    dead letter queue.
 
-Answers to `processConsumeResult` and `sendMessageBack` of `ConsumeMessageConcurrentlyService` and
-`ConsumeMessageOrderlyService` of Apache RocketMQ 4.9.8. Deliberate difference: in order, what was tried too often goes
-to the dead letter queue by CONSUMER_SEND_MSG_BACK with level -1, where Apache sends a new message to %RETRY%group.
+The journey of a message on which a concurrent listener fails, one line per function:
+
+    client    Dispatcher._deliver           calls the listener and catches its exception
+              Dispatcher._retry             reads the delay level from the exception
+              ConsumeRetry.retry            chooses one of the rows above
+              ConsumeRetry._send_back       sends CONSUMER_SEND_MSG_BACK; on success the message is complete here
+    broker    send-back service             puts the message as a delayed message of %RETRY%group, or into %DLQ%group
+              delayed delivery              puts it into its queue of %RETRY%group when the delay has passed
+              pull hold                     completes the held pull of that queue
+    client    Fetcher._fetch                pulls the message with others of %RETRY%group
+              restore_topic                 sets its original topic
+              ReadyQueue.put                from here on it is delivered like any other message
+
+In order, the journey stays in the client: ConsumeRetry.retry, _requeue_in_order, ReadyQueue.requeue_blocked, and after
+the suspension _resume, which unblocks the queue.
+
+Corresponds to `processConsumeResult` and `sendMessageBack` of `ConsumeMessageConcurrentlyService` and
+`ConsumeMessageOrderlyService` of Apache RocketMQ 4.9.8. Deliberate difference: in order, a message with too many
+retries is moved to the dead letter queue by CONSUMER_SEND_MSG_BACK with level -1; Apache sends a new message to
+%RETRY%group.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
-from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
-from rucola.client.consumer.options import ConsumeOptions
+from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.ready_queue import ReadyQueue
-from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, MQError
-from rucola.message import MessageExt
+from rucola.message import MessageExt, properties
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
@@ -34,52 +49,58 @@ logger = logging.getLogger(__name__)
 
 SEND_BACK_TIMEOUT_MS = 5000
 MAX_RECONSUME_TIMES = 16
-"""How often a message is tried again side by side, where nothing else is asked for."""
+"""The default number of retries of a concurrent consumer."""
 DEAD_LETTER = -1
-"""The delay level that means the dead letter queue."""
+"""The delay level that selects the dead letter queue."""
 EXPIRED_DELAY_LEVEL = 3
-"""At which a message comes again that the application had for too long."""
+"""The delay level of a message that timed out in the application."""
 SHORTEST_SUSPENSION_MS, LONGEST_SUSPENSION_MS = 10, 30_000
 
 
-class RetryPolicy:
-    """Takes back what was not done, for one consumer."""
+class ConsumeRetry:
+    """Retries failed deliveries of one consumer. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        group: str,
-        instance: ClientInstance,
-        line: ReadyQueue,
-        background: BackgroundTasks,
-        options: ConsumeOptions,
-    ) -> None:
-        self._group = group
-        self._instance = instance
-        self._line = line
-        self._background = background
-        self._options = options
+    def __init__(self, context: ConsumerContext, ready_queue: ReadyQueue) -> None:
+        self._context = context
+        self._options = context.options
+        self._ready_queue = ready_queue
 
-    async def take_back(self, delivery: Delivery, delay_level: int = 0, suspend_ms: float | None = None) -> None:
-        """The application has failed on a delivery, or had it for too long: what is not done of it comes again."""
-        messages = delivery.not_done
+    async def retry(self, delivery: Delivery, delay_level: int = 0, suspend_ms: float | None = None) -> None:
+        """Retry the incomplete messages of a delivery that failed or timed out.
+
+        `delay_level` is for concurrent consumers, `suspend_ms` for ordered ones; by default the broker and the options
+        determine them.
+        """
         if self._options.orderly:
-            await self._suspend(delivery, messages, suspend_ms)
+            await self._requeue_in_order(delivery, suspend_ms)
         elif self._options.broadcasting:
-            for message in messages:
+            for message in delivery.incomplete:
                 logger.warning(
-                    "group %s: message %s of %s was not consumed and will not come again: this is broadcasting",
-                    self._group, message.msg_id, delivery.own.queue,
+                    "group %s: message %s of %s failed, and broadcasting consumers do not retry",
+                    self._context.group, message.msg_id, delivery.assigned.queue,
                 )  # fmt: skip
-            delivery.done(messages)
+            delivery.complete()
         else:
-            await asyncio.gather(*(self._send_back_or_retry(delivery, message, delay_level) for message in messages))
+            await asyncio.gather(
+                *(self._retry_by_broker(delivery, message, delay_level) for message in delivery.incomplete)
+            )
+
+    # Concurrently.
+
+    async def _retry_by_broker(self, delivery: Delivery, message: MessageExt, delay_level: int) -> None:
+        """Have the broker redeliver a message; if it does not accept it, retry it locally."""
+        if await self._send_back(delivery.assigned.queue, message, delay_level):
+            delivery.complete([message])
+        else:
+            message.reconsume_times += 1
+            self._context.background.start(self._retry_locally(delivery, message), f"local retry of {message.msg_id}")
 
     async def _send_back(self, queue: MessageQueue, message: MessageExt, delay_level: int) -> bool:
-        """Have the broker deliver a message of the queue again later; whether it will. Logged where not."""
+        """Send CONSUMER_SEND_MSG_BACK; return whether the broker accepted the message. Failures are logged."""
         limit = self._options.max_reconsume_times
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset,
-            group=self._group,
+            group=self._context.group,
             delay_level=delay_level,
             origin_msg_id=message.msg_id,
             origin_topic=message.topic,
@@ -87,49 +108,58 @@ class RetryPolicy:
         )
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         try:
-            answer = await self._instance.invoke_master(queue, request, SEND_BACK_TIMEOUT_MS)
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(answer.code, answer.remark, queue.broker_name)
+            response = await self._context.instance.invoke_master(queue, request, SEND_BACK_TIMEOUT_MS)
+            if response.code != ResponseCode.SUCCESS:
+                raise BrokerError(response.code, response.remark, queue.broker_name)
         except MQError as error:
-            logger.warning("group %s: message %s could not be sent back: %s", self._group, message.msg_id, error)
+            logger.warning(
+                "group %s: the broker did not accept message %s for a retry: %s",
+                self._context.group, message.msg_id, error,
+            )  # fmt: skip
             return False
         return True
 
-    async def _send_back_or_retry(self, delivery: Delivery, message: MessageExt, delay_level: int) -> None:
-        if await self._send_back(delivery.own.queue, message, delay_level):
-            delivery.done([message])
-        else:
-            message.reconsume_times += 1
-            self._background.start(self._retry_here(delivery, message), f"local retry of {message.msg_id}")
-
-    async def _retry_here(self, delivery: Delivery, message: MessageExt) -> None:
+    async def _retry_locally(self, delivery: Delivery, message: MessageExt) -> None:
         await asyncio.sleep(self._options.local_retry_ms / 1000)
-        if not delivery.progress.is_dropped:
-            self._line.put(delivery.own, [message])
+        if not delivery.process_queue.is_dropped:
+            self._ready_queue.put(delivery.assigned, [message])
 
-    async def _suspend(self, delivery: Delivery, messages: Sequence[MessageExt], suspend_ms: float | None) -> None:
-        again = []
-        for message in messages:
-            if await self._is_dead(delivery.own.queue, message):
-                delivery.done([message])
+    # In order.
+
+    async def _requeue_in_order(self, delivery: Delivery, suspend_ms: float | None) -> None:
+        """Requeue a delivery at the front of its queue, which stays blocked for the suspension.
+
+        Messages with too many retries are moved to the dead letter queue, and do not suspend the queue.
+        """
+        retried = []
+        for message in delivery.incomplete:
+            if await self._move_to_dead_letters(delivery.assigned.queue, message):
+                delivery.complete([message])
             else:
                 message.reconsume_times += 1
-                again.append(message)
-        self._line.put_back(delivery, again)
-        if again:
+                retried.append(message)
+        self._ready_queue.requeue_blocked(delivery, retried)
+        if retried:
             pause_ms = self._options.suspend_current_queue_ms if suspend_ms is None else suspend_ms
             pause_ms = min(max(pause_ms, SHORTEST_SUSPENSION_MS), LONGEST_SUSPENSION_MS)
-            self._background.start(self._resume(delivery.own, pause_ms), f"suspension of {delivery.own.queue}")
+            self._context.background.start(
+                self._resume(delivery.assigned, pause_ms), f"suspension of {delivery.assigned.queue}"
+            )
         else:
-            self._line.come_back(delivery.own)
+            self._ready_queue.unblock(delivery.assigned)
 
-    async def _is_dead(self, queue: MessageQueue, message: MessageExt) -> bool:
-        """Whether the message has been tried too often, and is in the dead letter queue now."""
+    async def _move_to_dead_letters(self, queue: MessageQueue, message: MessageExt) -> bool:
+        """Move a message with too many retries to the dead letter queue; return whether that was done."""
         limit = self._options.max_reconsume_times
         if limit is None or message.reconsume_times < limit:
             return False
         return not self._options.broadcasting and await self._send_back(queue, message, DEAD_LETTER)
 
-    async def _resume(self, own: AssignedQueue, pause_ms: float) -> None:
+    async def _resume(self, assigned: AssignedQueue, pause_ms: float) -> None:
         await asyncio.sleep(pause_ms / 1000)
-        self._line.come_back(own)
+        self._ready_queue.unblock(assigned)
+
+
+def restore_topic(message: MessageExt) -> None:
+    """Give a message from a retry topic its original topic, so that the application does not see the retry."""
+    message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)

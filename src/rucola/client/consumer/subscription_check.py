@@ -1,9 +1,11 @@
-"""A warning where members of one group subscribe differently.
+"""SubscriptionCheck: a warning if members of one group have different subscriptions.
 
-A group's queues are shared out as if all members wanted the same. Where they do not, a member gets queues of a topic
-that it does not consume, or passes over messages that another one wants, and counts them as done: messages are lost
-to the group, in silence. Brokers keep one subscription a topic for the whole group, the one that came last, so a
-member that looks at each rebalance what a broker has notices when that is not its own.
+A group's queues are divided among its members as if all had the same subscriptions. If they differ, a member is
+assigned queues of a topic that it does not consume, or skips messages that another member wants and counts them as
+completed: the group loses messages silently.
+
+Brokers keep one subscription per topic for the whole group, the latest one. A member that compares its own with the
+broker's at each rebalance therefore notices a difference.
 
 Apache RocketMQ 4.9.8 has no such warning; the request is GET_CONSUMER_CONNECTION_LIST.
 """
@@ -25,39 +27,44 @@ logger = logging.getLogger(__name__)
 
 
 class SubscriptionCheck:
-    """Compares a member's subscriptions with those that brokers have of its group."""
+    """Compares a member's subscriptions with those that brokers have for its group."""
 
     def __init__(self, group: str, instance: ClientInstance, subscriptions: Mapping[str, SubscriptionData]) -> None:
         self._group = group
         self._instance = instance
         self._subscriptions = subscriptions
-        self._told: list[str] = []
+        self._last_differences: list[str] = []
+        """The differences that the previous check found."""
 
-    async def look(self, address: str) -> None:
-        """Ask this broker, and warn of what differs unless the last look told the same. Its errors change nothing."""
+    async def run(self, address: str) -> None:
+        """Query the broker at `address`, and log differences unless they are those of the previous check.
+
+        Errors of the request are only logged.
+        """
         header = GetConsumerConnectionListRequestHeader(consumer_group=self._group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         try:
-            answer = await self._instance.remoting.invoke_ok(address, request)
-            group = decode_body(ConsumerConnection, answer.body)
+            response = await self._instance.remoting.invoke_ok(address, request)
+            group = decode_body(ConsumerConnection, response.body)
         except MQError as error:
-            logger.debug("group %s: the other members' subscriptions are not known: %s", self._group, error)
+            logger.debug("group %s: cannot read the subscriptions of the other members: %s", self._group, error)
             return
         others = {client.client_id for client in group.connection_set} - {self._instance.client_id}
         differences = list(_differences(self._subscriptions, group.subscription_table)) if others else []
-        if differences and differences != self._told:
+        if differences and differences != self._last_differences:
             logger.warning(
-                "members of group %s subscribe differently, so messages will be passed over: %s. All members must "
-                "subscribe alike: give %s a group of its own, or the same subscriptions as %s",
+                "members of group %s subscribe differently, so that messages are skipped: %s. All members must have "
+                "the same subscriptions: give %s a group of its own, or the same subscriptions as %s",
                 self._group, "; ".join(differences), self._instance.client_id, ", ".join(sorted(others)),
             )  # fmt: skip
-        self._told = differences
+        self._last_differences = differences
 
 
 def _differences(own: Mapping[str, SubscriptionData], group: Mapping[str, SubscriptionData]) -> Iterator[str]:
+    """Describe each topic whose subscription differs between this member and the group."""
     for topic in sorted(own.keys() | group.keys()):
         mine, theirs = own.get(topic), group.get(topic)
         if mine is None or theirs is None:
             yield f"topic {topic} only {'here' if theirs is None else 'elsewhere'}"
         elif (mine.expression_type, mine.sub_string) != (theirs.expression_type, theirs.sub_string):
-            yield f"topic {topic} here by {mine.sub_string!r} and elsewhere by {theirs.sub_string!r}"
+            yield f"topic {topic} here with {mine.sub_string!r} and elsewhere with {theirs.sub_string!r}"

@@ -1,4 +1,6 @@
 """Producers: plain and transactional.
 
-Reading order: `send_request`, `queue_selectors`, `latency_faults`, `in_flight`, `producer`, `transaction`.
+Reading order: `options`, `send_request` (the request of a message or batch), `queue_selectors`, `latency_faults` and
+`queue_rotation` (choice of a queue), `in_flight_requests`, `sender` (one request with its retries), `pipeline` (many
+requests at a time), `producer`, `transaction`.
 """

@@ -1,13 +1,11 @@
-"""InFlightRequests: the calls of a producer that have not ended yet, and the requests that they wait for.
+"""InFlightRequests: the unfinished calls of a producer and the requests that they wait for.
 
-A producer that closes must not leave sends behind: they would connect anew, and store messages after `close` returned.
-So closing has three steps:
+After `close` returns, a producer must not open connections or store messages. It therefore closes in three steps:
 
-    1. calls that run may end, and new ones are refused by the producer;
-    2. after a grace, or when `close` is cancelled, what still waits for a broker fails with a clear error;
-    3. from then on nothing is posted: a call between two tries fails with the same error.
-
-A request that was on its way in step 2 may still be stored; its error says so.
+1. The producer refuses new calls. Running calls get a grace period.
+2. After the grace period, or when `close` is cancelled, every pending request fails with RemotingError. Its message may
+   nevertheless be stored, and the error says so.
+3. From then on `post` raises RemotingError, so that a call that pauses between two attempts fails as well.
 """
 
 from __future__ import annotations
@@ -26,24 +24,27 @@ from rucola.remoting.deadline import Deadline
 
 
 class InFlightRequest(msgspec.Struct, frozen=True):
-    """A request on its way, and the future of its answer. `posted_at` is a time of the event loop."""
+    """A request that was sent, and the future of its response. `posted_at` is a time of the event loop."""
 
     connection: Connection
     command: RemotingCommand
-    answer: asyncio.Future[RemotingCommand]
+    response: asyncio.Future[RemotingCommand]
     deadline: Deadline
     posted_at: float
 
 
 class InFlightRequests:
-    """The calls and requests of one producer. A context manager around each call counts it."""
+    """The calls and requests of one producer. As a context manager around a call it counts that call."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
+        """The producer's name in error messages."""
         self._calls = 0
         self._futures: set[asyncio.Future[Any]] = set()
+        """The futures that calls wait for; `close` fails them."""
         self._is_closed = False
         self._changed = asyncio.Event()
+        """Set when a call or a future ends; `close` waits for it."""
 
     def __enter__(self) -> None:
         self._calls += 1
@@ -54,52 +55,53 @@ class InFlightRequests:
         self._calls -= 1
         self._changed.set()
 
-    def must_be_open(self) -> None:
-        """RemotingError once closed."""
+    def check_open(self) -> None:
+        """Raise RemotingError after `close`."""
         if self._is_closed:
             raise RemotingError(f"{self._owner} was closed: nothing was sent")
 
     def post(self, connection: Connection, command: RemotingCommand, deadline: Deadline) -> InFlightRequest:
-        """Send a request; its answer is to be fetched with `answer`, or the request given up with `forget`.
+        """Send a request without waiting; the caller must pass the result to `wait_for_response` or `forget`.
 
-        RemotingError once closed, RemotingTimeout if the deadline has passed: nothing is sent then.
+        RemotingError after `close`, RemotingTimeout if the deadline has passed; in both cases nothing is sent.
         """
-        self.must_be_open()
+        self.check_open()
         posted_at = asyncio.get_running_loop().time()
         if posted_at >= deadline.at:
             raise RemotingTimeout(
-                f"{connection.peer}: {deadline.timeout_ms:.0f} ms were over before the message was sent"
+                f"{connection.peer}: the timeout of {deadline.timeout_ms:.0f} ms ended before the message was sent"
             )
-        answer = connection.post(command)
-        self._futures.add(answer)
-        return InFlightRequest(connection, command, answer, deadline, posted_at)
+        response = connection.post(command)
+        self._futures.add(response)
+        return InFlightRequest(connection, command, response, deadline, posted_at)
 
-    async def answer(self, posted: InFlightRequest) -> RemotingCommand:
-        """Wait for an answer until the deadline. RemotingConnectError, RemotingTimeout; RemotingError if closed."""
-        answer, connection = posted.answer, posted.connection
+    async def wait_for_response(self, request: InFlightRequest) -> RemotingCommand:
+        """Return the response. RemotingTimeout at the deadline, RemotingConnectError, RemotingError after `close`."""
+        response, connection = request.response, request.connection
         try:
-            if not answer.done():
-                async with posted.deadline.scope():
-                    await answer
-            return answer.result()
+            # A response that is already there costs no timer.
+            if not response.done():
+                async with request.deadline.scope():
+                    await response
+            return response.result()
         except TimeoutError:
-            waited_ms = (asyncio.get_running_loop().time() - posted.posted_at) * 1000
-            connection.timed_out(posted.command, waited_ms)
+            waited_ms = (asyncio.get_running_loop().time() - request.posted_at) * 1000
+            connection.timed_out(request.command, waited_ms)
             raise RemotingTimeout(
-                f"{connection.peer} gave no answer to {name_of(posted.command.code)} within {waited_ms:.0f} ms"
+                f"{connection.peer} gave no answer to {name_of(request.command.code)} within {waited_ms:.0f} ms"
             ) from None
         finally:
-            self.forget(posted)
+            self.forget(request)
 
-    def forget(self, posted: InFlightRequest) -> None:
-        """Wait for the answer no longer."""
-        posted.connection.forget(posted.command)
-        self._futures.discard(posted.answer)
-        if posted.answer.done() and not posted.answer.cancelled():
-            posted.answer.exception()  # marks it as retrieved
+    def forget(self, request: InFlightRequest) -> None:
+        """Stop waiting for the response; one that still arrives is discarded."""
+        request.connection.forget(request.command)
+        self._futures.discard(request.response)
+        if request.response.done() and not request.response.cancelled():
+            request.response.exception()  # marks it as retrieved, or asyncio would log it
 
-    async def wait(self, future: asyncio.Future[Any], deadline: Deadline) -> Any:
-        """Wait for something else that a call needs from outside. TimeoutError; RemotingError if closed."""
+    async def wait_for(self, future: asyncio.Future[Any], deadline: Deadline) -> Any:
+        """Wait for another future within a call. TimeoutError at the deadline, RemotingError after `close`."""
         self._futures.add(future)
         try:
             async with deadline.scope():
@@ -108,11 +110,11 @@ class InFlightRequests:
             self._futures.discard(future)
 
     def open(self) -> None:
-        """Allow requests again after `close`."""
+        """Permit requests, also again after `close`."""
         self._is_closed = False
 
     async def close(self, grace_ms: float) -> None:
-        """Let calls end for `grace_ms`, then fail what is left. Cancellation ends the grace at once."""
+        """Give calls `grace_ms` to end, then fail the pending requests. A cancellation ends the grace period."""
         for future in self._futures:
             future.add_done_callback(lambda _: self._changed.set())
         try:

@@ -1,13 +1,13 @@
-"""Selectors: how a sender chooses the queue of a message by a key of its own.
+"""Queue selectors: functions by which an application chooses the queue of a message.
 
     await producer.send(message, select_by_hash(order_id))
 
-All messages with one key go to one queue, and are consumed there in the order in which they were stored, as long as the
-topic's queues stay the same. A message for a chosen queue is tried once, and on that queue only.
+Messages with the same key go to the same queue, and are consumed in the order in which they were stored, as long as the
+number of the topic's queues does not change. A message for a selected queue is sent once, to that queue only.
 
-Answers to the package `org.apache.rocketmq.client.producer.selector` of Apache RocketMQ 4.9.8, whose queues these
-are, so that senders in Java and Python agree. Deliberate difference: SelectMessageQueueByMachineRoom chooses, where
-Apache's returns nothing.
+Corresponds to the package `org.apache.rocketmq.client.producer.selector` of Apache RocketMQ 4.9.8 and selects the same
+queues, so that Java and Python producers agree. Deliberate difference: SelectMessageQueueByMachineRoom selects a queue;
+Apache's returns null.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from rucola.message.hashing import string_hash
 from rucola.protocol.queue import MessageQueue
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue]], MessageQueue]
-"""Given the queues of a topic that may be written to, ordered by broker name and queue id, one of them."""
+"""Maps the write queues of a topic, ordered by broker name and queue id, to one of them."""
+
+QueueChoice: TypeAlias = MessageQueue | MessageQueueSelector | None
+"""The destination of a message: a queue, a selector that chooses one, or None for the next queue in rotation."""
 
 
 def select_by_hash(key: str | int) -> MessageQueueSelector:
-    """SelectMessageQueueByHash: by the hash that Java gives the key, a String, an Integer or else a Long."""
-    code = abs(string_hash(key) if isinstance(key, str) else _long_hash(key))
-    return lambda queues: queues[code % len(queues)]
+    """SelectMessageQueueByHash: select by Java's hash code of the key, as a String, an Integer or a Long."""
+    hash_code = abs(string_hash(key) if isinstance(key, str) else _long_hash(key))
+    return lambda queues: queues[hash_code % len(queues)]
 
 
 def select_by_random() -> MessageQueueSelector:
-    """SelectMessageQueueByRandom: any queue."""
+    """SelectMessageQueueByRandom: select a random queue."""
     return random.choice
 
 
 def select_by_machine_room(rooms: Iterable[str]) -> MessageQueueSelector:
-    """SelectMessageQueueByMachineRoom: any queue of a broker named `room@name` in one of these rooms.
+    """SelectMessageQueueByMachineRoom: select a random queue of the brokers named `room@name` in these rooms.
 
-    InvalidMessage, at sending, where the topic has none there.
+    The selector raises InvalidMessage if the topic has no such queue.
     """
     allowed = frozenset(rooms)
 
@@ -52,10 +55,10 @@ def select_by_machine_room(rooms: Iterable[str]) -> MessageQueueSelector:
 
 
 def _long_hash(number: int) -> int:
-    """Integer.hashCode and Long.hashCode, which agree for what is not negative and fits both."""
+    """Return Integer.hashCode if the number fits 32 bits, else Long.hashCode; both agree for small positive numbers."""
     if -(1 << 31) <= number < 1 << 31:
         return number
     if not -(1 << 63) <= number < 1 << 63:
-        raise InvalidMessage(f"{number} is too large for a key: it has to fit 64 bits, or be a text")
+        raise InvalidMessage(f"{number} is too large for a key: pass a number of at most 64 bits, or a string")
     code = (number ^ (number & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
     return code - (1 << 32) if code & 0x8000_0000 else code

@@ -1,9 +1,10 @@
-"""SendRequest: what one request of a producer carries, a message or a batch, and what its answer says of each message.
+"""SendRequest: the content of one send request, a message or a batch, and the results of its messages.
 
-    pack          one message: body and size checked, a unique key unless it has one, a large body compressed
-    pack_batch    messages of one topic, in as few requests as the size limit allows, all checked before one is sent
+    build_request          one message: checks body and size, adds a unique key, compresses a large body
+    build_batch_requests   messages of one topic, in as few requests as the size limit permits; all are checked before
+                           the first is sent
 
-A parcel belongs to no queue; the same one is sent to another broker when the first could not take it.
+A request is independent of the queue, so that a retry can send the same request to another broker.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from rucola.protocol.reply import REPLY_MESSAGE_FLAG
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 
 COMPRESS_THRESHOLD = 4096
+"""Bodies of at least this many bytes are compressed by default."""
 MAX_MESSAGE_SIZE = 4 * 1024 * 1024
+"""The largest body by default, in bytes. A broker has a limit of its own."""
 
 
 class SendStatus(Enum):
-    """What the broker vouches for. In every case the message is stored; the last three say what it still lacks."""
+    """The status of a stored message. The last three mean that it is not yet flushed or replicated as configured."""
 
     SEND_OK = int(ResponseCode.SUCCESS)
     FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
@@ -44,7 +47,7 @@ _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Where a message came to lie. `msg_id` is its unique key, `offset_msg_id` its address in the broker's log."""
+    """The position of a stored message. `msg_id` is its unique key, `offset_msg_id` encodes its physical offset."""
 
     status: SendStatus
     msg_id: str
@@ -54,26 +57,30 @@ class SendResult(msgspec.Struct, frozen=True):
 
     @property
     def is_ok(self) -> bool:
-        """Whether the broker vouches for it without reservation."""
+        """Whether the message is flushed and replicated as the broker is configured to."""
         return self.status is SendStatus.SEND_OK
 
 
 class SendRequest(msgspec.Struct, frozen=True):
-    """What one request carries, for whatever queue: a message, or a batch with the unique keys of its messages.
-
-    `is_half` says that it is half of a transaction.
-    """
+    """The content of one request, for any queue: a message, or a batch."""
 
     code: RequestCode
     topic: str
     body: bytes
+    """The body as sent, possibly compressed."""
     sys_flag: int
+    """The compression of the body."""
     flag: int
+    """The application's flag."""
     properties: str
+    """The encoded properties; those of a batch are in its body."""
     unique_keys: tuple[str, ...]
+    """The unique key of each message, in order."""
     is_half: bool = False
+    """Whether this is the half message of a transaction."""
 
     def command(self, group: str, queue: MessageQueue) -> RemotingCommand:
+        """Encode the request for a queue, with the current time as born time."""
         header = SendMessageRequestHeaderV2(
             producer_group=group,
             topic=self.topic,
@@ -88,12 +95,12 @@ class SendRequest(msgspec.Struct, frozen=True):
         )
         return RemotingCommand.request(self.code, header, self.body)
 
-    def results(self, answer: RemotingCommand, queue: MessageQueue, address: str) -> list[SendResult]:
-        """One result a message. BrokerError for an answer that says it was not stored."""
-        status = _STATUS_OF_CODE.get(answer.code)
+    def results(self, response: RemotingCommand, queue: MessageQueue, address: str) -> list[SendResult]:
+        """Return one result for each message. BrokerError if the response is an error."""
+        status = _STATUS_OF_CODE.get(response.code)
         if status is None:
-            raise BrokerError(answer.code, answer.remark, address)
-        header = answer.decode_header(SendMessageResponseHeader)
+            raise BrokerError(response.code, response.remark, address)
+        header = response.decode_header(SendMessageResponseHeader)
         if header.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, header.queue_id)
         if len(self.unique_keys) == 1:
@@ -101,7 +108,7 @@ class SendRequest(msgspec.Struct, frozen=True):
         offset_msg_ids = header.msg_id.split(",")
         if len(offset_msg_ids) != len(self.unique_keys):
             raise RemoteProtocolError(
-                f"{address} answered {len(offset_msg_ids)} message ids to a batch of {len(self.unique_keys)}"
+                f"{address} returned {len(offset_msg_ids)} message ids for a batch of {len(self.unique_keys)}"
             )
         return [
             SendResult(status, unique_key, offset_msg_id, queue, header.queue_offset + index)
@@ -109,11 +116,14 @@ class SendRequest(msgspec.Struct, frozen=True):
         ]
 
 
-def pack(
-    message: Message, chosen: MessageQueue | None, *, compress_threshold: int, max_message_size: int
+def build_request(
+    message: Message, queue: MessageQueue | None, *, compress_threshold: int, max_message_size: int
 ) -> SendRequest:
-    """The request for one message, which gets its unique key. InvalidMessage."""
-    unique_key = _prepare(message, chosen, max_message_size)
+    """Build the request of one message, and set the message's unique key unless it has one. InvalidMessage.
+
+    The message keeps its uncompressed body. `queue` is the chosen queue, if there is one, and only checked.
+    """
+    unique_key = _check_message(message, queue, max_message_size)
     body, sys_flag = message.body, 0
     if len(body) >= compress_threshold:
         body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
@@ -124,24 +134,26 @@ def pack(
     return SendRequest(code, message.topic, body, sys_flag, message.flag, joined, (unique_key,), is_half)
 
 
-def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_message_size: int) -> list[SendRequest]:
-    """The requests for a batch, all checked and encoded before the first is sent. InvalidMessage."""
+def build_batch_requests(
+    messages: list[Message], queue: MessageQueue | None, *, max_message_size: int
+) -> list[SendRequest]:
+    """Build the requests of a batch, which may need several. All messages are checked first. InvalidMessage."""
     if not messages:
         return []
     first = messages[0]
     wait = first.properties.get(properties.WAIT)
-    parcels: list[SendRequest] = []
+    requests: list[SendRequest] = []
     bodies: list[bytes] = []
     keys: list[str] = []
     size = 0
 
-    def close_parcel() -> None:
+    def end_request() -> None:
         joined = properties.join({properties.WAIT: wait} if wait else {}).decode()
-        parcels.append(encoded_batch(first.topic, b"".join(bodies), keys, joined))
+        requests.append(build_encoded_request(first.topic, b"".join(bodies), keys, joined))
 
     for message in messages:
-        _check_batched(message, first, wait)
-        unique_key = _prepare(message, chosen, max_message_size)
+        _check_batchable(message, first, wait)
+        unique_key = _check_message(message, queue, max_message_size)
         encoded = encode_batch((message,))
         if len(encoded) > max_message_size:
             raise InvalidMessage(
@@ -149,22 +161,22 @@ def pack_batch(messages: list[Message], chosen: MessageQueue | None, *, max_mess
                 f"{max_message_size} are allowed"
             )
         if size + len(encoded) > max_message_size:
-            close_parcel()
+            end_request()
             bodies, keys, size = [], [], 0
         bodies.append(encoded)
         keys.append(unique_key)
         size += len(encoded)
-    close_parcel()
-    return parcels
+    end_request()
+    return requests
 
 
-def encoded_batch(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
-    """The request for messages that are encoded already; `joined` are the properties of the batch itself."""
+def build_encoded_request(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
+    """Build the request of a batch that is already encoded; `joined` are the encoded properties of the batch itself."""
     return SendRequest(RequestCode.SEND_BATCH_MESSAGE, topic, body, 0, 0, joined, tuple(unique_keys))
 
 
-def _prepare(message: Message, chosen: MessageQueue | None, max_message_size: int) -> str:
-    """Check what can be checked here, and return the unique key, made where there is none."""
+def _check_message(message: Message, queue: MessageQueue | None, max_message_size: int) -> str:
+    """Check body, size and queue of a message; return its unique key, which is set if it is missing. InvalidMessage."""
     body = message.body
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidMessage(
@@ -172,20 +184,21 @@ def _prepare(message: Message, chosen: MessageQueue | None, max_message_size: in
         )
     size = len(body)
     if not size:
-        raise InvalidMessage(f"a message for topic {message.topic} has an empty body; no broker takes one")
+        raise InvalidMessage(f"a message for topic {message.topic} has an empty body, which brokers reject")
     if size > max_message_size:
         raise InvalidMessage(
             f"a message for topic {message.topic} has a body of {size} bytes; {max_message_size} are allowed"
         )
-    if chosen is not None and chosen.topic != message.topic:
-        raise InvalidMessage(f"a message for topic {message.topic} cannot go to {chosen}, a queue of another topic")
+    if queue is not None and queue.topic != message.topic:
+        raise InvalidMessage(f"a message for topic {message.topic} cannot go to {queue}, a queue of another topic")
     unique_key = message.properties.get(properties.UNIQ_KEY)
     if unique_key is None:
         unique_key = message.properties[properties.UNIQ_KEY] = unique_id()
     return unique_key
 
 
-def _check_batched(message: Message, first: Message, wait: str | None) -> None:
+def _check_batchable(message: Message, first: Message, wait: str | None) -> None:
+    """Raise InvalidMessage if a message cannot share a request with the first message of the batch."""
     if message.topic != first.topic:
         raise InvalidMessage(f"a batch has one topic: found {first.topic} and {message.topic}")
     if message.properties.get(properties.WAIT) != wait:

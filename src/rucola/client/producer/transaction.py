@@ -1,20 +1,22 @@
-"""TransactionProducer: messages that consumers see if, and only if, a local transaction succeeds.
+"""TransactionProducer: messages that consumers see only if a local transaction commits.
 
-    send half      the message goes to the broker, which shows it to nobody
-    execute        the application's own work, with a database say; it says how that went
-    end            COMMIT_MESSAGE shows the message, ROLLBACK_MESSAGE drops it, UNKNOW leaves it open
-    check          the broker asks a producer of the group about each message that stays open
+1. Send the half message, which the broker stores invisibly to consumers.
+2. Execute the local transaction, for example in a database; its callback returns a LocalTransactionState.
+3. End the message's transaction: COMMIT_MESSAGE makes the message visible, ROLLBACK_MESSAGE drops it, UNKNOW leaves it
+   open.
+4. The broker checks each transaction that stays open, by asking a producer of the group. Its `check` callback gets the
+   message as stored, looks up the outcome of the local transaction, and returns it.
 
-So the message is sent before the work and shown after it, and whatever crashes in between, `check` settles it: it is
-given the message as the broker has it, looks up how the work went, and says so. It may be asked in another process than
-the one that sent the message, and more than once.
+So a crash at any point is resolved by a check. `check` may be called in another process than the one that sent the
+message, and more than once.
 
-The broker knows a producer by its heartbeats, which go to the brokers of topics that it has sent to, and of those named
-in `topics`: name them, so that a producer that was started again is asked about what it left open.
+Brokers know a producer by its heartbeats. These go to the brokers of topics that it has sent to, and of those given as
+`topics`: pass these, so that a restarted producer is asked about transactions that it left open.
 
-Answers to `TransactionMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: the end waits for the broker's
-answer, so that a message whose commit returned is there for consumers; an error of `execute` leaves the transaction
-open and is raised; a delay is refused, where Apache drops it silently.
+Corresponds to `TransactionMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: ending a transaction waits for
+the broker's response, so that consumers can see a message when its commit has returned; an exception of `execute`
+leaves the transaction open and is raised; a delay level is rejected, while Apache ignores it silently; a half message
+that is not SEND_OK is rolled back.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rucola.client.background_tasks import BackgroundTasks
-from rucola.client.consumer.listener import call, is_addressed_to
+from rucola.client.callbacks import invoke, is_addressed_to
 from rucola.client.lifecycle import run_close_steps
 from rucola.client.producer.producer import SEND_TIMEOUT_MS, Producer
 from rucola.client.producer.send_request import SendResult, SendStatus
@@ -44,36 +46,37 @@ logger = logging.getLogger(__name__)
 
 
 class LocalTransactionState(Enum):
-    """How the local transaction went. The names are Apache's."""
+    """The outcome of a local transaction. The names are Apache's."""
 
     COMMIT_MESSAGE = sysflag.TRANSACTION_COMMIT
     ROLLBACK_MESSAGE = sysflag.TRANSACTION_ROLLBACK
     UNKNOW = sysflag.TRANSACTION_NOT
-    """Not known yet: the broker asks again later, and gives up after transactionCheckMax times."""
+    """Not known yet: the broker checks again later, at most transactionCheckMax times."""
 
 
 Execute: TypeAlias = Callable[[Message], Awaitable[LocalTransactionState]] | Callable[[Message], LocalTransactionState]
-"""The local transaction: a coroutine function, or a plain function, which runs in a thread."""
+"""Executes the local transaction: a coroutine function, or a plain function, which runs in a thread."""
 
 Check: TypeAlias = (
     Callable[[MessageExt], Awaitable[LocalTransactionState]] | Callable[[MessageExt], LocalTransactionState]
 )
-"""Looks up how the local transaction of a message went: a coroutine function, or a plain one, run in a thread."""
+"""Looks up the outcome of a message's local transaction: a coroutine function, or a plain one, run in a thread."""
 
 
 class TransactionSendResult(SendResult, frozen=True):
-    """Where the half message came to lie, and how its transaction went."""
+    """The position of the half message, and the outcome of its transaction."""
 
     state: LocalTransactionState
 
 
 class TransactionProducer(Producer):
-    """A producer whose messages can hang on local transactions; it also sends plain ones.
+    """A producer that can make messages depend on local transactions; it sends plain messages as well.
 
         async with TransactionProducer("group", "host:9876", check=look_up, topics=["Orders"]) as producer:
             result = await producer.send_in_transaction(Message("Orders", b"..."), book)
 
-    `options` are those of Producer.
+    `check` resolves transactions that stay open; `topics` are those of earlier transactions. `options` are those of
+    Producer.
     """
 
     def __init__(
@@ -83,85 +86,91 @@ class TransactionProducer(Producer):
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()
+        """The running transaction checks."""
 
     async def _join(self) -> None:
         await super()._join()
         await self.instance.routes.find_all(self.topics)
         if self.topics:
-            await self.instance.beat()
+            await self.instance.send_heartbeats()
 
     async def _leave(self) -> None:
         await run_close_steps(self._checks.close, super()._leave)
 
-    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
-        return task in self._checks or super()._runs(task)
+    def _owns_task(self, task: asyncio.Task[Any] | None) -> bool:
+        return task in self._checks or super()._owns_task(task)
 
     async def send_in_transaction(
         self, message: Message, execute: Execute, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> TransactionSendResult:
-        """Send half of the message, execute the local transaction, and end both as it says.
+        """Send the half message, execute the local transaction, and commit or roll back the message accordingly.
 
-        `execute` is given the message with its unique key, and not called unless the half message is stored without
-        reservation; a half message that the broker cannot vouch for (FLUSH_DISK_TIMEOUT) is rolled back. Errors before
-        that are those of `send`. If the broker does not take the end, that is logged, and settled by a check.
-        `timeout_ms` is for sending the half message, and once more for the end; `execute` takes what time it needs.
+        `execute` gets the message with its unique key. It is called only if the half message is SEND_OK; with another
+        status, such as FLUSH_DISK_TIMEOUT, the half message is rolled back. The errors of sending are those of `send`,
+        and exceptions of `execute` are raised. If the end does not reach the broker, that is logged, and a transaction
+        check resolves it. `timeout_ms` covers sending the half message, and again the end; `execute` has no timeout.
         """
         if message.delay_level:
             raise InvalidMessage(f"a transactional message for {message.topic} cannot have a delay level")
-        marks = {properties.TRAN_MSG: "true", properties.PGROUP: self.group}
-        half = Message(message.topic, message.body, properties=message.properties | marks, flag=message.flag)
+        added = {properties.TRAN_MSG: "true", properties.PGROUP: self.group}
+        half = Message(message.topic, message.body, properties=message.properties | added, flag=message.flag)
         with self._call():
-            sent = await self._send_one(half, None, Deadline(timeout_ms))
+            result = await self._send(half, None, Deadline(timeout_ms))
             message.unique_key = half.unique_key
             state, why = LocalTransactionState.ROLLBACK_MESSAGE, None
             try:
-                if sent.status is SendStatus.SEND_OK:
-                    state, why = LocalTransactionState.UNKNOW, f"{self.group} failed in its local transaction"
-                    state, why = _state(await call(execute, message)), None
+                if result.status is SendStatus.SEND_OK:
+                    # The outcome if `execute` raises: the transaction stays open.
+                    state, why = LocalTransactionState.UNKNOW, f"the local transaction of {self.group} failed"
+                    state, why = _checked_state(await invoke(execute, message)), None
             finally:
-                await self._end(sent, state, why, Deadline(timeout_ms))
-                if self.trace is not None:
-                    address = self.instance.routes.address(sent.queue.broker_name) or sent.queue.broker_name
-                    call_hook(self.trace.ended, self.group, half, address, state.name, from_check=False)
-        return TransactionSendResult(sent.status, sent.msg_id, sent.offset_msg_id, sent.queue, sent.queue_offset, state)
+                await self._end(result, state, why, Deadline(timeout_ms))
+                if (trace := self.options.trace) is not None:
+                    address = self.instance.routes.address(result.queue.broker_name) or result.queue.broker_name
+                    call_hook(trace.transaction_ended, self.group, half, address, state.name, from_check=False)
+        return TransactionSendResult(
+            result.status, result.msg_id, result.offset_msg_id, result.queue, result.queue_offset, state
+        )
 
-    async def _end(self, sent: SendResult, state: LocalTransactionState, why: str | None, deadline: Deadline) -> None:
-        _, physical_offset = parse_offset_msg_id(sent.offset_msg_id)
+    async def _end(self, half: SendResult, state: LocalTransactionState, why: str | None, deadline: Deadline) -> None:
+        """Send the outcome of a transaction to the broker of its half message. A failure is only logged."""
+        _, physical_offset = parse_offset_msg_id(half.offset_msg_id)
         header = EndTransactionRequestHeader(
             producer_group=self.group,
-            tran_state_table_offset=sent.queue_offset,
+            tran_state_table_offset=half.queue_offset,
             commit_log_offset=physical_offset,
             commit_or_rollback=state.value,
-            msg_id=sent.msg_id,
+            msg_id=half.msg_id,
         )
         command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
         command.remark = why
+        in_flight = self._sender.in_flight
         try:
-            connection = await self._connection(sent.queue, deadline)
-            if state is LocalTransactionState.UNKNOW:  # which no broker answers
+            connection = await self._sender.connection(half.queue, deadline)
+            if state is LocalTransactionState.UNKNOW:  # brokers do not respond to it
                 connection.send(command)
             else:
-                answer = await self._in_flight.answer(self._in_flight.post(connection, command, deadline))
-                if answer.code != ResponseCode.SUCCESS:
-                    raise BrokerError(answer.code, answer.remark, sent.queue.broker_name)
+                response = await in_flight.wait_for_response(in_flight.post(connection, command, deadline))
+                if response.code != ResponseCode.SUCCESS:
+                    raise BrokerError(response.code, response.remark, half.queue.broker_name)
         except RemotingError as error:
             logger.warning(
-                "group %s: the end %s of transaction %s did not get through; the broker will ask: %s",
-                self.group, state.name, sent.msg_id, error,
+                "group %s: %s of transaction %s did not reach the broker, which will check it: %s",
+                self.group, state.name, half.msg_id, error,
             )  # fmt: skip
 
     def check_transaction(
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """A broker asks how the transaction of a message went: look it up in the background, and say so."""
-        self._checks.start(self._answer(connection, header, message), f"check of transaction {message.msg_id}")
+        """Look up the outcome of a transaction that a broker checks, and send it, in the background."""
+        self._checks.start(self._run_check(connection, header, message), f"check of transaction {message.msg_id}")
 
-    async def _answer(
+    async def _run_check(
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
         state, why = LocalTransactionState.UNKNOW, None
         try:
-            state = _state(await call(self.check, message))
+            state = _checked_state(await invoke(self.check, message))
         except BaseException as error:
             if is_addressed_to(asyncio.current_task(), error):
                 raise
@@ -179,11 +188,12 @@ class TransactionProducer(Producer):
         command = RemotingCommand.oneway(RequestCode.END_TRANSACTION, end)
         command.remark = why
         connection.send(command)
-        if self.trace is not None:
-            call_hook(self.trace.ended, self.group, message, connection.peer, state.name, from_check=True)
+        if (trace := self.options.trace) is not None:
+            call_hook(trace.transaction_ended, self.group, message, connection.peer, state.name, from_check=True)
 
 
-def _state(value: object) -> LocalTransactionState:
+def _checked_state(value: object) -> LocalTransactionState:
+    """Return the result of a callback. TypeError if it is not a LocalTransactionState."""
     if not isinstance(value, LocalTransactionState):
-        raise TypeError(f"a local transaction must say a LocalTransactionState, not {value!r}")
+        raise TypeError(f"a local transaction must return a LocalTransactionState, not {value!r}")
     return value

@@ -28,7 +28,10 @@ ROW_OPTIONS: Final = {"parquet.block.size": str(ROW_GROUP_SIZE)}
 
 
 def row_file_entry(path: Path, lake_path: str) -> RowFile:
-    """Return the snapshot entry of the row file at `path`, whose final path in the lake is `lake_path`."""
+    """Return the snapshot entry of a row file.
+
+    `path` is its current path, `lake_path` its final path relative to the lake.
+    """
     topic, date = topic_and_date(Path(lake_path))
     footer = pq.read_metadata(path)
     bounds = column_bounds(footer, "commitLogOffset")
@@ -36,7 +39,10 @@ def row_file_entry(path: Path, lake_path: str) -> RowFile:
 
 
 def key_file_entry(path: Path, lake_path: str, run: int) -> KeyFile:
-    """Return the snapshot entry of the key file at `path`, whose final path in the lake is `lake_path`."""
+    """Return the snapshot entry of a key file.
+
+    `path` is its current path, `lake_path` its final path relative to the lake.
+    """
     footer = pq.read_metadata(path)
     return KeyFile(lake_path, run, footer.num_rows, path.stat().st_size, *column_bounds(footer, "hash"))
 

@@ -83,6 +83,7 @@ def take_inventory(root: Path) -> Inventory:
             damages[str(path.relative_to(root))] = error.why.partition(";")[0]
             return None
 
+    # 1. The pending commit tells which files are still staged.
     pending = metadata(pending_path(root), PendingCommit)
     staged_paths = {}
     for staged, target in {} if pending is None else dict(pending.moves).items():
@@ -90,6 +91,7 @@ def take_inventory(root: Path) -> Inventory:
             staged_paths[target] = root / METADATA_DIRECTORY / "staging" / staged
     found = sorted({*list_data_files(root), *staged_paths})
     foreign_files = tuple(path for path in found if not _COMMIT.fullmatch(Path(path).name))
+    # 2. Read the footer of every data file that a commit wrote.
     rows: dict[str, RowFile] = {}
     keys: dict[str, KeyFile] = {}
     for path in found:
@@ -100,6 +102,7 @@ def take_inventory(root: Path) -> Inventory:
             _read(current, path, lambda file, path: key_file_entry(file, path, commit_of(path)), keys, damages)
         else:
             _read(current, path, row_file_entry, rows, damages)
+    # 3. Read the other metadata files and their older copies.
     return Inventory(
         root,
         metadata(snapshot_path(root), Snapshot),
@@ -124,7 +127,10 @@ def commit_of(path: str) -> int:
 def _read(
     file: Path, path: str, entry: Callable[[Path, str], T], entries: dict[str, T], damages: dict[str, str]
 ) -> None:
-    """Add the entry of a file to `entries` or, if its footer cannot be read, the reason to `damages`."""
+    """Read the footer of a data file.
+
+    Adds the entry to `entries` or, if the footer cannot be read, the reason to `damages`.
+    """
     try:
         entries[path] = entry(file, path)
     except FileNotFoundError:

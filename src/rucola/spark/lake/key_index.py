@@ -57,6 +57,7 @@ def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
     """Write about `count` entries as one run: sorted, and cut by hash into files of `ENTRIES_PER_FILE`."""
     from pyspark.sql import functions as F  # noqa: N812 - imported here, because lookups need no Spark
 
+    # The file of an entry: equal ranges of hashes, (hash * files) / 2^32.
     files = max(1, -(-count // ENTRIES_PER_FILE))
     number = F.shiftright(F.col("hash") * files, HASH_BITS).cast("int")
     ordered = entries.repartitionById(files, number).sortWithinPartitions("hash", "date", "commitLogOffset")
@@ -90,6 +91,7 @@ def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset
     entries: dict[int, int] = {}
     for file in files:
         entries[file.run] = entries.get(file.run, 0) + file.entries
+    # Tiers ascend. `total` is the size of the merged run so far, which counts as a member of its own tier.
     merged: set[int] = set()
     total = 0
     for tier in sorted({_tier(count) for count in entries.values()}):

@@ -110,6 +110,7 @@ def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Ca
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
     for file in snapshot.keys:
+        # The entry of a key file has its range of hashes, so most files are not opened.
         wanted = [value for value in hashes if file.least <= value <= file.most]
         if wanted:
             names = ["topic", "date", "commitLogOffset"]
@@ -212,7 +213,10 @@ def _newest(
 
 @dataclass(frozen=True)
 class _MatchingRows:
-    """Rows of one row group that may match, with their store times in microseconds and their physical offsets."""
+    """Rows of one row group that may match.
+
+    `stored` has their store times in microseconds, `offsets` their physical offsets.
+    """
 
     root: Path
     file: RowFile
@@ -239,12 +243,13 @@ def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRow
 def _matching_groups(
     root: Path, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
 ) -> Iterator[tuple[int, Array, pa.Table]]:
-    """Yield the row groups of a file that have one of the numbers `wanted`, ascending, in a column.
+    """Yield the row groups of a file in which a column has a wanted number.
 
-    Each comes as its number, the matching rows, and the columns `names` of these rows.
+    `wanted` must ascend. Each group comes as its number, the matching rows, and the columns `names` of these rows.
     """
     with open_parquet(root, file) as opened:
         for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):
+            # Read the one column first; the others only if a row matches.
             if _has_between(wanted, least, most):
                 numbers = ints(opened.read_row_group(group, [column])[column])
                 rows = np.flatnonzero(np.isin(numbers, wanted))

@@ -154,7 +154,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordB
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
     days = ints(batch["storeTimestamp"].view(pa.int64())) // _MICROSECONDS_PER_DAY
-    # One integer per row stands for the pair of day and topic: day * number of topics + topic code.
+    # The partition of a row as one integer: day * number of topics + topic code.
     partitions = days * len(names) + ints(topics.indices)
     rows = batch.select(list(_ROW_COLUMNS))
     for partition in np.unique(partitions).tolist():
@@ -174,7 +174,10 @@ def _escaped(topic: str) -> str:
 
 
 def merge_rows(root: Path, files: Iterable[RowFile], directory: Path) -> None:
-    """Merge row files: write one file per topic and date below a directory, ordered by broker and physical offset."""
+    """Merge row files into one file per topic and date.
+
+    The files are written below `directory`, ordered by broker and physical offset.
+    """
     partitions: dict[Path, list[RowFile]] = {}
     for file in files:
         partitions.setdefault(Path(file.path).parent, []).append(file)

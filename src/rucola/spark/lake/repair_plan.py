@@ -91,8 +91,8 @@ class RepairPlanner:
         self._findings: list[str] = []
         self._missing: list[str] = []
         self._asides: list[str] = []
-        # Bounded, so that a lake of any size can be repaired. Files are compared with their neighbours, so few are read
-        # twice.
+        # Bounded, so that a lake of any size can be repaired. Files are compared with their neighbours, so most are
+        # read once.
         self._addresses = lru_cache(_FILES_IN_MEMORY)(lambda path: addresses(found, found.rows[path]))
         self._brokers = cache(lambda path: brokers_of(found, found.rows[path]))
 
@@ -148,18 +148,25 @@ class RepairPlanner:
     # Rows
 
     def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
-        """Return the row files of the repaired lake, and those among them that the base does not have."""
+        """Return the row files of the repaired lake, and the added ones among them.
+
+        Added are those that the base does not have.
+        """
+        # 1. Files of the base and of a pending commit, if they exist and equal their entries.
         found, known = self._found, self._known
         whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
         rows = [file for file in known.rows if file.path in whole]
         missing = [file for file in known.rows if file.path not in whole]
+        # 2. Files that a missing file has replaced, and files of later commits.
         spare = self._replaced_by(missing)
         unnamed = [found.rows[path] for path in self._unnamed(found.rows)]
         added = [file for file in unnamed if commit_of(file.path) > self._base.number and self._counts(file)]
         rows += [*spare, *added]
+        # 3. A compaction may be among the additions: drop the files whose messages are in others.
         redundant = self._redundant(rows) if spare or added else set()
         rows = [file for file in rows if file not in redundant]
         added = [file for file in added if file not in redundant]
+        # 4. Report additions and losses, and set aside the rest.
         if added:
             count = sum(file.rows for file in added)
             self._findings.append(f"{len(added)} files with {count} messages are not in the snapshot; they are added")
@@ -220,10 +227,12 @@ class RepairPlanner:
         published = self._found.progress
         if not published:
             return True
+        # Usually the footer suffices: one broker, archived from its store.
         names = self._brokers(file.path)
         single = published.get(min(names)) if names is not None and len(names) == 1 else None
         if single is not None and not single.is_live:
             return file.least < single.physical_offset
+        # Otherwise compare each message: by physical offset for stores, by queue offset for live brokers.
         for name, table in self._addresses(file.path).items():
             progress = published.get(name)
             if progress is None:
@@ -239,13 +248,16 @@ class RepairPlanner:
         return False
 
     def _redundant(self, files: Iterable[RowFile]) -> set[RowFile]:
-        """Return the files whose messages are all in other files that are kept, oldest first: replaced by
-        compactions."""
+        """Return the files whose messages are all in other files that are kept.
+
+        These were replaced by compactions; the oldest are found first.
+        """
         by_place: dict[tuple[str, str], list[RowFile]] = {}
         for file in files:
             by_place.setdefault((file.topic, file.date), []).append(file)
         redundant: set[RowFile] = set()
         for left in by_place.values():
+            # Oldest first: a compaction's output is newer than its input. Only overlapping files are compared.
             for file in sorted(left, key=lambda file: commit_of(file.path)):
                 others = [
                     other
@@ -327,7 +339,7 @@ class RepairPlanner:
         if name in self._kinds or name.startswith("/"):
             return self._kinds.get(name, False)
         raise ConfigError(
-            f"it is unknown how {name} was archived; give --store {name} if it was from its store directory, else "
+            f"it is unknown how {name} was archived; give --store {name} if it was from its store directory, or "
             f"--live {name}"
         )
 
@@ -339,7 +351,10 @@ class RepairPlanner:
 
 
 def completable(found: Inventory, base: Snapshot) -> PendingCommit | None:
-    """Return the pending commit if it is not in the base and all of its files are there."""
+    """Return the pending commit if a repair can complete it.
+
+    It must not be in the base, and all of its files must exist.
+    """
     pending = found.pending
     if pending is None or pending.number <= base.number:
         return None

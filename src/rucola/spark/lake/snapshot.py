@@ -83,7 +83,10 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class ReplacedFile:
-    """A file that was replaced at a time (ms), and is kept for a while for running queries."""
+    """A file that was replaced, and is kept for running queries.
+
+    `at_ms` is the time of the replacement.
+    """
 
     path: str
     at_ms: int
@@ -136,8 +139,11 @@ class PendingCommit:
 
 
 def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchiveProgress:
-    """Merge two progresses of a broker: the one with the larger physical offset, and the maximum offset of each
-    queue."""
+    """Merge two progresses of a broker.
+
+    The result has the larger physical offset, and the maximum offset of each queue.
+    """
+    # The copy with the smaller physical offset may know queues that the other one does not.
     ahead, behind = (one, other) if one.physical_offset >= other.physical_offset else (other, one)
     queues = {topic: dict(offsets) for topic, offsets in ahead.queues.items()}
     for topic, offsets in behind.queues.items():
@@ -186,9 +192,10 @@ def read_snapshot(root: str | Path) -> Snapshot:
 
 
 def committed_files(root: Path) -> list[str]:
-    """Return the files that only a lake with a commit has: data files, progress, copies of an older snapshot.
+    """Return the files that only a lake with a commit has.
 
-    Files of a first commit that is in progress do not count.
+    These are data files, the progress, and copies of an older snapshot. Files of a first commit that is in progress do
+    not count.
     """
     own = ("snapshot.json.bak", "progress.json", "progress.json.bak")
     small = [f"{METADATA_DIRECTORY}/{name}" for name in own if (root / METADATA_DIRECTORY / name).exists()]

@@ -59,7 +59,10 @@ def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) 
 
 @without_tracebacks
 class RocketMQReader(DataSourceReader):
-    """Plans a batch on the driver and reads its partitions on the workers, which get a pickled copy."""
+    """Planner of a batch on the driver, and reader of its partitions on the workers.
+
+    Workers get a pickled copy.
+    """
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options

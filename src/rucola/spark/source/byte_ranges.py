@@ -48,6 +48,7 @@ def gather(log: Array, begins: Array, ends: Array) -> pa.BinaryArray:
     if not len(begins):
         return strings([], pa.binary())
     start, stop = int(begins[0]), int(ends[-1])
+    # Row k of this array is begin and end of range k; flattened, it is the offsets buffer.
     offsets = np.empty((len(begins), 2), np.int32)
     offsets[:, 0], offsets[:, 1] = begins - start, ends - start
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(log[start:stop])]

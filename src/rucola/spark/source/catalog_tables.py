@@ -53,6 +53,7 @@ def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, s
 
     Spark passes the table's own properties as well, which are ignored. Raises ConfigError for unknown options.
     """
+    # On creation Spark passes {"provider": "rocketmq", "option.storePath": "/var/...", "owner": ..., "path": ...}.
     lower = {name.lower(): value for name, value in given.items()}
     if lower.get("provider", "").lower() != provider:
         return None
@@ -85,8 +86,10 @@ def _within(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> StructType:
-    """Return these columns, with the table's options in the metadata of the first. Raises ConfigError without
-    columns."""
+    """Return these columns, with the table's options in the metadata of the first.
+
+    Raises ConfigError if there are no columns.
+    """
     if not columns:
         raise ConfigError("a table needs a column; leave out the option columns")
     fields: list[StructField] = []

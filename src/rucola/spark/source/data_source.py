@@ -1,4 +1,4 @@
-"""The data source `rocketmq`: messages of store directories or live brokers as a table, a stream and a sink.
+"""The data source `rocketmq`: messages as a table, a stream and a sink.
 
     spark.read.format("rocketmq").option("storePath", "/var/rocketmq/store").option("subscribe", "Flights").load()
     spark.readStream.format("rocketmq").option("nameServer", "host:9876").option("subscribe", "Flights").load()

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from rucola.client import Message, MessageQueue
-from rucola.client.producer.producer import RETRY_CODES
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD
+from rucola.client.producer.sender import RETRY_CODES
 from rucola.errors import BrokerError, RemotingError, TopicNotFound
 from rucola.message import properties
 from rucola.message.topics import RETRY_PREFIX
@@ -55,6 +55,7 @@ async def with_retries(
         except RemotingError as error:
             if not _may_succeed(error, is_known_topic=is_known_topic):
                 raise
+            # The timeout begins at the first failure, not at the first attempt.
             if deadline is None:
                 deadline = loop.time() + timeout_ms / 1000
             left_s = deadline - loop.time()
@@ -74,9 +75,10 @@ def _may_succeed(error: RemotingError, *, is_known_topic: bool) -> bool:
 
 
 def matching_queue(queues: Sequence[MessageQueue], queue_id: int, broker_name: str | None) -> MessageQueue:
-    """Return the queue with this id, preferably of this broker; without such an id, the queue at id modulo count.
+    """Return the queue with this id, preferably of this broker.
 
-    The result is deterministic for the same `queues`, so messages of one queue stay together and in order.
+    If no queue has the id, it is the queue at the id modulo their number. The result is deterministic for the same
+    `queues`, so messages of one queue stay together and in order.
     """
     with_id = [queue for queue in queues if queue.queue_id == queue_id]
     on_broker = [queue for queue in with_id if queue.broker_name == broker_name]
@@ -91,6 +93,7 @@ def split_requests(messages: Sequence[Message], most: int = MESSAGES_PER_REQUEST
     begin = 0
     while begin < len(messages):
         end = begin
+        # Extend the request up to the limit, or to a message that needs its own.
         while end < len(messages) and end - begin < most and _may_be_batched(messages[end]):
             end += 1
         yield begin, max(end, begin + 1)

@@ -79,7 +79,10 @@ def encode_rows(rows: pa.RecordBatch) -> EncodedMessages:
 
 
 def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryArray, Array]:
-    """Return property strings that contain the unique keys, and which of them parse back to the same properties."""
+    """Return property strings with the unique keys, and which of them are regular.
+
+    A regular string parses back to the same properties.
+    """
     # 1. Flatten the maps to pairs, each with its row; drop null values and system properties.
     offsets = np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4) if len(maps) else [0, 0]
     names, values = maps.keys[offsets[0] : offsets[-1]], maps.items[offsets[0] : offsets[-1]]

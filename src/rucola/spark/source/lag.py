@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 
 class Lag(NamedTuple):
-    """The lag of one source, in offsets: the sum over its queues, and the minimum, maximum and mean of a queue."""
+    """The lag of one source, in offsets.
+
+    `total` is the sum over its queues; the others are minimum, maximum and mean of a queue.
+    """
 
     total: int
     least: int
@@ -29,6 +32,7 @@ def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
     found = []
     for source in progress["sources"]:
         end, latest = (dict(_leaves(json.loads(source[name] or "null"))) for name in ("endOffset", "latestOffset"))
+        # Both are {path: offset}, such as {("Orders", "broker-a", "0"): 23}.
         behind = [latest[path] - offset for path, offset in end.items() if path in latest]
         if behind:
             found.append(Lag(sum(behind), min(behind), max(behind), sum(behind) / len(behind)))

@@ -45,8 +45,10 @@ _UNREADABLE: Final = "does not let these queues be read now (see perm and readQu
 
 
 class LiveSource:
-    """The queues of live brokers that the options choose. Every call opens a client, asks the servers, and closes
-    it."""
+    """The queues of live brokers that the options choose.
+
+    Every call opens a client, asks the servers, and closes the client.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -15,8 +15,8 @@ from rucola.store.scan import ScanEnd
 def log_end(reader: StoreReader) -> int:
     """Return the physical offset after the last whole record.
 
-    What follows is unwritten, or being written by a running broker. Damage with more records after it is not the end:
-    the read that meets it reports it.
+    Bytes after it are unwritten, or being written by a running broker. Damage with more records after it is not the
+    end: the read that meets it reports it.
     """
     # 1. Begin at the last record that a ConsumeQueue knows, so that only records not dispatched yet are walked.
     begin = max([queue_log_end(reader, *queue) for queue in reader.queues()], default=0)
@@ -45,9 +45,10 @@ def queue_log_end(reader: StoreReader, topic: str, queue_id: int) -> int:
 
 
 def skip_records(reader: StoreReader, begin: int, end: int, count: int) -> tuple[int, int]:
-    """Return the address after `count` records from `begin` on, at most `end`, and the number of records before it.
+    """Return the address after `count` records, and the number of records before it.
 
-    Damage is included up to the next record, so that the batch that contains it reports it.
+    The address is at most `end`. Damage is included up to the next record, so that the batch that contains it reports
+    it.
     """
     left = count
     for item in reader.runs(begin):

@@ -1,4 +1,4 @@
-"""Reader of a log split: finds its records, selects the wanted ones and decodes them into record batches.
+"""Reader of log splits: finds, selects and decodes their records.
 
 A split with queues is read by the units of their ConsumeQueues, in the order of the addresses they point at; any other
 split is followed from record to record. Both ways yield `ExpectedRecords`, positions and sizes in one file, which are
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 _FRAME: Final = np.dtype([("size", ">i4"), ("magic", ">u4")])
 MAX_HINT_QUEUES: Final = 64
-"""Up to so many queues, their units are used to find records in a split; each costs a quarter of a millisecond."""
+"""Units of ConsumeQueues are used as hints up to this number of queues; each costs a quarter of a millisecond."""
 
 
 class ExpectedRecords(NamedTuple):
@@ -99,9 +99,10 @@ class _DamageHandler:
 
 
 def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the selected messages of a split as record batches of the columns `names`, in the order of the log.
+    """Yield the selected messages of a split as record batches, in log order.
 
-    Raises StoreCorrupt for damage and StoreError for deleted messages, unless the options allow them.
+    The batches have the columns `names`. Raises StoreCorrupt for damage and StoreError for deleted messages, unless the
+    options allow them.
     """
     handler = _DamageHandler(chosen.corrupt_records)
     with StoreReader(split.store) as reader:
@@ -255,7 +256,10 @@ def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]
 def _read_units(
     reader: StoreReader, split: LogSplit, chosen: ReadOptions, handler: _DamageHandler
 ) -> Iterator[ExpectedRecords]:
-    """Yield the records that the units of the split's queues point at, file by file in the order of their addresses."""
+    """Yield the records that the units of the split's queues point at.
+
+    They come file by file, in the order of their addresses.
+    """
     if not split.queues:
         return
     # 1. Read the units of all queues.
@@ -280,7 +284,7 @@ def _read_units(
 
 
 def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRange], ranges: Array) -> Array:
-    """Tell which units can have one of the tags: the tags code is the hash of the tag.
+    """Tell which units can have one of the tags, by their tags codes.
 
     Units of delayed messages hold their due time instead of a tags code.
     """
@@ -350,7 +354,10 @@ def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) ->
 
 
 def _queue_mask(records: Records, chosen: ReadOptions) -> Array:
-    """Tell which records of the whole log are in chosen topics, queues and ranges, and visible to consumers."""
+    """Tell which records of the whole log the options and the queue filter select.
+
+    Half messages are excluded.
+    """
     queues = chosen.queue_filter
     # Topics are compared once per distinct topic.
     names = records.topics.dictionary.to_pylist()

@@ -3,7 +3,7 @@
     assign                           {"topic":[0,1]} for every broker, or {"topic":{"broker":[0,1]}}
     startingOffsets and similar      {"topic":{"broker":{"0":23}}}, or {"topic":{"0":23}} if one broker has the topic
 
--2 and -1 stand for the earliest and the latest offset. Functions raise ValueError, TypeError or AttributeError for text
+-2 is the earliest and -1 the latest offset. Functions raise ValueError, TypeError or AttributeError for text
 that they cannot parse; `options` turns these into a ConfigError that names the option.
 """
 
@@ -17,11 +17,11 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 QueueOffsets = Mapping[tuple[str, str | None, int], int]
-"""Queue offsets or times by (topic, broker name, queue id). None stands for the topic's only broker."""
+"""Queue offsets or times by (topic, broker name, queue id). None as broker is the topic's only broker."""
 
 
 def parse_queues(text: str) -> Iterator[tuple[str, str | None, int]]:
-    """Yield the queues of the option `assign` as (topic, broker name, queue id). None stands for every broker."""
+    """Yield the queues of the option `assign` as (topic, broker name, queue id). None as broker is every broker."""
     for topic, brokers in json.loads(text).items():
         by_broker: dict[str | None, Any] = brokers if isinstance(brokers, dict) else {None: brokers}
         for broker, queue_ids in by_broker.items():

@@ -106,7 +106,10 @@ _CHECKPOINT: Final = "checkpointlocation"
 
 
 class CorruptRecords(Enum):
-    """The policy for damaged records: fail the query, skip the record, or return a row with the column `_corrupt`."""
+    """The policy for damaged records.
+
+    FAIL fails the query, SKIP omits the record, COLUMN returns a row with the column `_corrupt`.
+    """
 
     FAIL = "fail"
     SKIP = "skip"
@@ -115,9 +118,9 @@ class CorruptRecords(Enum):
 
 @dataclass(frozen=True)
 class QueueFilter:
-    """A selection of queues, in addition to the options: topics and queue ids (None for all), and queue offsets.
+    """A selection of queues and queue offsets, in addition to the options.
 
-    Pushed filters and jobs narrow a read by it.
+    `topics` and `queue_ids` are None for all. Pushed filters and jobs narrow a read by it.
     """
 
     topics: frozenset[str] | None = None
@@ -158,7 +161,7 @@ class ReadOptions:
     """The options of a read, validated one by one and against each other. See the module docstring for each.
 
     `stores` is {broker name: store directory}, empty for live brokers. At most one of `topics`, `pattern` and
-    `assigned` is set; in `assigned`, None as broker stands for every broker. `starting_offsets` is EARLIEST or LATEST
+    `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is EARLIEST or LATEST
     for these words, and None if the option is not given. `queue_filter` narrows the selection further.
     """
 
@@ -302,6 +305,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
     Raises ConfigError for an option that does not exist, has an invalid value or contradicts another one.
     """
+    # 1. Names: unknown options, and options that exclude each other.
     given = _OptionParser(options, READ_OPTION_NAMES, "a read")
     take, exclude = given.take, given.exclude
     exclude("subscribe", "topic", "subscribePattern", "assign")
@@ -312,6 +316,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         exclude("nameServer", name)
     for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup"):
         exclude("storePath", name)
+    # 2. Values, each by its own parser.
     name_server = take("nameServer", values.name_servers, None)
     paths: list[str] = (
         take("storePath", values.words, []) or take("path", values.path, []) or take("paths", values.paths, [])
@@ -351,6 +356,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         consumer_group=take("consumerGroup", values.group, GROUP),
         push_filters=take("pushFilters", values.boolean, False),
     )
+    # 3. Values that contradict each other.
     _check_consistency(parsed)
     return parsed
 

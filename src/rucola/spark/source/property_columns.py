@@ -129,9 +129,10 @@ def _gather_pairs(data: Array, begin: Array, end: Array, of_row: Array, irregula
 
 
 def _malformed_rows(kinds: Array, empty: Array, of_row: Array) -> Array:
-    """Return the rows that are not a sequence of 0x02, name, 0x01, value with non-empty names and values.
+    """Return the rows that are not sequences of 0x02, name, 0x01, value.
 
-    `kinds` are the separators, `empty` tells which of them no text follows, `of_row` where each row begins among them.
+    Names and values must not be empty. `kinds` are the separators, `empty` tells which of them no text follows,
+    `of_row` where each row begins among them.
     """
     # Usually all rows are regular, which three passes over `kinds` confirm.
     if len(kinds) % 2 == 0 and (kinds[0::2] == _PAIR).all() and (kinds[1::2] == _NAME_VALUE).all() and not empty.any():

@@ -132,6 +132,7 @@ def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list
     for each, size in zip(ranges, sizes, strict=True):
         begin = each.begin
         upto = passed + (each.end - each.begin) * size
+        # `edge` is the weight at which the current part ends; it may be inside this range several times.
         while len(parts) < count and (edge := total * len(parts) // count) < upto:
             at = each.begin + (edge - passed) // size
             if begin < at:
@@ -144,9 +145,10 @@ def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list
 
 
 class _PulledRecords(NamedTuple):
-    """Whole records, end to end, that one pull returned for queue offsets `begin` to `end` of a range.
+    """The whole records, end to end, that one pull returned.
 
-    The broker may have left out messages by tags code, so there can be fewer records than offsets.
+    They are from queue offsets `begin` to `end` of a range. The broker may have left out messages by tags code, so
+    there can be fewer records than offsets.
     """
 
     range: QueueRange
@@ -219,6 +221,7 @@ async def _pull_ranges(
         while True:
             for each in islice(ranges, _IN_FLIGHT - len(ahead)):
                 ahead.append(asyncio.create_task(_pull(consumer, partition.broker_name, each, each.begin, chosen)))
+            # Wait for the range that was requested first, and complete it before the next.
             if not ahead:
                 return
             pulled = await ahead.popleft()
@@ -258,7 +261,10 @@ async def _pull(
 
 
 def _subscription(chosen: ReadOptions) -> str:
-    """Return the subscription by which the broker filters: the chosen tags if it can express them, else `*`."""
+    """Return the subscription by which the broker filters.
+
+    It is `*` if a subscription cannot express the chosen tags.
+    """
     if chosen.tags is None:
         return "*"
     subscription = " || ".join(sorted(chosen.tags))
@@ -291,7 +297,10 @@ def _decode(
 
 
 def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Array, Array, list[int]]:
-    """Return position and size of every record in the concatenated pulls, and the number of records per pull."""
+    """Return positions and sizes of the records in the concatenated pulls.
+
+    The third value is the number of records of each pull. Raises RemoteProtocolError if a pull has a partial record.
+    """
     positions: list[int] = []
     counts: list[int] = []
     before = 0

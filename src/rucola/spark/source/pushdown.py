@@ -61,6 +61,7 @@ def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[Read
                 options = _with_tags(options, {tag})
             case In(("tags",), tags):
                 options = _with_tags(options, set(tags) - {None})
+            # Times have microseconds, storeTimestamp milliseconds: round so that exactly the matching rows are left.
             case EqualTo(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):
                 options = _with_time(options, _milliseconds(time, up=True), _milliseconds(time) + 1)
             case GreaterThan(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):

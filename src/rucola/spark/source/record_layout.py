@@ -200,7 +200,7 @@ class Records:
 def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) -> tuple[Records, list[DamagedRecord]]:
     """Validate the records expected at `positions` of a file; return the valid ones and the damaged ones.
 
-    `log` holds the bytes of a CommitLog file that begins at physical offset `log_offset`. None stands for records that
+    `log` holds the bytes of a CommitLog file that begins at physical offset `log_offset`; it is None for records that
     were taken out of their log: own addresses are not checked, and damage is reported by position. `positions` must be
     ascending, and records must not overlap. Everything but the body is checked.
     """
@@ -258,7 +258,10 @@ class _Locator:
         return ports
 
     def _find_bodies_after_ipv6(self) -> Array:
-        """Step 2 for IPv6 hosts: the fields after such a host were copied from the wrong bytes; copy them again."""
+        """Perform step 2 for records with IPv6 hosts.
+
+        The fields after such a host were copied from the wrong bytes, so they are copied again.
+        """
         flags, begin = self.heads["sys_flag"], self.layout["begin"]
         store_host = begin + _BORN_HOST + np.where(flags & sysflag.BORN_HOST_V6, 20, 8) + 8
         after_hosts = store_host + np.where(flags & sysflag.STORE_HOST_V6, 20, 8)
@@ -278,12 +281,13 @@ class _Locator:
         return ports
 
     def find_topics_and_properties(self, ports: Array) -> None:
-        """Step 3: find topic and properties by the sizes in the record, and check that the sizes add up.
+        """Step 3: find topic and properties, and check that the sizes add up.
 
         The sizes are unverified while they are followed, so every position is clipped into the record: a wrong size may
         lead to a wrong byte, but never outside. The final comparison then rejects the record.
         """
         file, rows, body_size = self.file, self.layout, self.heads["body_size"]
+        # topic = body + body size + its length byte; properties = topic + topic size + their two length bytes.
         last = rows["end"] - 1
         rows["topic"] = rows["body"] + np.maximum(body_size, 0) + 1
         topic_size = file[np.minimum(rows["topic"] - 1, last)].view(np.int8)
@@ -317,6 +321,7 @@ def batches(positions: Array, sizes: Array) -> Iterator[slice]:
 
     A record that is larger than `BATCH_SIZE` is a slice of its own.
     """
+    # `ends` are the cumulated sizes; a binary search finds the last record that fits.
     ends = np.cumsum(sizes, dtype=np.int64)
     begin = 0
     while begin < len(positions):

@@ -65,7 +65,10 @@ def check_schema(options: SinkOptions, schema: StructType) -> None:
 
 
 def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:
-    """Return the name of a row for errors: its number in the task, and its keys or msgId if it has any."""
+    """Return the name of a row for errors.
+
+    It has the number of the row in the task, and its keys or msgId if there are any.
+    """
     keys = row.get("keys")
     words = keys if isinstance(keys, str) else " ".join(key for key in keys or () if key is not None)
     known = f"keys {words!r}" if words else f"msgId {row['msgId']}" if row.get("msgId") else ""

@@ -31,9 +31,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
+from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
-from rucola.client.sync import EventLoopThread
 from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.errors import without_tracebacks
@@ -152,6 +152,7 @@ class _ChunkSender:
             # At least as many requests as queues, so that the rows spread evenly.
             share = -(-len(of_topic) // len(await self._queues_of(topic)))
             jobs += [self._in_order(piece, None) for piece in _cut(of_topic, share)]
+        # Wait for all requests, so that the count of acknowledged messages is final before an error is raised.
         done = await asyncio.gather(*jobs, return_exceptions=True)
         for result in done:
             if isinstance(result, BaseException):
@@ -189,12 +190,15 @@ class _ChunkSender:
         return self._queues[topic]
 
     async def _in_order(self, rows: Sequence[_RowMessage], queue: MessageQueue | None) -> None:
-        """Send rows of one topic in sequential requests, to one queue or, without `queue`, to the next one each
-        time."""
+        """Send rows of one topic in sequential requests.
+
+        All go to `queue`, or each request to the next queue if it is None.
+        """
         for piece in _cut(rows, MESSAGES_PER_REQUEST):
             request = partial(self._request, [row.message for row in piece], queue)
             try:
                 self._count(await self._persist(piece[0].message.topic, request))
+            # One message makes the whole request invalid: send its rows one by one to find it.
             except InvalidMessage as error:  # raised before the request was sent
                 if len(piece) == 1:
                     self._skip(InvalidMessage(f"{piece[0].name}: {error}"))

@@ -107,10 +107,16 @@ class MessageSource(Protocol):
         """Return partitions that hold the chosen messages of these ranges, which must be within the bounds."""
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        """Return by queue the offset of the first message stored at a time (ms) or later, else the queue's end."""
+        """Return offsets by queue for times in milliseconds.
+
+        The offset is that of the first message stored at the time or later, or the end of the queue.
+        """
 
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
-        """Return the beginnings of ranges with at most `count` messages together; at least one if there is any."""
+        """Return the beginnings of ranges with at most `count` messages together.
+
+        There is at least one message if the ranges have any.
+        """
 
     def count(self, ranges: OffsetRanges, most: int) -> int:
         """Return the number of messages in the ranges. Counting may stop at `most`."""
@@ -198,14 +204,17 @@ def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tup
     _check_queues_exist(options, {**starting, **ending}, bounds)
     ranges = {}
     for origin, (least, most) in sorted(bounds.ranges.items()):
+        # 1. The given offsets, or the bounds.
         if isinstance(origin, BrokerLog):
             begin, end = options.starting_commit_log_offset, options.ending_commit_log_offset
             begin, end = least if begin is None else begin, most if end is None else min(end, most)
         else:
             begin, end = starting.get(origin, EARLIEST), ending.get(origin, LATEST)
             begin, end = least if begin == EARLIEST else begin, most if end == LATEST else end
+        # 2. They must be within the bounds. The end of a log was cut above, as it may be in the future.
         for offset in (begin,) if isinstance(origin, BrokerLog) else (begin, end):
             _check_in_bounds(options, origin, offset, (least, most))
+        # 3. If losses are allowed, read what is left.
         begin, end = min(max(begin, least), most), min(max(end, least), most)
         if begin < end:
             ranges[origin] = begin, end
@@ -213,7 +222,10 @@ def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tup
 
 
 def _check_queues_exist(options: ReadOptions, queues: Iterable[Origin], bounds: SourceBounds) -> None:
-    """Raise ConfigError for a queue with given offsets that the read does not include and no missing broker has."""
+    """Raise ConfigError for queues with given offsets that the read does not include.
+
+    Queues on missing brokers are not checked.
+    """
     brokers = sorted(options.stores or {origin.broker_name for origin in bounds.ranges})
     for queue in queues:
         if queue in bounds.unavailable:
@@ -236,6 +248,7 @@ def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, 
     given = options.starting_offsets
     start = uniform_start(options)
     offsets = {origin: least if start == EARLIEST else most for origin, (least, most) in ranges.items()}
+    # Offsets that are given override the start; queues that are not named then begin at the earliest offset.
     named: dict[Origin, int] = {}
     if options.starting_commit_log_offset is not None:
         named = dict.fromkeys(ranges, options.starting_commit_log_offset)
@@ -253,7 +266,10 @@ def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, 
 
 
 def uniform_start(options: ReadOptions) -> int | None:
-    """Return EARLIEST or LATEST if a new stream begins all origins there, None if offsets or times are given."""
+    """Return EARLIEST or LATEST if a new stream begins all origins there.
+
+    The result is None if offsets or times are given.
+    """
     if options.starting_times is not None or isinstance(options.starting_offsets, Mapping):
         return None
     if options.starting_offsets is None:
@@ -263,10 +279,11 @@ def uniform_start(options: ReadOptions) -> int | None:
 
 
 def available_ranges(options: ReadOptions, known: Offsets, bounds: SourceBounds) -> dict[Origin, tuple[int, int]]:
-    """Return the ranges that the next batch of a stream can read after the offsets `known`, before it is logged.
+    """Return the ranges that the next batch of a stream can read.
 
-    An unavailable origin keeps its offset, and a new one is read from its beginning. Raises StoreError for lost
-    messages; with failOnDataLoss=false they are skipped with a warning.
+    Called before the batch is logged, with the offsets `known` from the last one. An unavailable origin keeps its
+    offset, and a new one is read from its beginning. Raises StoreError for lost messages; with failOnDataLoss=false
+    they are skipped with a warning.
     """
     ranges = {}
     for origin in sorted(known.keys() - bounds.ranges.keys()):
@@ -289,6 +306,7 @@ def logged_ranges(
     failOnDataLoss=false they are skipped with a warning. Raises RemotingError if an origin of the batch is unavailable:
     its end is logged, so leaving it out now would lose its messages.
     """
+    # 1. Every origin with messages in the batch must be available.
     needed = frozenset(origin for origin, upto in end.items() if start.get(origin, 0) < upto)
     needed |= start.keys() - end.keys()
     if unavailable := needed & bounds.unavailable:
@@ -298,8 +316,10 @@ def logged_ranges(
             f"{'; '.join(concerned.describe_missing())}. The checkpoint has begun a batch with them: "
             f"start the query again when they can be read"
         )
+    # 2. An origin of the start that the end lacks was unavailable then; report it if it was deleted since.
     for origin in start.keys() - end.keys() - bounds.ranges.keys():
         _report_deleted(options, origin, start[origin])
+    # 3. Cut the ranges at the bounds, and report what is lost.
     ranges = {}
     for origin, upto in sorted(end.items()):
         begin = start.get(origin, 0)
@@ -316,12 +336,18 @@ def logged_ranges(
 
 
 def _first_offset(origin: Origin, least: int) -> int:
-    """Return the first offset of a new origin: 0 for a queue, so that deleted messages are noticed; else `least`."""
+    """Return the first offset of a new origin.
+
+    A queue begins at 0, so that messages deleted before are noticed; a log begins with its oldest file.
+    """
     return 0 if isinstance(origin, BrokerQueue) else least
 
 
 def _resume_offset(options: ReadOptions, origin: Origin, begin: int, upto: int, bounds: tuple[int, int]) -> int:
-    """Return the offset at which a stream continues that has read up to `begin`; report messages lost before it."""
+    """Return the offset at which a stream continues after `begin`.
+
+    Messages between `begin` and `upto` that are lost are reported.
+    """
     least, most = bounds
     if begin < min(least, upto):
         _report_loss(options, f"offsets {begin} to {min(least, upto)} of {origin} were deleted unread", StoreError)

@@ -96,6 +96,7 @@ class StoreSource:
         limited: dict[Origin, tuple[int, int]] = {}
         logs = {origin: bounds for origin, bounds in ranges.items() if bounds[0] < bounds[1]}
         for number, (origin, (begin, end)) in enumerate(logs.items()):
+            # Equal shares that add up to `count`: the differences of rounded multiples.
             share = count * (number + 1) // len(logs) - count * number // len(logs)
             with StoreReader(self._options.stores[origin.broker_name]) as reader:
                 limited[origin] = begin, skip_records(reader, begin, end, max(share, 1))[0]

@@ -5,11 +5,10 @@ store's log, or the queue offset of each queue. Spark writes offsets to the quer
 a restarted query continues from them and repeats the batch that it had begun. Spark's calls:
 
     initialOffset       startingOffsets and similar options; called until the first batch is committed
-    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, so many
-    messages
-                        in proportion to the backlogs. With minOffsetsPerTrigger it returns the start, which makes no
-                        batch, until the backlog is large enough or maxTriggerDelay has passed. New origins are read
-                        from their beginning
+    latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, as many
+                        messages as this allows, in proportion to the backlogs. With minOffsetsPerTrigger it returns the
+                        start, which makes no batch, until the backlog is large enough or maxTriggerDelay has passed.
+                        New origins are read from their beginning
     reportLatestOffset  the end of every origin at the last latestOffset, for the progress that Spark reports
     partitions          the partitions between two offsets, packed as for a batch
 
@@ -97,9 +96,9 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 @without_tracebacks
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of one query on the driver, and reads partitions on the workers, which get a pickled copy.
+    """Planner of a query's batches on the driver, and reader of their partitions on workers.
 
-    Spark calls a reader from one thread at a time.
+    Workers get a pickled copy. Spark calls a reader from one thread at a time.
     """
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
@@ -168,11 +167,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        # The start offset decides, except for origins that it lacks: the end carries their begins.
         by_queue = self._options.by_queue
         begins = {**begins_from_json(end, by_queue), **from_json(start, by_queue)}
         upto = from_json(end, by_queue)
         bounds = self._source.bounds(begins.keys() | upto.keys())
         ranges = logged_ranges(self._options, begins, upto, bounds)
+        # Remember begins that the end lacks; the next `latestOffset` continues there.
         self._recovered |= {
             origin: at for origin, at in begins.items() if origin not in upto and origin in bounds.ranges
         }
@@ -224,8 +225,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _commit_to_group(self, offsets: Offsets, bounds: SourceBounds) -> None:
-        """Commit the offsets of finished batches to the commitGroup. A failure is logged and does not fail the
-        stream."""
+        """Commit the offsets of finished batches to the commitGroup.
+
+        A failure is logged and does not fail the stream.
+        """
         if self._options.commit_group is None:
             return
         changed = {

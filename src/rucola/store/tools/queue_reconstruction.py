@@ -1,16 +1,32 @@
-"""Which places in the queues a damaged log has lost, and which records claim a place that is not theirs.
+"""Queue reconstruction: which queue offsets a damaged log has lost, and which records claim a wrong one.
 
-A record's CRC covers its body only, so a record that looks sound may lie about its topic, queue or queueOffset. Two
-witnesses tell: in every queue the queue offsets count up by one in the order of the log, and the ConsumeQueues of the
-damaged store say which record lies at each place. Of a queue whose records contradict each other the longest rising
-sequence of queue offsets is believed; a record outside it is a stray.
+The CRC of a record covers its body only, so a record that looks intact may state a wrong topic, queue id, queueOffset.
+Two sources tell: the queue offsets of each queue are consecutive in the order of the log, and the ConsumeQueues of the
+damaged store, if they survived, point at the record of each queue offset.
 
-    a missing place, and a stray that the units know to lie there               the stray is mended
-    as many missing places as there are strays of their queue in between        these are mended, in order
-    a missing place that a stray claims but for one byte of the queue's name    the stray is mended
-    any other stray                                                             becomes a hole
-    any other missing place                                                     gets a stand-in, in a hole between
-    a missing place without a hole that could take it                           what follows in the queue moves up
+1. Per queue, trust the longest rising sequence of queue offsets. The other records are strays, and the offsets between
+   the trusted ones are missing.
+2. Give missing offsets to strays, in this order:
+
+    the surviving unit of the offset points at the stray                        the stray gets it
+    as many strays of the queue between two trusted records as offsets          the strays get them, in order
+    two strays of the queue claim the offset                                    the one that fits nowhere else gets it
+    a stray of a queue whose name or id differs in one byte claims the offset   the stray gets it
+
+3. Every other stray becomes a hole. Every other missing offset gets a placeholder in a hole between its neighbours, or,
+   if no hole has room for one, the later records of the queue move up by one.
+
+For example, queue T-0 without surviving units, as queueOffset@physicalOffset in the order of the log:
+
+    claimed      0@0   1@100   7@200   3@300   (hole 400 to 500)   5@500
+    trusted      0@0   1@100           3@300                       5@500     0 1 3 5 is longer than 0 1 7
+    missing                    2                 4
+    result       0@0   1@100   2@200   3@300   4: placeholder      5@500     one stray for offset 2, a hole for 4
+
+The result can be wrong in one case: without units, a record damaged in its queue id or topic claims the offset of an
+intact record of another queue, and both records are between the neighbours of both offsets. For example T-0 and T-1
+have 0@0 and 0@100, then offset 1 of both at 200 and 300, and the damaged one claims T-1, too. Nothing in the log says
+which of the two is damaged. The first one keeps T-1 then, so the two records may be exchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +43,14 @@ from rucola.errors import StoreCorrupt
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.mapped_file import MappedFileQueue
-from rucola.store.tools.salvage import Hole, QueueName, SalvagedLog, Sequence
+from rucola.store.tools.salvage import Hole, QueueName, QueueRecords, SalvagedLog
 
-_NOWHERE: Final = 1 << 62
+_LOG_END: Final = 1 << 62
+"""The physical offset after a range of missing offsets at the end of a queue."""
 
 
 class RecordLocation(NamedTuple):
-    """Where a record is, or says that it is: its queue, queue offset, physical offset and size."""
+    """The location of a record, or the one that it claims: queue, queue offset, physical offset and size."""
 
     queue: QueueName
     queue_offset: int
@@ -46,23 +63,24 @@ class RecordLocation(NamedTuple):
 
 @dataclass(slots=True)
 class Reconstruction:
-    """The outcome. All holes in order, those from strays among them; stand-ins by hole; strays and their true place."""
+    """What has to change so that every queue of the log is consecutive."""
 
     holes: list[Hole]
-    stand_ins: dict[int, list[RecordLocation]] = field(default_factory=dict)
-    """{physical offset at which a hole begins: the places that it has to make up for}; a size of 0 is not known."""
-    mended: list[tuple[RecordLocation, RecordLocation]] = field(default_factory=list)
-    """(what a record said, where it belongs)."""
+    """The holes of the log and the strays that became holes, in order."""
+    placeholders: dict[int, list[RecordLocation]] = field(default_factory=dict)
+    """{physical offset of a hole: the lost records that it needs placeholders for}; size 0 if it is unknown."""
+    corrections: list[tuple[RecordLocation, RecordLocation]] = field(default_factory=list)
+    """(the location that a record claims, its true location)."""
     strays: list[RecordLocation] = field(default_factory=list)
     """Records that became holes."""
     tail: list[RecordLocation] = field(default_factory=list)
-    """Places known to the units alone, whose records should lie behind the end of the log."""
+    """Records after the end of the log that only the surviving units know."""
     gaps: list[RecordLocation] = field(default_factory=list)
-    """Missing places that no hole could take, so that what follows in the queue had to move up."""
+    """Lost records that no hole has room for, so that later records of the queue move up."""
 
 
 class SurvivingUnits:
-    """The ConsumeQueues of a damaged store: a witness that may itself be damaged or missing."""
+    """The ConsumeQueues of a damaged store, which may be damaged or missing themselves."""
 
     def __init__(self, directory: Path) -> None:
         self._queues: dict[QueueName, ConsumeQueue] = {}
@@ -73,7 +91,7 @@ class SurvivingUnits:
                 continue
 
     def at(self, name: QueueName, queue_offset: int) -> tuple[int, int]:
-        """Return (physical offset, size) of a unit, or (-1, 0) where none is."""
+        """Return (physical offset, size) of a unit, or (-1, 0) if there is none."""
         queue = self._queues.get(name)
         if queue is None or not queue.files.begin // UNIT_SIZE <= queue_offset < queue.max_offset:
             return -1, 0
@@ -81,18 +99,18 @@ class SurvivingUnits:
         return (-1, 0) if size == FILLER_SIZE else (physical_offset, size)
 
     def names(self) -> list[QueueName]:
-        """The queues that there are."""
+        """Return the names of all queues."""
         return list(self._queues)
 
     def begin(self, name: QueueName, physical_offset: int) -> int | None:
-        """Return the first queue offset whose record lies at `physical_offset` or behind, or None without units."""
+        """Return the first queue offset whose record is at `physical_offset` or after it; None without units."""
         queue = self._queues.get(name)
         if queue is None or queue.max_offset <= queue.min_offset:
             return None
         return queue.first_at_or_after(physical_offset)
 
     def end(self, name: QueueName) -> int:
-        """Return the queue offset behind the last unit."""
+        """Return the queue offset after the last unit."""
         queue = self._queues.get(name)
         return queue.max_offset if queue else 0
 
@@ -102,308 +120,387 @@ class SurvivingUnits:
             queue.files.close()
 
 
-def reconstruct_queues(found: SalvagedLog, units: SurvivingUnits) -> Reconstruction:
-    """Compare the records of each queue with each other and with the units."""
-    return _Comparison(found, units).run()
+class _Missing(NamedTuple):
+    """Missing queue offsets between two trusted records at physical offsets `begin` and `end`."""
+
+    queue: QueueName
+    begin: int
+    end: int
+    offsets: list[int]
+    """Shrinks as offsets are found."""
+
+    def spans(self, physical_offset: int) -> bool:
+        """Tell whether a record there can have one of the offsets."""
+        return self.begin < physical_offset < self.end
 
 
-class _Comparison:
-    def __init__(self, found: SalvagedLog, units: SurvivingUnits) -> None:
-        self._found = found
+def reconstruct_queues(log: SalvagedLog, units: SurvivingUnits) -> Reconstruction:
+    """Return the corrections that make the queues of a damaged log consecutive."""
+    return _Reconstructor(log, units).run()
+
+
+class _Reconstructor:
+    def __init__(self, log: SalvagedLog, units: SurvivingUnits) -> None:
+        self._log = log
         self._units = units
         self._strays: dict[int, RecordLocation] = {}
-        self._missing: list[tuple[QueueName, int, int, list[int]]] = []
-        """(queue, physical offset before, physical offset behind, queue offsets that are missing in between)."""
+        """Strays that have no offset yet, by physical offset."""
+        self._missing: list[_Missing] = []
         self._ends: dict[QueueName, tuple[int, int]] = {}
-        """The queue offset and the physical offset of the last record that is believed."""
-        self._places = Reconstruction([])
+        """(queue offset, physical offset) of the last trusted record of each queue."""
+        self._result = Reconstruction([])
 
     def run(self) -> Reconstruction:
-        found, places = self._found, self._places
-        # A record that names a queue of which there is nothing else comes first, so that it is known for a stray.
-        sequences = {name: found.queues.get(name) or Sequence() for name in {*found.queues, *self._units.names()}}
-        for name in sorted(sequences, key=lambda name: (len(sequences[name].sizes), name)):
-            self._compare(name, sequences[name])
-        self._mend()
-        places.strays = sorted(self._strays.values(), key=lambda stray: stray.physical_offset)
+        log, result = self._log, self._result
+        # 1. Compare each queue. Short ones first: a queue that exists only in one damaged record is a stray early.
+        queues = {name: log.queues.get(name) or QueueRecords() for name in {*log.queues, *self._units.names()}}
+        for name in sorted(queues, key=lambda name: (len(queues[name].sizes), name)):
+            self._compare(name, queues[name])
+        # 2. Give missing offsets to strays.
+        self._correct_known()
+        self._correct_neighbours()
+        self._correct_ends()
+        # 3. Turn the other strays into holes, and fill them and the holes of the log.
+        result.strays = sorted(self._strays.values(), key=lambda stray: stray.physical_offset)
         holes = [
-            Hole(s.physical_offset, s.physical_offset + s.size, _why(s), found.last_timestamp) for s in places.strays
+            Hole(s.physical_offset, s.physical_offset + s.size, _why(s), log.last_timestamp) for s in result.strays
         ]
-        places.holes = sorted([*found.holes, *holes])
-        self._make_up()
+        result.holes = sorted([*log.holes, *holes])
+        self._place_placeholders()
         self._close_gaps()
-        return places
+        return result
 
-    # -- one queue ----------------------------------------------------------------------------------------------------
+    # -- step 1: one queue --------------------------------------------------------------------------------------------
 
-    def _compare(self, name: QueueName, sequence: Sequence) -> None:
-        found, units = self._found, self._units
-        known = units.begin(name, found.begin)
-        claimed = np.frombuffer(sequence.queue_offsets, np.int64)
+    def _compare(self, name: QueueName, records: QueueRecords) -> None:
+        """Find the trusted records, the strays and the missing offsets of a queue."""
+        log, units = self._log, self._units
+        # 1. The first offset: 0 if the log begins at 0, otherwise the earlier of unit and record.
+        known = units.begin(name, log.begin)
+        claimed = np.frombuffer(records.queue_offsets, np.int64)
         first = int(claimed[0]) if len(claimed) else 0
-        begin = 0 if found.begin == 0 else first if known is None else min(known, first) if len(claimed) else known
+        begin = 0 if log.begin == 0 else first if known is None else min(known, first) if len(claimed) else known
+        # 2. Nearly all queues are consecutive, which numpy tells at once.
         if len(claimed) and first == begin and bool((np.diff(claimed) == 1).all()):
-            last, last_at = int(claimed[-1]), sequence.physical_offsets[-1]
+            last, last_at = int(claimed[-1]), records.physical_offsets[-1]
         else:
-            last, last_at = begin - 1, found.begin - 1
-            for epoch in self._epochs(name, sequence):
+            last, last_at = begin - 1, log.begin - 1
+            for epoch in self._epochs(name, records):
                 last = begin - 1
-                for place in self._believed(epoch, last):
-                    if place.queue_offset > last + 1:
-                        missing = [*range(last + 1, place.queue_offset)]
-                        self._missing.append((name, last_at, place.physical_offset, missing))
-                    last, last_at = place.queue_offset, place.physical_offset
+                for record in self._trusted(epoch, last):
+                    if record.queue_offset > last + 1:
+                        offsets = [*range(last + 1, record.queue_offset)]
+                        self._missing.append(_Missing(name, last_at, record.physical_offset, offsets))
+                    last, last_at = record.queue_offset, record.physical_offset
                 begin = 0
         self._ends[name] = last, last_at
+        # 3. Units after the last trusted record are lost messages, if they point at a stray, a hole or the log's tail.
         lost = []
         for queue_offset in range(last + 1, units.end(name)):
             physical_offset, size = units.at(name, queue_offset)
-            if found.end <= physical_offset < (found.tail.end if found.tail else found.end):
-                self._places.tail.append(RecordLocation(name, queue_offset, physical_offset, size))
-            elif last_at < physical_offset < found.end and (
-                physical_offset in self._strays or self._hole_at(found.holes, physical_offset)
+            if log.end <= physical_offset < (log.tail.end if log.tail else log.end):
+                self._result.tail.append(RecordLocation(name, queue_offset, physical_offset, size))
+            elif last_at < physical_offset < log.end and (
+                physical_offset in self._strays or _hole_at(log.holes, physical_offset)
             ):
                 lost.append(queue_offset)
             else:
                 break
         if lost:
-            self._missing.append((name, last_at, _NOWHERE, lost))
+            self._missing.append(_Missing(name, last_at, _LOG_END, lost))
 
-    def _epochs(self, name: QueueName, sequence: Sequence) -> Iterator[list[RecordLocation]]:
-        """Part the records of a queue where its topic was deleted and made anew, so that it began with 0 again."""
-        rows = zip(sequence.queue_offsets, sequence.physical_offsets, sequence.sizes, strict=True)
-        all_places = [RecordLocation(name, *row) for row in rows]
+    def _epochs(self, name: QueueName, records: QueueRecords) -> Iterator[list[RecordLocation]]:
+        """Split the records of a queue where it starts at 0 again because its topic was deleted and created again.
+
+        A record that claims offset 0 in the middle may also be damaged. It starts an epoch if the next record has
+        offset 1, or the units say so, and unless it just stands in for the next offset of the old epoch:
+
+            5 6 0 1 2     an epoch begins at 0
+            5 6 0 8 9     offset 7 is damaged
+            0 0 1 2       an epoch begins at the second 0, unless a similar queue lacks offset 0: then one 0 is its record
+        """
+        all_records = _locations(name, records)
         begin = 0
-        for k, place in enumerate(all_places):
-            if place.queue_offset == 0 and k > begin:
-                before = all_places[k - 1].queue_offset
-                following = all_places[k + 1].queue_offset if k + 1 < len(all_places) else -1
-                known = self._units.at(name, before + 1)[0] == place.physical_offset
-                begins_anew = following == 1 or self._units.at(name, 0)[0] == place.physical_offset
-                if begins_anew and not known and (following not in (before + 1, before + 2) or not before):
-                    yield all_places[begin:k]
+        for k, record in enumerate(all_records):
+            if record.queue_offset == 0 and k > begin:
+                before = all_records[k - 1].queue_offset
+                following = all_records[k + 1].queue_offset if k + 1 < len(all_records) else -1
+                is_next = self._units.at(name, before + 1)[0] == record.physical_offset
+                restarts = following == 1 or self._units.at(name, 0)[0] == record.physical_offset
+                is_rival = k == begin + 1 and self._belongs_elsewhere(record)
+                continues = is_next or is_rival or (before and following in (before + 1, before + 2))
+                if restarts and not continues:
+                    yield all_records[begin:k]
                     begin = k
-        if all_places:
-            yield all_places[begin:]
+        if all_records:
+            yield all_records[begin:]
 
-    def _believed(self, epoch: list[RecordLocation], last: int) -> list[RecordLocation]:
-        """Return the records whose queue offsets rise; the others are strays."""
-        units = self._units
-        by_place: dict[int, list[RecordLocation]] = {}
-        for place in epoch:
-            by_place.setdefault(place.queue_offset, []).append(place)
+    def _trusted(self, epoch: list[RecordLocation], last: int) -> list[RecordLocation]:
+        """Return the records of an epoch that are trusted, given the last offset before; the others become strays."""
+        # 1. Of several records with one offset trust only the one that its unit points at.
+        rivals: dict[int, int] = {}
+        for record in epoch:
+            rivals[record.queue_offset] = rivals.get(record.queue_offset, 0) + 1
         candidates = []
-        for place in epoch:
-            rivals = by_place[place.queue_offset]
-            if len(rivals) > 1 and units.at(place.queue, place.queue_offset)[0] != place.physical_offset:
-                self._strays[place.physical_offset] = place
+        for record in epoch:
+            known = self._units.at(record.queue, record.queue_offset)[0]
+            if rivals[record.queue_offset] > 1 and known != record.physical_offset:
+                self._strays[record.physical_offset] = record
             else:
-                candidates.append(place)
-        while kept := _rising(candidates, last):
+                candidates.append(record)
+        # 2. Trust the longest rising sequence. A damaged offset that is far too high may end it: drop that and retry.
+        while kept := _longest_rising(candidates, last):
             if self._can_end(kept, candidates, last):
                 break
             self._strays[kept[-1].physical_offset] = kept[-1]
             candidates.remove(kept[-1])
-        believed = {place.physical_offset for place in kept}
-        for place in candidates:
-            if place.physical_offset not in believed:
-                self._strays[place.physical_offset] = place
+        trusted = {record.physical_offset for record in kept}
+        for record in candidates:
+            if record.physical_offset not in trusted:
+                self._strays[record.physical_offset] = record
         return kept
 
     def _can_end(self, kept: list[RecordLocation], candidates: list[RecordLocation], last: int) -> bool:
-        """Tell whether the last of these records can be where it says, after so many as it says."""
+        """Tell whether the last of the kept records can have its offset: enough records can be lost before it."""
         tail, before = kept[-1], kept[-2] if len(kept) > 1 else None
         expected = before.queue_offset + 1 if before else last + 1
         if tail.queue_offset == expected or self._units.at(*tail[:2])[0] == tail.physical_offset:
             return True
-        if before is None and len(candidates) == 1 and self._is_known_elsewhere(tail):
+        if before is None and len(candidates) == 1 and self._belongs_elsewhere(tail):
             return False
-        begin = before.physical_offset if before else self._found.begin - 1
-        elsewhere = self._units.at(tail.queue, expected)[0] == tail.physical_offset
-        unbelieved = sum(1 for place in candidates if begin < place.physical_offset < tail.physical_offset)
-        return not elsewhere and self._room(begin, tail) + unbelieved >= tail.queue_offset - expected
+        begin = before.physical_offset if before else self._log.begin - 1
+        is_expected = self._units.at(tail.queue, expected)[0] == tail.physical_offset
+        untrusted = sum(1 for record in candidates if begin < record.physical_offset < tail.physical_offset)
+        return not is_expected and self._room(begin, tail) + untrusted >= tail.queue_offset - expected
 
-    def _is_known_elsewhere(self, lone: RecordLocation) -> bool:
-        """Tell whether the one record of a queue rather belongs to another queue of nearly the same name, which lacks
-        that queue offset and goes on behind it."""
-        for name, sequence in self._found.queues.items():
-            offsets = sequence.queue_offsets
-            if _is_alike(name, lone.queue) and offsets and max(offsets) + 1 >= lone.queue_offset not in offsets:
+    def _belongs_elsewhere(self, lone: RecordLocation) -> bool:
+        """Tell whether a record can belong to a queue with a similar name that lacks its offset."""
+        for name, records in self._log.queues.items():
+            offsets = records.queue_offsets
+            if _is_similar(name, lone.queue) and offsets and max(offsets) + 1 >= lone.queue_offset not in offsets:
                 return True
         return False
 
     def _room(self, begin: int, tail: RecordLocation) -> int:
-        """Return how many records could have lain in the holes between two records of a queue."""
-        least = MIN_RECORD_SIZE + len(tail.queue[0].encode())
-        holes = [hole for hole in self._found.holes if begin < hole.begin < tail.physical_offset]
+        """Return the number of records that can be lost between two records of a queue: in holes, or as strays."""
+        smallest = MIN_RECORD_SIZE + len(tail.queue[0].encode())
+        holes = [hole for hole in self._log.holes if begin < hole.begin < tail.physical_offset]
         strays = sum(1 for at in self._strays if begin < at < tail.physical_offset)
-        return sum((hole.end - hole.begin) // least for hole in holes) + strays
+        return sum((hole.end - hole.begin) // smallest for hole in holes) + strays
 
-    def _hole_at(self, holes: list[Hole], physical_offset: int) -> Hole | None:
-        number = bisect_left(holes, physical_offset + 1, key=lambda hole: hole.begin) - 1
-        return holes[number] if number >= 0 and physical_offset < holes[number].end else None
+    # -- step 2: strays -----------------------------------------------------------------------------------------------
 
-    # -- what is missing ----------------------------------------------------------------------------------------------
-
-    def _mend(self) -> None:
-        """Give strays the places that they are missing from."""
-        for name, begin, end, missing in self._missing:
-            for queue_offset in missing[:]:
-                physical_offset, size = self._units.at(name, queue_offset)
-                hidden = self._hidden(name, queue_offset, begin, end)
-                if hidden is not None:
-                    self._settle(hidden, name, queue_offset, missing)
-                    continue
-                stray = self._strays.get(physical_offset) or self._unconfirmed(physical_offset)
-                if (
-                    stray is not None
-                    and stray.size == size
-                    and begin < physical_offset < end
-                    and len(stray.queue[0].encode()) == len(name[0].encode())
-                ):
-                    self._settle(stray, name, queue_offset, missing)
-            own = [s for at, s in sorted(self._strays.items()) if begin < at < end and s.queue == name]
-            if len(own) == len(missing):
-                for stray, queue_offset in zip(own, missing[:], strict=True):
-                    self._settle(stray, name, queue_offset, missing)
-            for stray in own:  # the first of two that claim one place has it
-                if stray.queue_offset in missing and stray.physical_offset in self._strays:
+    def _correct_known(self) -> None:
+        """Give missing offsets to records that the units know, and to strays of the same queue in between."""
+        for missing in self._missing:
+            for queue_offset in missing.offsets[:]:
+                record = self._known_record(missing, queue_offset)
+                if record is not None:
+                    self._assign(record, missing, queue_offset)
+            own = [
+                stray
+                for at, stray in sorted(self._strays.items())
+                if missing.spans(at) and stray.queue == missing.queue
+            ]
+            if len(own) == len(missing.offsets):
+                for stray, queue_offset in zip(own, missing.offsets[:], strict=True):
+                    self._assign(stray, missing, queue_offset)
+            # Of several that claim one offset, a record that could be one of another queue comes last.
+            for stray in sorted(own, key=self._fits_another_queue):
+                if stray.queue_offset in missing.offsets and stray.physical_offset in self._strays:
                     del self._strays[stray.physical_offset]
-                    missing.remove(stray.queue_offset)
-        for name, begin, end, missing in self._missing:
-            for stray in list(self._strays.values()):
-                between = begin < stray.physical_offset < end
-                if between and stray.queue_offset in missing and _is_alike(stray.queue, name):
-                    self._settle(stray, name, stray.queue_offset, missing)
-        self._mend_ends()
+                    missing.offsets.remove(stray.queue_offset)
 
-    def _mend_ends(self) -> None:
-        """Give strays behind the last believed record of their queue the next places, where one of them claims it or
-        the units know it to be there."""
-        behind: dict[QueueName, list[RecordLocation]] = {}
-        for stray in sorted(self._strays.values(), key=lambda stray: stray.physical_offset):
-            last, last_at = self._ends[stray.queue]
-            if stray.physical_offset > last_at:
-                behind.setdefault(stray.queue, []).append(stray)
-        for name, strays in behind.items():
-            last, _ = self._ends[name]
-            claims = {stray.queue_offset for stray in strays}
-            for number, stray in enumerate(strays, last + 1):
-                known = self._units.at(name, number) == (stray.physical_offset, stray.size)
-                if stray.queue_offset == number:
-                    del self._strays[stray.physical_offset]
-                elif known or last + 1 in claims or claims == {0}:
-                    self._settle(stray, name, number, [number])
-
-    def _hidden(self, name: QueueName, queue_offset: int, begin: int, end: int) -> RecordLocation | None:
-        """Return the record that is what is missing, but for a flag that says that it takes no place in its queue."""
-        for physical_offset, (queue, at, size) in self._found.without_place.items():
-            if begin < physical_offset < end and (queue, at) == (name, queue_offset):
-                return RecordLocation(name, queue_offset, physical_offset, size)
+    def _known_record(self, missing: _Missing, queue_offset: int) -> RecordLocation | None:
+        """Return the record of a missing offset: one marked as prepared, or one that the offset's unit points at."""
+        for at, (queue, claimed, size) in self._log.undispatched.items():
+            if missing.spans(at) and (queue, claimed) == (missing.queue, queue_offset):
+                return RecordLocation(missing.queue, queue_offset, at, size)
+        physical_offset, size = self._units.at(missing.queue, queue_offset)
+        stray = self._strays.get(physical_offset) or self._unconfirmed(physical_offset)
+        if (
+            stray is not None
+            and stray.size == size
+            and missing.spans(physical_offset)
+            and len(stray.queue[0].encode()) == len(missing.queue[0].encode())
+        ):
+            return stray
         return None
 
     def _unconfirmed(self, physical_offset: int) -> RecordLocation | None:
-        """Return the record there if it is the last of the queue that it claims, which the units know nothing of."""
-        for name, sequence in self._found.queues.items():
-            if sequence.physical_offsets and sequence.physical_offsets[-1] == physical_offset:
-                place = RecordLocation(name, sequence.queue_offsets[-1], physical_offset, sequence.sizes[-1])
-                return place if self._units.at(name, place.queue_offset)[0] != physical_offset else None
+        """Return the record at a physical offset if it is the last of its queue and no unit points at it there."""
+        for name, records in self._log.queues.items():
+            if records.physical_offsets and records.physical_offsets[-1] == physical_offset:
+                last = RecordLocation(name, records.queue_offsets[-1], physical_offset, records.sizes[-1])
+                return last if self._units.at(name, last.queue_offset)[0] != physical_offset else None
         return None
 
-    def _settle(self, stray: RecordLocation, name: QueueName, queue_offset: int, missing: list[int]) -> None:
-        self._strays.pop(stray.physical_offset, None)
-        missing.remove(queue_offset)
-        self._places.mended.append((stray, RecordLocation(name, queue_offset, stray.physical_offset, stray.size)))
+    def _fits_another_queue(self, stray: RecordLocation) -> bool:
+        """Tell whether a similar queue lacks the stray's queue offset at this part of the log."""
+        return any(
+            missing.spans(stray.physical_offset)
+            and stray.queue_offset in missing.offsets
+            and _is_similar(stray.queue, missing.queue)
+            for missing in self._missing
+        )
 
-    def _make_up(self) -> None:
-        """Find a hole for each place that is still missing."""
-        places = self._places
-        left = {hole.begin: hole.end - hole.begin for hole in places.holes}
-        for name, begin, end, missing in sorted(self._missing, key=lambda item: item[1]):
+    def _correct_neighbours(self) -> None:
+        """Give missing offsets to strays that claim them in a queue with a similar name."""
+        for missing in self._missing:
+            for stray in list(self._strays.values()):
+                if (
+                    missing.spans(stray.physical_offset)
+                    and stray.queue_offset in missing.offsets
+                    and _is_similar(stray.queue, missing.queue)
+                ):
+                    self._assign(stray, missing, stray.queue_offset)
+
+    def _correct_ends(self) -> None:
+        """Give strays after the last trusted record of their queue the next offsets.
+
+        They get them if one of them claims the next offset, if all claim 0, or if the units confirm it.
+        """
+        after: dict[QueueName, list[RecordLocation]] = {}
+        for stray in sorted(self._strays.values(), key=lambda stray: stray.physical_offset):
+            last, last_at = self._ends[stray.queue]
+            if stray.physical_offset > last_at:
+                after.setdefault(stray.queue, []).append(stray)
+        for name, strays in after.items():
+            last, _ = self._ends[name]
+            claims = {stray.queue_offset for stray in strays}
+            for queue_offset, stray in enumerate(strays, last + 1):
+                is_known = self._units.at(name, queue_offset) == (stray.physical_offset, stray.size)
+                if stray.queue_offset == queue_offset:
+                    del self._strays[stray.physical_offset]
+                elif is_known or last + 1 in claims or claims == {0}:
+                    self._correct(stray, name, queue_offset)
+
+    def _assign(self, record: RecordLocation, missing: _Missing, queue_offset: int) -> None:
+        """Give a missing offset to a record."""
+        missing.offsets.remove(queue_offset)
+        self._correct(record, missing.queue, queue_offset)
+
+    def _correct(self, claimed: RecordLocation, name: QueueName, queue_offset: int) -> None:
+        self._strays.pop(claimed.physical_offset, None)
+        actual = RecordLocation(name, queue_offset, claimed.physical_offset, claimed.size)
+        self._result.corrections.append((claimed, actual))
+
+    # -- step 3: lost records -----------------------------------------------------------------------------------------
+
+    def _place_placeholders(self) -> None:
+        """Find a hole for each offset that is still missing, in order; offsets without one become gaps."""
+        result = self._result
+        left = {hole.begin: hole.end - hole.begin for hole in result.holes}
+        for missing in sorted(self._missing, key=lambda missing: missing.begin):
+            name, begin, end, offsets = missing
             need = MIN_RECORD_SIZE + len(name[0].encode())
-            between = [hole for hole in places.holes if begin < hole.begin < end]
-            for queue_offset in missing:
+            between = [hole for hole in result.holes if begin < hole.begin < end]
+            for queue_offset in offsets:
+                # 1. The hole that the unit points into, or else the first with room.
                 physical_offset, size = self._units.at(name, queue_offset)
-                known = self._hole_at(between, physical_offset)
+                known = _hole_at(between, physical_offset)
                 options = [known] if known and left[known.begin] >= need else []
                 options += [hole for hole in between if left[hole.begin] >= need]
+                # 2. Without one: a record that is alone in an unknown similar queue, or a gap.
                 if not options:
-                    if (alone := self._alone(name, queue_offset, begin, end)) is not None:
-                        self._settle(alone, name, queue_offset, [queue_offset])
-                    elif end != _NOWHERE:
-                        places.gaps.append(RecordLocation(name, queue_offset, end, 0))
+                    if (alone := self._alone(missing, queue_offset)) is not None:
+                        self._correct(alone, name, queue_offset)
+                    elif end != _LOG_END:
+                        result.gaps.append(RecordLocation(name, queue_offset, end, 0))
                     continue
+                # 3. The next offsets must not be in earlier holes.
                 hole = options[0]
                 between = [other for other in between if other.begin >= hole.begin]
                 left[hole.begin] -= need
-                places.stand_ins.setdefault(hole.begin, []).append(
-                    RecordLocation(name, queue_offset, physical_offset if known else -1, size if known else 0)
-                )
+                lost = RecordLocation(name, queue_offset, physical_offset if known else -1, size if known else 0)
+                result.placeholders.setdefault(hole.begin, []).append(lost)
 
-    def _alone(self, name: QueueName, queue_offset: int, begin: int, end: int) -> RecordLocation | None:
-        """Return the record that claims this queue offset in a queue of one message of which the units know nothing."""
-        for other, sequence in self._found.queues.items():
+    def _alone(self, missing: _Missing, queue_offset: int) -> RecordLocation | None:
+        """Return the record that claims an offset in a similar queue of one message, which has no units."""
+        for name, records in self._log.queues.items():
             if (
-                list(sequence.queue_offsets) == [queue_offset]
-                and begin < sequence.physical_offsets[0] < end
-                and not self._units.end(other)
-                and _is_alike(other, name)
+                list(records.queue_offsets) == [queue_offset]
+                and missing.spans(records.physical_offsets[0])
+                and not self._units.end(name)
+                and _is_similar(name, missing.queue)
             ):
-                return RecordLocation(other, queue_offset, sequence.physical_offsets[0], sequence.sizes[0])
+                return RecordLocation(name, queue_offset, records.physical_offsets[0], records.sizes[0])
         return None
 
     def _close_gaps(self) -> None:
-        """Let the records behind a gap move up in their queue."""
-        places = self._places
-        for name in {gap.queue for gap in places.gaps}:
-            gaps = [gap for gap in places.gaps if gap.queue == name]
-            moved = {said.physical_offset: (said, belongs) for said, belongs in places.mended}
-            sequence = self._found.queues[name]
-            rows = zip(sequence.queue_offsets, sequence.physical_offsets, sequence.sizes, strict=True)
-            own = [RecordLocation(name, *row) for row in rows if row[1] not in moved]
-            strays = {stray.physical_offset for stray in places.strays}
-            pairs = [(place, place) for place in own if place.physical_offset not in strays]
-            pairs += [pair for pair in moved.values() if pair[1].queue == name]
-            for said, belongs in pairs:
-                count = sum(1 for gap in gaps if gap.physical_offset <= said.physical_offset)
+        """Move the records and placeholders after each gap of a queue up by one."""
+        result = self._result
+        for name in {gap.queue for gap in result.gaps}:
+            gaps = [gap.physical_offset for gap in result.gaps if gap.queue == name]
+            corrected = {claimed.physical_offset: (claimed, actual) for claimed, actual in result.corrections}
+            strays = {stray.physical_offset for stray in result.strays}
+            pairs = [
+                (record, record)
+                for record in _locations(name, self._log.queues[name])
+                if record.physical_offset not in corrected and record.physical_offset not in strays
+            ]
+            pairs += [pair for pair in corrected.values() if pair[1].queue == name]
+            for claimed, actual in pairs:
+                count = sum(1 for gap in gaps if gap <= claimed.physical_offset)
                 if count:
-                    if said.physical_offset in moved:
-                        places.mended.remove((said, belongs))
-                    at = belongs.queue_offset - count
-                    places.mended.append((said, belongs._replace(queue_offset=at)))
-            for begin, stand_ins in places.stand_ins.items():
-                count = sum(1 for gap in gaps if gap.physical_offset <= begin)
-                places.stand_ins[begin] = [
-                    one._replace(queue_offset=one.queue_offset - count * (one.queue == name)) for one in stand_ins
+                    if claimed.physical_offset in corrected:
+                        result.corrections.remove((claimed, actual))
+                    moved = actual._replace(queue_offset=actual.queue_offset - count)
+                    result.corrections.append((claimed, moved))
+            for begin, placeholders in result.placeholders.items():
+                count = sum(1 for gap in gaps if gap <= begin)
+                result.placeholders[begin] = [
+                    one._replace(queue_offset=one.queue_offset - count * (one.queue == name)) for one in placeholders
                 ]
 
 
-def _rising(places: list[RecordLocation], last: int) -> list[RecordLocation]:
-    """Return the longest sequence of places, in order, whose queue offsets rise and are greater than `last`."""
+def _locations(name: QueueName, records: QueueRecords) -> list[RecordLocation]:
+    """Return the locations that the records of a queue claim, in the order of the log."""
+    rows = zip(records.queue_offsets, records.physical_offsets, records.sizes, strict=True)
+    return [RecordLocation(name, *row) for row in rows]
+
+
+def _hole_at(holes: list[Hole], physical_offset: int) -> Hole | None:
+    """Return the hole that contains a physical offset; `holes` are in order."""
+    number = bisect_left(holes, physical_offset + 1, key=lambda hole: hole.begin) - 1
+    return holes[number] if number >= 0 and physical_offset < holes[number].end else None
+
+
+def _longest_rising(records: list[RecordLocation], last: int) -> list[RecordLocation]:
+    """Return the longest subsequence whose queue offsets rise and are greater than `last`. O(n log n).
+
+    `ends[k]` is the smallest queue offset that a rising subsequence of length k + 1 can end with, so it rises, too, and
+    each record finds by bisection the longest subsequence that it continues:
+
+        offsets      0      1       7          3          5
+        ends         [0]    [0 1]   [0 1 7]    [0 1 3]    [0 1 3 5]
+    """
     ends: list[int] = []
-    end_of: list[int] = []
+    end_numbers: list[int] = []
+    """The number of the record that each of `ends` is from."""
     previous: list[int] = []
-    for number, place in enumerate(places):
-        if place.queue_offset <= last:
+    """For each record the number of the record before it in its subsequence; -1 for none."""
+    for number, record in enumerate(records):
+        if record.queue_offset <= last:
             previous.append(-1)
             continue
-        at = bisect_left(ends, place.queue_offset)
-        previous.append(end_of[at - 1] if at else -1)
+        at = bisect_left(ends, record.queue_offset)
+        previous.append(end_numbers[at - 1] if at else -1)
         if at == len(ends):
-            ends.append(place.queue_offset)
-            end_of.append(number)
+            ends.append(record.queue_offset)
+            end_numbers.append(number)
         else:
-            ends[at], end_of[at] = place.queue_offset, number
+            ends[at], end_numbers[at] = record.queue_offset, number
     kept = []
-    number = end_of[-1] if end_of else -1
+    number = end_numbers[-1] if end_numbers else -1
     while number >= 0:
-        kept.append(places[number])
+        kept.append(records[number])
         number = previous[number]
     return kept[::-1]
 
 
-def _is_alike(one: QueueName, other: QueueName) -> bool:
-    """Tell whether two queues differ by no more than the queue id, or one byte of the topic."""
+def _is_similar(one: QueueName, other: QueueName) -> bool:
+    """Tell whether two queues differ in the queue id, or in one byte of the topic, and in nothing else."""
     letters, others = one[0].encode(), other[0].encode()
     if len(letters) != len(others):
         return False

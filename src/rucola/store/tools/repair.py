@@ -1,25 +1,30 @@
-"""A sound copy of a damaged store. The source is only read.
+"""Repair: write an intact copy of a damaged store. The source is only read.
 
-What stays as it was: every sound record, byte for byte, at its physical offset, so that offsetMsgIds stay valid; its
-place in its queue, so that the offsets of consumers mean what they meant; a log without damage altogether.
+Every valid record keeps its bytes and its physical offset, so offsetMsgIds stay valid, and its queue offset, so
+consumer offsets keep their meaning. The log of a store without damage is copied unchanged.
 
-What takes the place of damage:
+Damage is replaced:
 
-    a hole in a file           records of the same size together, so that the log can be walked by anybody. First a
-                               stand-in for every message that was lost there, as far as its place in a queue is known:
-                               an empty message of that topic, queue and queueOffset with a property REPAIRED that says
-                               why. Consumers of a tag never see it; the others get it in place of what was lost. The
-                               rest is filled with records that are marked as rolled back, which no queue and no
-                               index leads to, at most 4 MiB each.
-    a hole to a file's end     stand-ins, and a blank
-    behind the last sound record    nothing: there the log ends
-    one field that can be known     is put right (see `salvage` and `places`)
+    a hole within a file       by records of the same total size, so that any broker can walk the log. First a
+                               placeholder for each lost message whose queue offset is known: an empty message of the
+                               same topic, queue and queueOffset with a property REPAIRED that says why. Consumers that
+                               filter by tag never get it; others get it in place of the lost message. The rest are
+                               fillers of at most 4 MiB, marked as rolled back, so that no queue and no index points
+                               at them
+    a hole up to a file's end  by placeholders and a blank
+    a wrong field that is redundant    by the right value (see `salvage` and `queue_reconstruction`)
+    everything after the last valid record    by zeros: the log ends there
 
-ConsumeQueues and index are built from the new log. The checkpoint vouches for all of it, and there is no `abort`, so
-Rucola and Apache's broker open the copy as after a clean stop. Config files are taken over byte by byte; where one is
-broken its .bak takes its place. The copy gets its name when all of it is on disk, not before.
+For example, records of T-0 with queue offsets 3, 4 and 5 follow each other, and that with 4 is damaged:
 
-Answers to nothing in Apache RocketMQ, which passes over damage in old files and cuts the log at damage in new ones.
+    before    record 3    damaged record                                      record 5
+    after     record 3    placeholder 4 (REPAIRED)    filler (rolled back)    record 5
+
+ConsumeQueues and index are built from the new log. The checkpoint covers all of it and there is no `abort`, so Rucola
+and Apache's broker open the copy as after a clean stop. Config files are copied byte by byte; a damaged one is replaced
+by its .bak. The copy gets its final name only when all of it is on disk.
+
+No counterpart in Apache RocketMQ, which skips damage in old files and cuts off the log at damage in new ones.
 """
 
 from __future__ import annotations
@@ -46,20 +51,21 @@ from rucola.store.tools.rebuild import ProgressCallback, RebuildResult, build, d
 from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
 
 REPAIRED: Final = "REPAIRED"
-"""The property of every record that a repair put in place of a lost one; its value says what was wrong."""
+"""The property of placeholders and fillers; its value describes the damage."""
 HOLE_TOPIC: Final = "REPAIRED"
-"""The topic of the records that only fill a hole, cut to its first letters in a very small one."""
+"""The topic of fillers; in a very small hole only its first letters."""
 
 _MAX_FILLER: Final = 4 << 20
+"""A limit, since brokers and tools may load a record as a whole."""
 _SMALLEST: Final = MIN_RECORD_SIZE + 1
+"""The size of a record with a topic of one letter."""
 
 
 @dataclass(slots=True)
 class LostRange:
-    """Bytes of the source that are not in the copy: physical offsets, why, and messages as "topic|queueId|queueOffset".
+    """A range of physical offsets that the copy lacks, why, and the lost messages as "topic|queueId|queueOffset".
 
-    A message is named where its place in a queue is known. Those between others of their queue, or known to the
-    ConsumeQueues, always are.
+    Messages whose queue offset is known are listed: those between others of their queue, and those with a unit.
     """
 
     begin: int
@@ -70,7 +76,7 @@ class LostRange:
 
 @dataclass(slots=True)
 class RepairResult:
-    """What a repair did. Physical offsets throughout; `clean` where the copy's log is that of the source."""
+    """What a repair did. All offsets are physical. The fields are those of `rucola store repair --json`."""
 
     source: Path
     out: Path
@@ -80,14 +86,15 @@ class RepairResult:
     rebuilt: RebuildResult
     left_out: list[LostRange] = field(default_factory=list)
     mended: list[tuple[int, str]] = field(default_factory=list)
+    """Corrected fields: (physical offset, what was wrong)."""
     moved: list[str] = field(default_factory=list)
-    """Queues in which messages had to move up, because a lost place could not be kept."""
+    """Lost messages whose queue offset could not be kept, so that later messages of the queue moved up."""
     config: list[str] = field(default_factory=list)
-    """Config files that were restored or left out, in words."""
+    """Config files that were restored from their .bak or left out, as sentences."""
 
     @property
     def lost(self) -> int:
-        """How many messages are known to be lost."""
+        """The number of messages that are known to be lost."""
         return sum(len(one.messages) for one in self.left_out)
 
     @property
@@ -103,76 +110,86 @@ def repair(
     settings: StoreConfig | None = None,
     progress: ProgressCallback | None = None,
 ) -> RepairResult:
-    """Write a sound copy of the store `source` to `out`, which must not exist or be empty, and tell what was done.
+    """Write an intact copy of the store `source` to `out`, which must not exist or be empty, and return what was done.
 
-    `settings` give file sizes and delay levels; without them sizes are those of the files that are there, which a
-    damaged index may not tell (Apache's defaults then). Raises StoreError where there is nothing to repair or `out`
-    is taken, and OSError; then `out` is not there.
+    Args:
+        settings: file sizes and delay levels; by default the sizes of the existing files, or Apache's defaults if the
+            index is too damaged to tell.
+        progress: called as the log is read, copied and dispatched.
+
+    Raises StoreError if there is no log to repair or `out` is not empty, and OSError; then `out` does not exist.
     """
     source, out = Path(source), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StoreError(f"{out} is not empty; give a new directory")
     if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise StoreError(f"{out} lies in {source}, which a repair never changes; give a directory elsewhere")
+        raise StoreError(f"{out} is inside {source}, which a repair never changes; give a directory elsewhere")
+    # 1. Find the valid records and what has to be corrected.
     file_size = settings.mapped_file_size_commit_log if settings else 0
     found = salvage(source / "commitlog", file_size, _step(progress, 0))
     units = SurvivingUnits(source / "consumequeue")
     try:
-        places = reconstruct_queues(found, units)
+        reconstruction = reconstruct_queues(found, units)
     finally:
         units.close()
-    workshop = out.with_name(out.name + ".tmp")
-    if workshop.exists():
-        shutil.rmtree(workshop)
-    (workshop / "commitlog").mkdir(parents=True)
-    _write_log(source / "commitlog", workshop / "commitlog", found, places, _step(progress, 1))
-    settings = settings or _sizes(source)
-    rebuilt = build(workshop / "commitlog", workshop, settings, _step(progress, 2))
-    _write_checkpoint(workshop, found, settings.max_hash_slot_num)
-    result = RepairResult(source, out, found.begin, found.end, found.messages - len(places.strays), rebuilt)
-    result.config = list(_copy_config(source / "config", workshop / "config"))
+    # 2. Write log, queues, index, checkpoint and config files to a temporary directory.
+    staging = out.with_name(out.name + ".tmp")
+    if staging.exists():
+        shutil.rmtree(staging)
+    (staging / "commitlog").mkdir(parents=True)
+    _write_log(source / "commitlog", staging / "commitlog", found, reconstruction, _step(progress, 1))
+    settings = settings or _detect_config(source)
+    rebuilt = build(staging / "commitlog", staging, settings, _step(progress, 2))
+    _write_checkpoint(staging, found, settings.max_hash_slot_num)
+    kept = found.messages - len(reconstruction.strays)
+    result = RepairResult(source, out, found.begin, found.end, kept, rebuilt)
+    result.config = list(_copy_config(source / "config", staging / "config"))
+    # 3. Give it its name.
     if out.exists():
         out.rmdir()
-    workshop.rename(out)
+    staging.rename(out)
     sync_directory(out.parent)
     rebuilt.path = out
-    _tell(result, found, places)
+    _report(result, found, reconstruction)
     return result
 
 
 def _step(progress: ProgressCallback | None, number: int) -> ProgressCallback | None:
-    """How far a repair is in one of its three steps, each of which goes through the whole log."""
+    """Return a callback for one of the three steps of a repair, each of which goes through the whole log."""
     if progress is None:
         return None
     return lambda done, total: progress(number * total + done, 3 * total)
 
 
-def _tell(result: RepairResult, found: SalvagedLog, places: Reconstruction) -> None:
-    for hole in places.holes:
-        messages = [str(place) for place in places.stand_ins.get(hole.begin, [])]
+def _report(result: RepairResult, found: SalvagedLog, reconstruction: Reconstruction) -> None:
+    """Fill in the lists of a result."""
+    for hole in reconstruction.holes:
+        messages = [str(lost) for lost in reconstruction.placeholders.get(hole.begin, [])]
         result.left_out.append(LostRange(hole.begin, hole.end, hole.why, messages))
     if found.tail is not None:
         result.left_out.append(
-            LostRange(found.tail.begin, found.tail.end, f"behind the end of the log: {found.tail.why}")
+            LostRange(found.tail.begin, found.tail.end, f"after the end of the log: {found.tail.why}")
         )
-    for physical_offset in found.passed_over:
-        why = "a record that is older than those before it: an earlier recovery cut it off"
+    for physical_offset in found.skipped:
+        why = "a record that is older than those before it: an earlier recovery had cut it off"
         result.left_out.append(LostRange(physical_offset, physical_offset, why))
-    result.mended = [(at, why) for at, (_, why) in found.mended.items()]
-    result.mended += [(said.physical_offset, f"it said {said}, and is {belongs}") for said, belongs in places.mended]
+    result.mended = [(at, why) for at, (_, why) in found.corrections.items()]
+    result.mended += [
+        (claimed.physical_offset, f"it claimed to be {claimed}, and is {actual}")
+        for claimed, actual in reconstruction.corrections
+    ]
     result.mended.sort()
-    for gap in places.gaps:
-        result.moved.append(
-            f"{gap} is lost and no hole could keep its place; what follows in its queue moved up by one"
-        )
+    for gap in reconstruction.gaps:
+        result.moved.append(f"{gap} is lost and no hole has room for it; later messages of its queue moved up by one")
 
 
 # the log -------------------------------------------------------------------------------------------------------------
 
 
 def _write_log(
-    source: Path, target: Path, found: SalvagedLog, places: Reconstruction, progress: ProgressCallback | None
+    source: Path, target: Path, found: SalvagedLog, reconstruction: Reconstruction, progress: ProgressCallback | None
 ) -> None:
+    """Copy the log file by file, and write corrections, placeholders and fillers over the copies."""
     begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
     for number, begin in enumerate(begins, 1):
         end = begin + found.file_size
@@ -180,15 +197,15 @@ def _write_log(
         try:
             if (source / file_name(begin)).exists():
                 _copy(source / file_name(begin), file, min(end, found.end) - begin)
-            for at, (data, _) in found.mended.items():
+            for at, (data, _) in found.corrections.items():
                 if begin <= at < end:
                     file.map[at - begin : at - begin + len(data)] = data
-            for said, belongs in places.mended:
-                if begin <= said.physical_offset < end:
-                    _set_place(file, belongs)
-            for hole in places.holes:
+            for _, actual in reconstruction.corrections:
+                if begin <= actual.physical_offset < end:
+                    _set_location(file, actual)
+            for hole in reconstruction.holes:
                 if begin <= hole.begin < end:
-                    _fill(file, hole, places.stand_ins.get(hole.begin, []), found)
+                    _fill(file, hole, reconstruction.placeholders.get(hole.begin, []), found)
             file.flush()
         finally:
             file.close()
@@ -198,41 +215,46 @@ def _write_log(
 
 
 def _copy(path: Path, file: MappedFile, size: int) -> None:
+    """Copy the first `size` bytes of a file, inside the kernel."""
     with MappedFile.open(path).opened() as source, file.opened() as target:
         position = 0
         while position < size and (count := os.sendfile(target, source, position, min(size - position, 1 << 30))):
             position += count
 
 
-def _set_place(file: MappedFile, place: RecordLocation) -> None:
-    """Write queue id, queueOffset and topic over those of the record that lies there, which takes that place."""
-    position = place.physical_offset - file.begin
-    (topic, queue_id), data = place.queue, file.map
+def _set_location(file: MappedFile, location: RecordLocation) -> None:
+    """Overwrite topic, queue id and queueOffset of the record at a location with those of the location."""
+    position = location.physical_offset - file.begin
+    (topic, queue_id), data = location.queue, file.map
     topic_at = peek(data, position).body_end + 1
     data[position + 12 : position + 16] = queue_id.to_bytes(4, "big")
-    data[position + 20 : position + 28] = place.queue_offset.to_bytes(8, "big")
-    data[position + 39] &= ~sysflag.TRANSACTION_PREPARED & 0xFF
+    data[position + 20 : position + 28] = location.queue_offset.to_bytes(8, "big")
+    data[position + 39] &= ~sysflag.TRANSACTION_PREPARED & 0xFF  # a prepared message would be in no queue
     data[topic_at : topic_at + len(topic.encode())] = topic.encode()
 
 
-def _fill(file: MappedFile, hole: Hole, stand_ins: list[RecordLocation], found: SalvagedLog) -> None:
-    """Write stand-ins and fillers over a hole, or a blank where it takes the rest of its file."""
+def _fill(file: MappedFile, hole: Hole, placeholders: list[RecordLocation], found: SalvagedLog) -> None:
+    """Write placeholders and fillers over a hole, or a blank if the hole takes the rest of its file."""
     at, to_file_end = hole.begin, hole.end == file.end
     timestamp = hole.timestamp or found.first_timestamp
     host = found.store_host or bytes(8)
+    # 1. Placeholders with the reason, cut so that the following ones fit. What is left after the last one must have
+    # room for a filler or a blank; otherwise the last one takes it.
     rest = BLANK_SIZE if to_file_end else _SMALLEST
-    needed = [MIN_RECORD_SIZE + len(place.queue[0].encode()) for place in stand_ins]
-    for number, place in enumerate(stand_ins):
+    needed = [MIN_RECORD_SIZE + len(lost.queue[0].encode()) for lost in placeholders]
+    for number, lost in enumerate(placeholders):
         left = hole.end - at
         size = min(needed[number] + len(_reason(hole)), left - sum(needed[number + 1 :]))
-        if number == len(stand_ins) - 1 and left - size < rest:
+        if number == len(placeholders) - 1 and left - size < rest:
             size = left
-        at += _put(file, at, _record(*place.queue, place.queue_offset, hole, at, size, timestamp, host))
+        at += _put(file, at, _record(*lost.queue, lost.queue_offset, hole, at, size, timestamp, host))
+    # 2. A blank up to the end of the file.
     if to_file_end:
         file.map[at - file.begin : file.size] = bytes(file.end - at)
         if at < file.end:
             FRAME.pack_into(file.map, at - file.begin, file.end - at, BLANK_MAGIC)
         return
+    # 3. Or fillers. The last but one leaves room for the smallest record.
     while at < hole.end:
         size = hole.end - at
         if size > _MAX_FILLER:
@@ -244,13 +266,13 @@ def _fill(file: MappedFile, hole: Hole, stand_ins: list[RecordLocation], found: 
 def _record(
     topic: str, queue_id: int, queue_offset: int | None, hole: Hole, at: int, size: int, timestamp: int, host: bytes
 ) -> bytes:
-    """Return a record of `size` bytes for a place in a queue, or without `queue_offset` one that nothing leads to.
+    """Return a record of `size` bytes: a placeholder for a queue offset, or without `queue_offset` a filler.
 
-    What is left of the size is the reason, padded with blanks, and for a filler zeros in its body.
+    Its properties are the reason, cut or padded with blanks; the body of a filler takes the rest, as zeros.
     """
     hosts = 2 * (len(host) - 8)
     room = size - MIN_RECORD_SIZE - hosts - len(topic.encode())
-    if room < 0:  # only where hosts are IPv6 and the hole has no room for them
+    if room < 0:  # IPv6 hosts that the hole has no room for
         host, room = bytes(8), room + hosts
     reason = _reason(hole)
     property_size = room if queue_offset is not None else min(room, len(reason))
@@ -273,6 +295,7 @@ def _reason(hole: Hole) -> bytes:
 
 
 def _put(file: MappedFile, at: int, record: bytes) -> int:
+    """Write a record and return its size."""
     file.map[at - file.begin : at - file.begin + len(record)] = record
     return len(record)
 
@@ -291,12 +314,13 @@ def _write_checkpoint(store: Path, found: SalvagedLog, index_slots: int) -> None
 
 
 def _copy_config(source: Path, target: Path) -> Iterator[str]:
-    """Take over every config file that can be read, and say what became of the others."""
+    """Copy every config file that can be read, and yield a sentence for each of the others."""
     names = sorted({path.name.removesuffix(".bak") for path in source.glob("*.json*") if path.suffix != ".tmp"})
     for name in names:
         content, before = _json(source / name), _json(source / f"{name}.bak")
         if content is None:
-            yield f"{name} was broken; {'its .bak takes its place' if before else 'it is left out, and so is its .bak'}"
+            outcome = "replaced by its .bak" if before else "left out, and so is its .bak"
+            yield f"{name} is damaged and was {outcome}"
         if before is not None:
             replace_file(target / f"{name}.bak", before)
         if content is not None or before is not None:
@@ -304,7 +328,7 @@ def _copy_config(source: Path, target: Path) -> Iterator[str]:
 
 
 def _json(path: Path) -> bytes | None:
-    """Return the bytes of a file that holds JSON as fastjson writes it, else None."""
+    """Return the bytes of a file if they are JSON as fastjson writes it, otherwise None."""
     try:
         data = path.read_bytes()
         fastjson.loads(data)  # an empty file is no JSON
@@ -313,7 +337,8 @@ def _json(path: Path) -> bytes | None:
     return data
 
 
-def _sizes(source: Path) -> StoreConfig:
+def _detect_config(source: Path) -> StoreConfig:
+    """Return the sizes of the existing files, without the index if it is damaged."""
     try:
         return detect_config(source)
     except StoreCorrupt:

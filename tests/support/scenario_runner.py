@@ -43,7 +43,7 @@ from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from support.memory import MemoryClient, MemoryLoop
+from support.memory_loop import MemoryClient, MemoryLoop
 from support.stores import config as small_store
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
@@ -66,7 +66,7 @@ class Client:
         self.halves: dict[str, tuple[int, int, str]] = {}
 
 
-class Stage:
+class ScenarioRunner:
     """A broker and its clients. `perform` gives one command and returns what came of it, line by line."""
 
     def __init__(self, path: Path) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from rucola.access import Action, Caller, Reason, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection import Connection, Processor
 from support.broker_peer import broker_peer
 
 CALLER, RESOURCE = Caller("127.0.0.1:1"), Resource("T", "g")
@@ -63,13 +62,17 @@ def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(lat
     assert here.tick() == set()
 
 
-def test_the_remark_names_the_limit_and_its_setting() -> None:
+def test_the_refusal_names_the_limit_and_its_setting() -> None:
     here = Scene(broker_fast_failure_enable=True, wait_time_mills_in_pull_queue=70)
     here.tick(71)
     assert here.refusal(Action.FETCH) == (
         "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: 71ms, "
         "limit 70 ms (waitTimeMillsInPullQueue on the broker)"
     )
+
+
+def test_requests_of_other_actions_are_not_checked() -> None:
+    assert Scene().checks.keys() == ACTIONS
 
 
 def test_loop_iterations_are_not_measured_by_default() -> None:

@@ -1,0 +1,108 @@
+"""Iterations: deliveries to `async for` loops, one message at a time.
+
+A message passes these states:
+
+1. in flight      the loop's body has it. Requesting the next message, or `ack`, completes it; `reconsume_later` retries
+                  it.
+2. abandoned      the loop ended without completing it (`break`, an exception, a cancellation). It is requeued at the
+                  front of its queue and delivered again to the next iteration, or to another running one. Its
+                  `reconsume_times` stays, since it may not have failed. Until it is delivered again, `ack` and
+                  `reconsume_later` still work.
+3. settled        completed or retried; further calls have no effect.
+
+If the consumer closes before a message is completed, its offset stays uncommitted, and the next owner of its queue gets
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from rucola.client.consumer.assigned_queue import Delivery
+from rucola.client.consumer.in_flight_deliveries import InFlightDeliveries
+from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.client.consumer.retry import ConsumeRetry
+from rucola.message import MessageExt
+
+
+class Iterations:
+    """The running iterations of one consumer and their messages. Belongs to one event loop."""
+
+    def __init__(self, ready_queue: ReadyQueue, in_flight: InFlightDeliveries, retry: ConsumeRetry) -> None:
+        self.count = 0
+        """The number of running iterations."""
+        self._ready_queue = ready_queue
+        self._in_flight = in_flight
+        self._retry = retry
+        self._delivered: dict[int, Delivery] = {}
+        """Deliveries in flight, by the `id` of their message, since an application may change a message's fields."""
+        self._abandoned: dict[int, Delivery] = {}
+        """Abandoned deliveries, by the `id` of their message, until they are delivered again or settled."""
+
+    async def messages(
+        self, check: Callable[[], None], idle_timeout_ms: float | None
+    ) -> AsyncGenerator[MessageExt, None]:
+        """Yield messages until the ready queue is closed, or none has arrived for `idle_timeout_ms`.
+
+        `check` is called first and may raise: the generator runs only when it is iterated.
+        """
+        check()
+        self.count += 1
+        try:
+            # The event loop closes generators that were abandoned in a task of its own. Let that run first, so that
+            # this iteration begins with their messages.
+            for _ in range(2):
+                await asyncio.sleep(0)
+            while (delivery := await self._next(idle_timeout_ms)) is not None:
+                message = delivery.messages[0]
+                self._delivered[id(message)] = delivery
+                self._abandoned.pop(id(message), None)
+                self._in_flight.begin(delivery)
+                try:
+                    yield message
+                except BaseException:
+                    self._abandon(message)
+                    raise
+                self.ack(message)
+        finally:
+            self.count -= 1
+
+    def ack(self, message: MessageExt) -> None:
+        """Complete a message. No effect if it is settled."""
+        if (delivery := self._settle(message)) is not None:
+            self._in_flight.end(delivery, 1)
+            self._ready_queue.complete(delivery)
+
+    async def reconsume_later(self, message: MessageExt, delay_level: int) -> None:
+        """Retry a message. No effect if it is settled."""
+        if (delivery := self._settle(message)) is not None:
+            self._in_flight.end(delivery, 0)
+            await self._retry.retry(delivery, delay_level)
+
+    async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
+        """Return the next delivery; None if the consumer is closed, or if none arrived in time."""
+        if (delivery := self._ready_queue.get_nowait()) is not None:
+            return delivery
+        try:
+            async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
+                return await self._ready_queue.get()
+        except TimeoutError:
+            return None
+
+    def _settle(self, message: MessageExt) -> Delivery | None:
+        """Return the delivery of a message to settle; None if it is settled or was delivered again."""
+        delivery = self._delivered.pop(id(message), None)
+        if delivery is None and (delivery := self._abandoned.pop(id(message), None)) is not None:
+            if not self._ready_queue.reclaim(delivery):
+                return None
+            self._in_flight.begin(delivery)
+        return delivery
+
+    def _abandon(self, message: MessageExt) -> None:
+        """Requeue the message of an iteration that ended without settling it."""
+        if (delivery := self._delivered.pop(id(message), None)) is not None and self._in_flight.end(delivery, None):
+            self._ready_queue.requeue(delivery)
+            self._abandoned[id(message)] = delivery
+            # Drop entries whose queue was revoked or reset, so that the table cannot grow.
+            self._abandoned = {key: abandoned for key, abandoned in self._abandoned.items() if abandoned.incomplete}

@@ -1,0 +1,46 @@
+"""GroupClient: the base class of producers and consumers."""
+
+from __future__ import annotations
+
+from rucola.client.instance import ClientInstance
+from rucola.client.lifecycle import Lifecycle
+from rucola.message.topics import check_group
+
+
+class GroupClient(Lifecycle):
+    """A client with a group and an instance, which may be shared with other clients.
+
+    Without `instance` the client makes one of its own from `namesrv`, and opens and closes it. A shared instance is
+    opened by its first client, and closed by its owner. Opening sends no request (except for a consumer's first
+    heartbeat), so a wrong address only shows with the first use.
+    """
+
+    def __init__(
+        self, group: str, namesrv: str | None, instance: ClientInstance | None, instance_name: str | None = None
+    ) -> None:
+        super().__init__()
+        check_group(group)
+        self.group = group
+        self.instance = instance or ClientInstance(namesrv, instance_name=instance_name)
+        self._owns_instance = instance is None
+
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} of group {self.group}"
+
+    async def _start(self) -> None:
+        await self.instance.open()
+        await self._join()
+
+    async def _stop(self) -> None:
+        try:
+            await self._leave()
+        finally:
+            if self._owns_instance:
+                await self.instance.close()
+
+    async def _join(self) -> None:
+        """Join the group."""
+
+    async def _leave(self) -> None:
+        """Leave the group. A cancellation expedites this, see `lifecycle.run_close_steps`."""

@@ -1,0 +1,67 @@
+"""ProducerOptions: the settings of a Producer.
+
+Corresponds to the settings of `DefaultMQProducer` of Apache RocketMQ 4.9.8, whose defaults these are.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
+from rucola.message import Message, MessageExt
+from rucola.protocol.codes import RequestCode
+
+RETRY_TIMES = 2
+
+
+class CompletedSend(msgspec.Struct, frozen=True):
+    """A request whose messages were stored, as a trace sees it. `properties` and `body` are as sent on the wire."""
+
+    group: str
+    code: RequestCode
+    topic: str
+    body: bytes
+    properties: str
+    results: list[SendResult]
+    """One result for each message of the request, in order."""
+    address: str
+    """The broker's address."""
+    region_id: str
+    """The broker's region, from its response."""
+    trace_on: bool
+    """Whether the broker wants its messages traced."""
+    begin_ms: int
+    """When the request was sent, in milliseconds since 1970."""
+    cost_ms: int
+    """How long the request took."""
+
+
+class SendTrace(Protocol):
+    """Receives the completed sends and transactions of a producer, see `rucola.client.trace`."""
+
+    def send_completed(self, send: CompletedSend) -> None:
+        """Called after a request whose messages were stored."""
+
+    def transaction_ended(
+        self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool
+    ) -> None:
+        """Called after the outcome of a transaction, `state`, was sent to the broker at `address`."""
+
+
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a Producer, each of which is a keyword argument there."""
+
+    retry_times: int = RETRY_TIMES
+    """The number of retries after the first attempt: retryTimesWhenSendFailed."""
+    compress_threshold: int = COMPRESS_THRESHOLD
+    """Bodies of at least this many bytes are compressed: compressMsgBodyOverHowmuch."""
+    max_message_size: int = MAX_MESSAGE_SIZE
+    """The largest body, or encoded batch, in bytes: maxMessageSize."""
+    retry_another_broker_when_not_store_ok: bool = False
+    """Whether a message that was stored with another status than SEND_OK is sent to another broker as well."""
+    latency_fault_tolerance: bool = False
+    """Whether slow and failing brokers are avoided for a while, see `latency_faults`: sendLatencyFaultEnable."""
+    trace: SendTrace | None = None
+    """Receives completed sends and transactions."""

@@ -1,0 +1,267 @@
+"""Sender: delivers one send request to a broker, with retries.
+
+1. Take the chosen queue, or the next one in rotation whose broker did not just fail (`queue_rotation`).
+2. Connect to the queue's master, within a share of the remaining time that leaves time for later attempts.
+3. Send the request and wait for the response. A status other than an error means that the messages are stored.
+4. Retry on another broker, if the topic has one, after a failed connection, a timeout, or a response with one of
+   `RETRY_CODES`. A second attempt at the same broker waits for a moment and a new route first.
+5. Stop when the deadline has passed or `retry_times` retries have failed: SendFailed lists all attempts.
+
+A chosen queue gets one attempt only, whose error is raised. After a retry a message may be stored twice, with the same
+unique key.
+
+Corresponds to `DefaultMQProducerImpl.sendDefaultImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a second
+attempt at the same broker waits for a moment; an error that another broker would repeat does not count as a fault of
+the broker; with `retry_another_broker_when_not_store_ok` each broker stores the message at most once, and a half
+message is not sent to another broker, since every copy would be a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TypeAlias
+
+from rucola.client.clock import monotonic_ms, now_ms
+from rucola.client.instance import ClientInstance
+from rucola.client.producer.in_flight_requests import InFlightRequests
+from rucola.client.producer.latency_faults import BrokerFaults
+from rucola.client.producer.options import CompletedSend, ProducerOptions
+from rucola.client.producer.queue_rotation import QueueRotation
+from rucola.client.producer.send_request import SendRequest, SendResult
+from rucola.client.stats import ProducerStats, SendCounters
+from rucola.client.trace_hooks import call_hook
+from rucola.errors import (
+    BrokerError,
+    InvalidMessage,
+    MQError,
+    RemotingConnectError,
+    RemotingError,
+    RemotingTimeout,
+    SendFailed,
+)
+from rucola.message import properties
+from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, check_topic
+from rucola.protocol.codes import ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.queue import MessageQueue
+from rucola.remoting.connection import Connection
+from rucola.remoting.deadline import Deadline
+
+logger = logging.getLogger(__name__)
+
+RETRY_PAUSE_MS = 100
+"""How long the second attempt at the same broker waits; the third waits twice as long."""
+
+RETRY_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+"""Responses after which another broker, or the same one later, may accept the message."""
+
+FailedAttempt: TypeAlias = tuple[MessageQueue, RemotingError]
+
+
+class Sender:
+    """Sends the requests of one producer. Belongs to one event loop."""
+
+    def __init__(self, group: str, instance: ClientInstance, options: ProducerOptions) -> None:
+        self.in_flight = InFlightRequests(f"the producer of group {group}")
+        self._group = group
+        self._instance = instance
+        self._options = options
+        self._rotation = QueueRotation(BrokerFaults() if options.latency_fault_tolerance else None)
+        self._counters: dict[str, SendCounters] = {}
+
+    def stats(self) -> dict[str, ProducerStats]:
+        """Return the totals of each topic. May be called on any thread."""
+        return {topic: counters.snapshot() for topic, counters in list(self._counters.items())}
+
+    def counters_of(self, topic: str) -> SendCounters:
+        """Return the counters of a topic, made on first use."""
+        counters = self._counters.get(topic)
+        if counters is None:
+            counters = self._counters[topic] = SendCounters()
+        return counters
+
+    async def send(self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline) -> list[SendResult]:
+        """Send a request with retries, or once to a chosen queue, and count the outcome.
+
+        Returns one result for each message. SendFailed, RemotingError, BrokerError, TopicNotFound, InvalidMessage.
+        """
+        counters, count = self.counters_of(request.topic), len(request.unique_keys)
+        begin_ms = counters.begin(count)
+        try:
+            results = await self.send_with_retries(request, chosen, deadline, [])
+        except BaseException:
+            counters.failed(count, begin_ms)
+            raise
+        counters.stored(count, begin_ms, store_ok=results[0].is_ok)
+        return results
+
+    async def send_with_retries(
+        self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline, failed: list[FailedAttempt]
+    ) -> list[SendResult]:
+        """Send a request until a broker has stored it; `failed` are attempts made before. Does not count."""
+        while True:
+            if failed:
+                await self._before_retry(request.topic, failed, deadline)
+            last_broker = failed[-1][0].broker_name if failed else None
+            queue = chosen or await self.next_queue(request.topic, deadline, last_broker)
+            retries_left = 0 if chosen else self._options.retry_times - len(failed)
+            try:
+                results = await self._attempt(request, queue, deadline, retries_left)
+            except RemotingError as error:
+                if chosen is not None or not may_retry(error):
+                    raise
+                failed.append((queue, error))
+            else:
+                if results[0].is_ok or chosen is not None or request.is_half:
+                    return results
+                return await self.ensure_store_ok(request, results, deadline, len(failed))
+
+    async def ensure_store_ok(
+        self, request: SendRequest, results: list[SendResult], deadline: Deadline, failed_attempts: int
+    ) -> list[SendResult]:
+        """Send to other brokers until one reports SEND_OK, if `retry_another_broker_when_not_store_ok` is set.
+
+        Returns the results of the last broker that stored the messages. They are stored already, so errors of other
+        brokers are only logged.
+        """
+        if not self._options.retry_another_broker_when_not_store_ok:
+            return results
+        tried: set[str] = set()
+        for _ in range(failed_attempts, self._options.retry_times):
+            if results[0].is_ok:
+                break
+            tried.add(results[0].queue.broker_name)
+            route = self._instance.routes.known(request.topic)
+            queues = [queue for queue in route.write_queues if queue.broker_name not in tried] if route else []
+            if not queues:
+                break
+            queue = self._rotation.next(queues, monotonic_ms())
+            tried.add(queue.broker_name)
+            try:
+                results = await self._attempt(request, queue, deadline)
+            except RemotingError as error:
+                logger.info(
+                    "message %s of topic %s could not be stored on another broker: %s",
+                    results[0].msg_id, request.topic, error,
+                )  # fmt: skip
+        return results
+
+    async def next_queue(self, topic: str, deadline: Deadline, avoided_broker: str | None = None) -> MessageQueue:
+        """Return the next write queue in rotation, of another broker than `avoided_broker` if there is one."""
+        # The topic is checked only while its route is unknown: a route exists for valid names only.
+        route = self._instance.routes.known(topic)
+        if route is None or not route.write_queues:
+            check_topic(topic)
+            if topic in NOT_ALLOWED_SEND_TOPICS:
+                raise InvalidMessage(f"topic {topic} is reserved for the broker: clients cannot send to it")
+            route = await self._instance.routes.find_for_sending(topic, deadline.left_ms)
+        return self._rotation.next(route.write_queues, monotonic_ms(), avoided_broker)
+
+    async def connection(self, queue: MessageQueue, deadline: Deadline, retries_left: int = 0) -> Connection:
+        """Return the connection to the queue's master; connect if there is none.
+
+        Looking up the address and connecting each take at most an equal share of the time that is left, so that the
+        remaining steps and `retries_left` retries have a share as well.
+        """
+        address = self._instance.routes.address(queue.broker_name)
+        if address is None:
+            address = await self._instance.master_address(queue, deadline.share(retries_left + 2).left_ms)
+        connection = self._instance.remoting.open_connection(address)
+        if connection is None:
+            connection = await self._instance.remoting.connect(address, deadline.share(retries_left + 1).left_ms)
+        return connection
+
+    def complete(
+        self, request: SendRequest, response: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
+    ) -> list[SendResult]:
+        """Return the results in a response, after passing them to the trace. BrokerError if it is an error."""
+        results = request.results(response, queue, address)
+        if self._options.trace is not None:
+            completed = CompletedSend(
+                group=self._group,
+                code=request.code,
+                topic=request.topic,
+                body=request.body,
+                properties=request.properties,
+                results=results,
+                address=address,
+                region_id=response.ext_fields.get(properties.MSG_REGION, ""),
+                trace_on=response.ext_fields.get(properties.TRACE_ON) != "false",
+                begin_ms=begin_ms,
+                cost_ms=now_ms() - begin_ms,
+            )
+            call_hook(self._options.trace.send_completed, completed)
+        return results
+
+    def record_failure(self, queue: MessageQueue) -> None:
+        """Record a failure of the queue's broker that another broker may not repeat."""
+        self._rotation.record_response(queue.broker_name, monotonic_ms(), monotonic_ms(), failed=True)
+
+    async def _attempt(
+        self, request: SendRequest, queue: MessageQueue, deadline: Deadline, retries_left: int = 0
+    ) -> list[SendResult]:
+        """Send a request once, and record the latency or failure of its broker."""
+        attempt_ms = monotonic_ms()
+        try:
+            connection = await self.connection(queue, deadline, retries_left)
+            begin_ms = now_ms()
+            in_flight = self.in_flight.post(connection, request.command(self._group, queue), deadline)
+            response = await self.in_flight.wait_for_response(in_flight)
+            results = self.complete(request, response, queue, connection.peer, begin_ms)
+        except RemotingError as error:
+            if may_retry(error):
+                self._rotation.record_response(queue.broker_name, attempt_ms, monotonic_ms(), failed=True)
+            raise
+        self._rotation.record_response(queue.broker_name, attempt_ms, monotonic_ms())
+        return results
+
+    async def _before_retry(self, topic: str, failed: list[FailedAttempt], deadline: Deadline) -> None:
+        """Raise SendFailed if no time or retry is left, else prepare the next attempt.
+
+        1. If another broker has the topic, the next attempt follows immediately. The route is refreshed in the
+           background if the failed broker may have moved.
+        2. Else wait for the refreshed route, within a share of the remaining time: the broker may have a new address,
+           or another broker may have the topic now.
+        3. If the same broker remains the only one, pause before the next attempt.
+        """
+        failed_queue, error = failed[-1]
+        self.in_flight.check_open()
+        if len(failed) > self._options.retry_times or not deadline.left_ms:
+            raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
+        may_have_moved = (
+            isinstance(error, RemotingConnectError) or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST
+        )
+        if self._has_other_broker(topic, failed_queue.broker_name):
+            if may_have_moved:
+                self._instance.refresh_route_soon(topic)
+            return
+        if may_have_moved:
+            with suppress(MQError):
+                retries_left = self._options.retry_times - len(failed) + 1
+                await self._instance.routes.refresh(topic, deadline.share(retries_left + 1).left_ms)
+            if self._has_other_broker(topic, failed_queue.broker_name):
+                return
+        await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * len(failed)) / 1000)
+
+    def _has_other_broker(self, topic: str, broker_name: str) -> bool:
+        """Return whether another broker than this one has a write queue of the topic."""
+        route = self._instance.routes.known(topic)
+        return route is not None and any(queue.broker_name != broker_name for queue in route.write_queues)
+
+
+def may_retry(error: RemotingError) -> bool:
+    """Return whether another broker, or the same one later, may accept what failed with this error."""
+    if isinstance(error, BrokerError):
+        return error.code in RETRY_CODES
+    return isinstance(error, (RemotingConnectError, RemotingTimeout))

@@ -1,0 +1,194 @@
+"""The name server's services: brokers and routes, the key-value table, its configuration.
+
+As in the broker (`rucola.broker.services`), a service takes typed arguments, returns a typed result or raises Refused,
+and knows neither commands nor connections. The adapter is `rucola.namesrv.remoting`.
+
+Corresponds to `DefaultRequestProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a configuration value that
+cannot be parsed is refused, where Apache ignores it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rucola import settings
+from rucola.access import Caller, Reason, Refused
+from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.files import replace_file
+from rucola.namesrv.config import NamesrvConfig
+from rucola.namesrv.kv import KVConfig
+from rucola.namesrv.routes import RouteTable
+from rucola.protocol.kv import ORDER_TOPIC_CONFIG
+from rucola.protocol.route import ClusterInfo, RegisterBrokerBody, RegisterBrokerRequestHeader, TopicRouteData
+from rucola.protocol.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
+
+logger = logging.getLogger(__name__)
+
+
+class Registered(NamedTuple):
+    """The result of a registration."""
+
+    ha_server_addr: str | None
+    """Where the master of this slave replicates from; None for a master, or if there is no master."""
+    master_addr: str | None
+    """Where that master serves clients."""
+    order_config: dict[str, str] | None
+    """The order configuration of all topics; None if there is none."""
+
+
+class RouteService:
+    """Registers brokers and answers where topics are. `clock_ms` may start anywhere; only differences count."""
+
+    def __init__(
+        self,
+        routes: RouteTable,
+        kv_config: KVConfig,
+        configuration: ConfigurationService,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._routes = routes
+        self._kv_config = kv_config
+        self._configuration = configuration
+        self._clock_ms = clock_ms
+
+    # Brokers.
+
+    def register(self, owner: object, request: RegisterBrokerRequestHeader, body: RegisterBrokerBody) -> Registered:
+        """Register a broker or refresh its registration, until `owner` is gone (see `RouteTable.remove_owned`)."""
+        master = self._routes.register(
+            request.broker_addr,
+            request.broker_name,
+            request.broker_id,
+            request.cluster_name,
+            request.ha_server_addr,
+            body,
+            self._clock_ms(),
+            owner,
+        )
+        ha_server_addr, master_addr = master or (None, None)
+        return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
+
+    def unregister(self, address: str) -> None:
+        """Remove a broker."""
+        self._routes.unregister(address)
+
+    def confirm(self, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
+        """Return whether a broker's topics have this version, and the registered one. If they do, refresh it."""
+        confirmed = self._routes.confirm(address, version, self._clock_ms())
+        return confirmed, self._routes.data_version(address)
+
+    def set_writable(self, caller: Caller, broker_name: str, writable: bool) -> int:
+        """Grant or revoke write permission on all topics of a broker name; return the number of topics."""
+        count = self._routes.set_writable(broker_name, writable)
+        done = "granted to" if writable else "revoked from"
+        logger.info("%s: write permission on %d topics %s broker %s", caller.address, count, done, broker_name)
+        return count
+
+    # Routes.
+
+    def route(self, topic: str) -> TopicRouteData:
+        """Return the route of a topic. Raises Refused if no broker has it."""
+        route = self._routes.route(topic)
+        if route is None:
+            raise Refused(Reason.TOPIC_NOT_FOUND, f"No topic route info in name server for the topic: {topic}")
+        if self._configuration.config.order_message_enable:
+            route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, topic)
+        return route
+
+    def clusters(self) -> ClusterInfo:
+        """Return all brokers by cluster."""
+        return self._routes.clusters()
+
+    def topics(self) -> list[str]:
+        """Return all topics."""
+        return self._routes.topics()
+
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        """Return the topics that brokers of a cluster have."""
+        return self._routes.topics_of_cluster(cluster)
+
+    def system_topics(self) -> tuple[list[str], str | None]:
+        """Return the topics of the system, and the address of a broker that knows more of them."""
+        return self._routes.system_topics()
+
+    def unit_topics(self) -> list[str]:
+        """Return the topics with the unit flag."""
+        return self._routes.topics(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT))
+
+    def unit_sub_topics(self) -> list[str]:
+        """Return the topics with the unit subscription flag."""
+        return self._routes.topics(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT_SUB))
+
+    def unit_sub_only_topics(self) -> list[str]:
+        """Return the topics with the unit subscription flag and without the unit flag."""
+        both = TOPIC_FLAG_UNIT | TOPIC_FLAG_UNIT_SUB
+        return self._routes.topics(lambda data: data.topic_sys_flag & both == TOPIC_FLAG_UNIT_SUB)
+
+    def delete_topic(self, topic: str, cluster: str | None) -> None:
+        """Delete the route of a topic, in one cluster or in all."""
+        self._routes.delete_topic(topic, cluster)
+
+
+class KVService:
+    """Reads and changes the key-value table."""
+
+    def __init__(self, kv_config: KVConfig) -> None:
+        self._kv_config = kv_config
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value. Raises ConfigError if it cannot be written."""
+        self._kv_config.put(namespace, key, value)
+
+    def get(self, namespace: str, key: str) -> str:
+        """Return a value. Raises Refused if there is none."""
+        value = self._kv_config.get(namespace, key)
+        if value is None:
+            raise Refused(Reason.NO_VALUE, f"No config item, Namespace: {namespace} Key: {key}")
+        return value
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Delete a value, if there is one. Raises ConfigError if that cannot be written."""
+        self._kv_config.delete(namespace, key)
+
+    def namespace(self, namespace: str) -> dict[str, str]:
+        """Return the keys and values of a namespace. Raises Refused if it was never used."""
+        table = self._kv_config.namespace(namespace)
+        if table is None:
+            raise Refused(Reason.NO_VALUE, f"No config item, Namespace: {namespace}")
+        return table
+
+
+class ConfigurationService:
+    """The settings of a running name server."""
+
+    def __init__(self, config: NamesrvConfig) -> None:
+        self.config = config
+        """The settings that apply now; replaced as a whole by a change."""
+
+    def properties(self) -> dict[str, str]:
+        """Return all settings by the keys of namesrv.conf."""
+        return settings.to_properties(self.config)
+
+    def update(self, caller: Caller, text: bytes) -> None:
+        """Change the settings in `text`, and write all of them to configStorePath.
+
+        Raises Refused for a key that only a restart changes, ConfigError or RemoteProtocolError for other errors.
+        """
+        try:
+            properties = settings.parse(text.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+        if self.config.fixed_keys & properties.keys():
+            raise Refused(Reason.FORBIDDEN, "Can not update config in black list.")
+        self.config = dataclasses.replace(self.config, **settings.changes(NamesrvConfig, properties))
+        logger.info("%s changed the configuration: %s", caller.address, properties)
+        if self.config.config_store_path:
+            try:
+                content = settings.render(self.properties()).encode("utf-8")
+                replace_file(Path(self.config.config_store_path), content)
+            except OSError as error:
+                raise ConfigError(f"{self.config.config_store_path} cannot be written: {error.strerror}") from None

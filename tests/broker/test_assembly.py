@@ -1,0 +1,94 @@
+"""Assembly: a start that fails in any part releases everything that earlier parts took; a stop ends all tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig, MetricsExporterType
+from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreLocked
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.remoting.client import RemotingClient
+from rucola.store.config import StoreConfig
+from rucola.store.tools.check import check
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port on which another process listens."""
+    with socket.socket() as listening:
+        listening.bind((HOST, 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def broker(path: Path, **settings: Any) -> Broker:
+    ports = {"listen_port": 0, "ha_listen_port": 0, "metrics_prom_exporter_port": 0}
+    config = BrokerConfig(bind_address=HOST, **{**ports, **settings})
+    return Broker(config, StoreConfig(path, mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1000))
+
+
+async def assert_start_fails_and_releases(path: Path, failing: Broker, error: type[MQError]) -> None:
+    """Assert that a start raises `error`, ends its tasks and threads, and unlocks the store."""
+    with pytest.raises(error):
+        await failing.start()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("flush", "checkpoint"))]
+    with socket.create_server((HOST, failing.config.listen_port)):
+        pass
+
+
+@pytest.mark.parametrize("part", ["listen_port", "ha_listen_port", "metrics_prom_exporter_port"])
+async def test_a_start_that_finds_a_port_taken_releases_the_other_parts(
+    tmp_path: Path, taken_port: int, part: str
+) -> None:
+    failing = broker(tmp_path, **{part: taken_port}, metrics_exporter_type=MetricsExporterType.PROM)
+    with pytest.raises(RemotingError, match=str(taken_port)):
+        await failing.start()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with broker(tmp_path):
+        pass
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "table", ["topics", "subscriptionGroup", "consumerOffset", "consumerFilter", "delayOffset", "timer"]
+)
+async def test_a_start_that_finds_a_damaged_table_releases_the_other_parts(tmp_path: Path, table: str) -> None:
+    file = tmp_path / "config" / f"{table}.json"
+    file.parent.mkdir()
+    file.write_text("{damaged")
+    await assert_start_fails_and_releases(tmp_path, broker(tmp_path), StoreCorrupt)
+    file.unlink()
+    async with broker(tmp_path):
+        pass
+    assert check(tmp_path) == []
+
+
+async def test_a_start_that_finds_the_store_locked_leaves_the_running_broker_alone(tmp_path: Path) -> None:
+    async with broker(tmp_path) as running:
+        with pytest.raises(StoreLocked):
+            await broker(tmp_path).start()
+        client = RemotingClient()
+        request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert (await client.invoke(running.address, request, 30_000)).code == ResponseCode.SUCCESS
+        await client.close()
+
+
+async def test_a_stop_ends_all_tasks_and_the_broker_can_start_again(tmp_path: Path) -> None:
+    stopped = broker(tmp_path)
+    for _ in range(2):
+        await stopped.start()
+        await stopped.stop()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert check(tmp_path) == []

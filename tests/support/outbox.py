@@ -1,0 +1,74 @@
+"""What tests of the relay have in common: stubs added and looked at, a relay until something holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Row, func, select, update
+from sqlalchemy.orm import Session
+
+from rucola.client import Message
+from rucola.reliable.alerts import Alert
+from rucola.reliable.outbox import Outbox
+from rucola.reliable.policy import Policy
+from rucola.reliable.relay import Relay
+from rucola.testing.rocketmq import RocketMQ
+from support import waiting
+from support.databases import OutboxDatabase
+
+FAST_POLICY = Policy(retry_ms=1, max_retry_ms=50, confirm_timeout_ms=1, max_check_ms=20, poll_ms=20, jitter=0)
+"""Everything is due at once."""
+
+
+def add(
+    db: OutboxDatabase, topic: str, bodies: Iterable[bytes], *, groups: Iterable[str] = (), **options: Any
+) -> list[str]:
+    """Add messages in one transaction; their ids."""
+    outbox = Outbox(groups, tables=db.tables)
+    with Session(db.engine()) as session, session.begin():
+        return [outbox.add(session, Message(topic, body), **options) for body in bodies]
+
+
+def stubs(db: OutboxDatabase) -> list[Row[Any]]:
+    with db.engine().connect() as connection:
+        return list(connection.execute(select(db.tables.stub).order_by(db.tables.stub.c.seq)))
+
+
+def statuses(db: OutboxDatabase) -> dict[str, int]:
+    stub = db.tables.stub
+    with db.engine().connect() as connection:
+        return {
+            row[0]: row[1] for row in connection.execute(select(stub.c.status, func.count()).group_by(stub.c.status))
+        }
+
+
+def change(db: OutboxDatabase, **values: Any) -> None:
+    """Set columns of all stubs, as time or an operator would."""
+    with db.engine().begin() as connection:
+        connection.execute(update(db.tables.stub).values(**values))
+
+
+@asynccontextmanager
+async def relay(db: OutboxDatabase, rocketmq: RocketMQ, **options: Any) -> AsyncIterator[Relay]:
+    async with Relay(
+        db.engine(), rocketmq.namesrv, **{"tables": db.tables, "policy": FAST_POLICY} | options
+    ) as running:
+        yield running
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Poll a condition that queries a database, in a thread. TimeoutError after `timeout_s`."""
+    await waiting.until(lambda: asyncio.to_thread(condition), timeout_s)
+
+
+class RecordingSink:
+    """A sink that keeps its alerts."""
+
+    def __init__(self) -> None:
+        self.alerts: list[Alert] = []
+
+    def __call__(self, alert: Alert) -> None:
+        self.alerts.append(alert)
