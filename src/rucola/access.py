@@ -33,7 +33,10 @@ from rucola.errors import MQError
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The peer that sends a request. A connection creates one and uses it for all of its requests."""
+    """The peer that sends a request.
+
+    A connection creates one and uses it for all of its requests. Authentication would add a principal here.
+    """
 
     address: str
     """"ip:port" of the peer."""

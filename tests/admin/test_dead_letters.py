@@ -124,8 +124,8 @@ async def test_a_second_redrive_sends_nothing(tmp_path: Path) -> None:
         assert all([letter.is_redriven async for letter in scene.admin.dead_letters.read("g")])
 
 
-@pytest.mark.parametrize("forgets", [False, True])
-async def test_an_interrupted_redrive_continues_where_it_stopped(tmp_path: Path, forgets: bool) -> None:
+@pytest.mark.parametrize("loses_offset", [False, True])
+async def test_an_interrupted_redrive_continues_where_it_stopped(tmp_path: Path, loses_offset: bool) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             for _ in range(2):

@@ -10,13 +10,12 @@ import pytest
 
 from rucola.admin import AdminClient, KeyQueryResult
 from rucola.errors import BrokerError
-from rucola.message.host import encode_host
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor
-from support.cluster import HOST, cluster
+from support.cluster import cluster
 from support.recorded_frames import Exchange, decode, exchanges
 
 CLIENT = "192.0.2.2@W_g_tag-2860957628758"
@@ -168,7 +167,7 @@ async def test_commands_with_empty_responses_succeed(golden: Path, tmp_path: Pat
         await admin.groups.delete(at, "W_g_cloned")
         await admin.topics.delete_on_broker(at, "WAuto")
         await admin.offsets.clone("W_g_tag", "W_g_cloned", "WA", offline=True)
-        await admin.brokers.clean_expired_consume_queues(address)
-        await admin.brokers.clean_unused_topics(address)
+        await admin.brokers.clean_expired_consume_queues(at)
+        await admin.brokers.clean_unused_topics(at)
         with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
             await admin.brokers.delete_expired_commit_log(at)

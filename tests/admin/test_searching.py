@@ -150,8 +150,6 @@ async def test_a_key_query_without_any_index_is_refused(tmp_path: Path) -> None:
             await admin.messages.query_by_key(TOPIC, "k")
 
 
-
-
 async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple[KeyQueryResult, str, Result]:
     """What a query for BB finds at a broker, the broker's address, and what `queryMsgByKey` says of it."""
     store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES)

@@ -54,7 +54,9 @@ SENDS = {Action.PUBLISH, Action.RETRY}
         (31_000, ACTIONS),
     ],
 )
-def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(late_ms: int, refused: set[Action]) -> None:
+def test_requests_that_waited_too_long_are_refused_until_the_loop_catches_up(
+    late_ms: int, refused: set[Action]
+) -> None:
     here = Scene(broker_fast_failure_enable=True)
     assert here.tick() == set()
     assert here.tick(late_ms) == refused

@@ -32,7 +32,7 @@ async def flushing(path: Path) -> AsyncIterator[tuple[MessageStore, GroupCommit]
 async def test_sends_of_consecutive_loop_iterations_share_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with flushing(tmp_path) as (store, flush):
+    async with flushing(tmp_path) as (store, group_commit):
         flushed: list[int] = []
         sync = store.flush
 
@@ -51,7 +51,7 @@ async def test_sends_of_consecutive_loop_iterations_share_a_flush(
 
 
 async def test_a_stream_of_messages_does_not_postpone_the_flush(tmp_path: Path) -> None:
-    async with flushing(tmp_path) as (store, flush):
+    async with flushing(tmp_path) as (store, group_commit):
 
         async def message(number: int) -> bool:
             put = store.put(inner(), number)

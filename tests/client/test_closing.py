@@ -44,8 +44,8 @@ from support.consumers import (
     record_of,
     send,
     take,
-    until,
 )
+from support.waiting import until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
 

@@ -23,8 +23,8 @@ from support.consumers import (
     record_of,
     send,
     take,
-    until,
 )
+from support.waiting import until
 
 
 class InOrder:

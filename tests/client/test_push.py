@@ -29,8 +29,8 @@ from support.consumers import (
     record_of,
     send,
     take,
-    until,
 )
+from support.waiting import until
 
 
 async def test_every_message_is_delivered_once_and_a_successor_resumes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
 from rucola.message.properties import is_true
+from rucola.protocol import command as command_module
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode, name_of
 from rucola.protocol.command import (
     FLAG_ONEWAY,

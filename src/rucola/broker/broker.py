@@ -48,9 +48,7 @@ class Broker:
     ) -> None:
         self.config = config
         self.store_config = store_config
-        self._environment = BrokerEnvironment(
-            config, store_config, clock, probe_disk, config_file, tuple(interceptors)
-        )
+        self._environment = BrokerEnvironment(config, store_config, clock, probe_disk, config_file, tuple(interceptors))
         self._running = AsyncExitStack()
 
     @property

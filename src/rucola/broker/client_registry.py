@@ -116,6 +116,7 @@ class ClientRegistry:
 
     def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
         """Remove a client from one or both groups, with all of its channels: an older connection may be dead."""
+        # The channels are collected first: leaving changes the dictionaries.
         producers = self.producers.get(producer_group or "", {})
         consumers = self.consumers.get(consumer_group or "")
         for one in _of_same_client(producers, channel):

@@ -102,6 +102,7 @@ class FlowControl:
 
     def tick(self) -> None:
         """Decide which requests are rejected from now on. To be called every `TICK_MS`."""
+        # 1. The tick is due every TICK_MS: what it is late, the iteration of the loop before it took.
         now_ms = self._clock()
         iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS)
         self._last_tick_ms = now_ms
@@ -112,6 +113,7 @@ class FlowControl:
                 return None
             return _refusal("TIMEOUT", iteration_ms, limit_ms, key)
 
+        # 2. Each gate has a limit of its own; a busy disk closes that of the sends alone.
         sends = self._disk_is_busy(now_ms) or too_long(config.wait_time_mills_in_send_queue, "waitTimeMillsInSendQueue")
         self._sends.decide(sends)
         self._pulls.decide(too_long(config.wait_time_mills_in_pull_queue, "waitTimeMillsInPullQueue"))

@@ -61,7 +61,7 @@ class SlaveRefusal:
     def check_for(self, action: Action) -> Check | None:
         refusal = _REFUSED_BY_SLAVE.get(action)
         if refusal is None:
-            return None
+            return None  # reads, heartbeats and consumer offsets: a slave serves them
         reason, text = refusal
 
         def refuse(caller: Caller, resource: Resource) -> None:
@@ -95,7 +95,7 @@ class Permission:
         """Raise Refused if the topic accepts no messages from producers. Called for every message: 0.2 µs."""
         name = resource.topic
         topic = self._topics.get(name)
-        # One condition lets all valid requests pass; the others are told apart afterwards.
+        # One condition lets all valid requests pass; the reason of a refusal is determined afterwards.
         perm = self._config.broker_permission if topic is None else self._config.broker_permission & topic.perm
         if perm & PERM_WRITE and name not in NOT_ALLOWED_SEND_TOPICS:
             return
@@ -109,6 +109,7 @@ class Permission:
         """Raise Refused if the retry topic accepts no messages."""
         if not self._config.broker_permission & PERM_WRITE:
             raise self._forbidden("broker", self._config.broker_ip1, "sending")
+        # The retry topic is created by the first retry, readable and writeable; an operator may have changed it since.
         topic = self._topics.get(resource.topic)
         if topic is not None and not topic.perm & PERM_WRITE:
             raise self._forbidden("topic", resource.topic, "sending")

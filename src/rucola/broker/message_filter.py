@@ -35,7 +35,7 @@ class MessageFilter(NamedTuple):
 def accepts(subscription_data: SubscriptionData) -> Accepts:
     """Return the filter of a subscription by tags. Raises InvalidMessage if its expression has no tag."""
     if subscription_data.sub_string in ("", "*"):
-        return None
+        return None  # all messages: no call per unit
     return _accepts_tags(subscription_data.sub_string)
 
 

@@ -51,6 +51,7 @@ class PullRequestHold:
 
     def arrived(self, topic: str, queue_id: int, max_queue_offset: int) -> None:
         """Retry the pulls held for a queue whose end is `max_queue_offset` now."""
+        # The entry is removed during the retries: a retry may hold or dispatch, and must not see it half processed.
         pulls = self.held.pop((topic, queue_id), None)
         if pulls is None:
             return
@@ -58,6 +59,7 @@ class PullRequestHold:
         for pull in pulls:
             if not pull.channel.is_open:
                 continue
+            # A pull beyond the new end has nothing to read yet.
             if pull.queue_offset < max_queue_offset:
                 queue_offset = pull.retry(pull.queue_offset, False)
                 if queue_offset is None:

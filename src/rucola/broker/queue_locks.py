@@ -26,6 +26,7 @@ class QueueLocks:
         """Lock the queues that are free, renew those that the client holds, and return all of these, each once."""
         held = []
         for queue in dict.fromkeys(queues):
+            # A free queue counts as held by this client since now.
             holder, locked_ms = self._holders.get((group, queue), (client_id, now_ms))
             if holder == client_id or now_ms - locked_ms > LOCK_LIFE_MS:
                 self._holders[group, queue] = (client_id, now_ms)

@@ -18,7 +18,7 @@ it is (written with ; for 0x02 and = for 0x01)
     (?P<before>UNIQ_KEY=(?P<value0>[^;]+));WAIT=(?P<value1>[^;]+)(?P<behind>;TAGS=(?P<value2>[^;]+));?(?P<never>(?!))?
 
 `before` + `behind` is the stored string without CLUSTER; the values of TAGS, UNIQ_KEY, KEYS and WAIT are groups, and
-the group `never`, which cannot match, stands for a name that is absent (here KEYS). Values may be any text that
+the group `never`, which cannot match, represents a name that is absent (here KEYS). Values may be any text that
 contains no 0x02. A string that does not match is split instead.
 
 Batches. If all messages have the same names in the same order, their strings are joined, and edited by two replacements

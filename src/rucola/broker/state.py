@@ -1,4 +1,4 @@
-"""BrokerState: what the services of a broker share.
+"""BrokerState: the parts of a broker that its services share.
 
 Services get it in their constructors, beside the parts that one subject alone needs. The event loop owns all of it: no
 part may be used from another thread unless its own docstring allows that.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from rucola import settings
 from rucola.access import Action, Resource
+from rucola.message.properties import is_true
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.protocol.body import Body, decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode

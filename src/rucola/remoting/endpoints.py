@@ -85,7 +85,7 @@ def _of_header(
     def process(connection: Connection, command: RemotingCommand) -> Reply:
         # Every send and pull passes here. Two calls are spared, 0.05 µs each: that of `decode_header`, if the header
         # came decoded with its frame, and one for the checks.
-        header: Any = command.came
+        header: Any = command.received_ext
         if header.__class__ is not header_type or command.ext is not None:
             try:
                 header = command.decode_header(header_type)

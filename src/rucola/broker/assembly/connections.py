@@ -37,9 +37,7 @@ class Connections:
         self.hold = PullRequestHold()
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
-        self.clients = ClientRegistry(
-            self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left
-        )
+        self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
         self._server = RemotingServer(
             config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
         )

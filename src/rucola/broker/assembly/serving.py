@@ -80,48 +80,7 @@ class Serving:
         clock, store, flow_control = self._environment.clock, self._store, self._flow_control
         scheduler.every(TICK_MS, "flow control", flow_control.tick)
         scheduler.every(TOUCH_PAGES_INTERVAL_MS, "touch pages", lambda: flow_control.touch(store.warm))
-        scheduler.every(EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: self._locks.expire(clock()))
-
-    def _build_processors(self, delivery: Delivery, replication: Replication) -> dict[int, Processor]:
-        """Return the processor of each request code. On a slave, later entries replace those of the master."""
-        environment, metadata, state = self._environment, self._metadata, self.state
-        config, store, clock = environment.config, self._store, environment.clock
-        send = SendProcessor(
-            config,
-            environment.store_config,
-            store,
-            metadata.topics,
-            metadata.groups,
-            metadata.registration,
-            metadata.persistence,
-            replication.durability,
-            delivery.level_count,
-            delivery.transactions,
-            clock,
-        )
-        tables = [
-            send.table(),
-            ReplyProcessor(state, send).table(),
-            SendBackProcessor(state, delivery.level_count).table(),
-            TransactionProcessor(delivery.transactions, clock).table(),
-            PullProcessor(state, self._connections.hold).table(),
-            QueryProcessor(config, store).table(),
-            OffsetProcessor(store, metadata.offsets, delivery.delayed).table(),
-            HeartbeatProcessor(state).table(),
-            LockProcessor(self._locks, clock).table(),
-            TopicProcessor(state, metadata.registration).table(),
-            GroupProcessor(state).table(),
-            CleaningProcessor(store, metadata.topics).table(),
-            ConnectionProcessor(state).table(),
-            self.runtime.table(),
-        ]
-        # Every code appears once, except on a slave.
-        table: dict[int, Processor] = {}
-        for codes in tables:
-            table |= codes
-        if environment.is_slave:
-            table |= SlaveProcessor(metadata.registration).table()  # refuses what only a master may change
-        return table
+        scheduler.every(EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: self.state.locks.expire(clock()))
 
 
 def _monotonic_ms() -> int:

@@ -48,6 +48,7 @@ class RemotingClientCalls:
         request: ResetOffsetRequestHeader,
         offsets: Mapping[MessageQueue, int],
     ) -> None:
+        # Encoded once per form, not per member: a group may have hundreds.
         forms = {as_list: encode_offset_table(dict(offsets), as_list=as_list) for as_list in (False, True)}
         for channel, member in members:
             body = forms[member.language == LanguageCode.CPP.name]

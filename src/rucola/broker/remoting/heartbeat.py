@@ -68,6 +68,7 @@ class HeartbeatAdapter:
         )
 
     def heart_beat(self, connection: Connection, command: RemotingCommand, heartbeat: HeartbeatData) -> Reply:
+        # A new group is in its file before the client learns that the broker knows it.
         self._service.heartbeat(connection, heartbeat, command.language, command.version)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 

@@ -134,7 +134,9 @@ class HAClient:
             ).run()
         finally:
             stream.close()
-            await in_thread(self._replica.cut)  # a partial record, which the master may lose, or bytes that are none
+            await in_thread(
+                self._replica.truncate
+            )  # a partial record, which the master may lose, or bytes that are none
 
     def _on_compared(self) -> None:
         logger.info("the log equals the master's, and follows it from %d", self._store.max_physical_offset)
