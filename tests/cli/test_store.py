@@ -76,7 +76,7 @@ def test_a_directory_without_a_store_is_an_error(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["store", command, str(tmp_path)])
         assert result.exit_code == 1
         assert result.stdout == ""
-        assert f"{tmp_path} is no store directory" in result.stderr
+        assert f"{tmp_path} is not a store directory" in result.stderr
 
 
 # stat, grep, rebuild, repair ------------------------------------------------------------------------------------------

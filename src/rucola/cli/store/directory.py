@@ -17,9 +17,9 @@ STORE_ENTRIES = ("commitlog", "config", "checkpoint")
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    """Validate the argument: StoreError if it is no store, as an empty directory would pass every check."""
+    """Validate the argument: StoreError if it is not a store, as an empty directory would pass every check."""
     if not any((path / name).exists() for name in STORE_ENTRIES):
-        raise StoreError(f"{path} is no store directory: it has none of {', '.join(STORE_ENTRIES)}")
+        raise StoreError(f"{path} is not a store directory: it has none of {', '.join(STORE_ENTRIES)}")
     return path
 
 

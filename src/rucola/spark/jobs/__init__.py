@@ -1,1 +1,13 @@
-"""The jobs of the pipeline, one file each: a pure DataFrame function, and `run`, which reads, applies and writes."""
+"""Jobs of the pipeline, one module each: a pure function over DataFrames or Arrow batches, and `run`, its driver.
+
+    archive   new messages of stores or live brokers into a lake
+    compact   small files of a lake into few large ones
+    repair    a damaged lake from its remaining files
+    search    messages of a lake
+    audit     statistics of stores and lakes: audit_tables (without Spark), report and charts (HTML)
+    replay    messages to live brokers again: resend (sending), replay_ledger (acknowledgements)
+    rebuild   ConsumeQueues and index of a store
+
+The jobs share `selection` (conditions on messages), `selected_messages` (a store or lake to read), `grouping` (group-by
+and join in numpy) and `progress`. Every job runs with Spark, or in this process if there is little to read.
+"""
