@@ -54,7 +54,7 @@ def wait_for_end(process: int) -> None:
 
 
 @pytest.mark.spark
-def test_the_second_session_uses_the_archive_of_the_first(tmp_path: Path) -> None:
+def test_the_second_session_maps_what_the_first_has_written(tmp_path: Path) -> None:
     cache = tmp_path / "a cache"
     java, pyspark, archives = session_in(cache)
     own = java_home() / "lib" / "server" / "classes.jsa"
@@ -100,7 +100,7 @@ def test_one_session_at_a_time_makes_an_archive(runtime: Path) -> None:
     assert part.read_bytes() == b""
 
 
-def test_a_complete_archive_is_used_and_old_ones_are_removed(runtime: Path) -> None:
+def test_a_complete_archive_is_used_and_others_go_when_they_are_old(runtime: Path) -> None:
     _, part = named(class_archive.java_options(runtime))
     part.write_bytes(b"\xa8\xab\x0b\xf0" + bytes(4092))
     archive = part.with_suffix(".jsa")
@@ -119,9 +119,7 @@ def test_a_complete_archive_is_used_and_old_ones_are_removed(runtime: Path) -> N
     assert not old.exists()
 
 
-def test_no_archive_is_made_if_it_could_not_be_used(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_archive_can_be_there_is_none(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert class_archive.java_options(runtime) == []
     monkeypatch.delenv("HADOOP_CONF_DIR")

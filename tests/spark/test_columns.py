@@ -185,14 +185,14 @@ def test_a_damaged_log_gives_what_can_be_decoded_and_names_the_rest(changes: lis
     assert sorted(left + [damage.physical_offset for damage in damages]) == [position for position, _ in places]
 
 
-def test_positions_outside_the_file_are_reported_as_damaged() -> None:
+def test_places_outside_the_file_are_damage() -> None:
     log = record_of()
     left, damages = found_damage(log, [(-5, 95), (0, len(log)), (len(log), 91), (len(log) + 9, 200)])
     assert left == [0]
     assert [damage.physical_offset for damage in damages] == [-5, len(log), len(log) + 9]
 
 
-def test_bodies_are_verified_only_if_selected() -> None:
+def test_body_is_checked_only_when_it_is_wanted() -> None:
     log = bytearray(record_of(b"hello"))
     log[88] ^= 1
     places = [(0, len(log))]
@@ -204,7 +204,7 @@ def test_bodies_are_verified_only_if_selected() -> None:
     assert batch.to_pylist() == [{"topic": "T", "keys": ["a", "b"]}]
 
 
-def test_an_invalid_compressed_body_is_reported_as_damaged() -> None:
+def test_a_compressed_body_that_is_no_stream_is_damage() -> None:
     first = record_of(b"no stream", sys_flag=compression.CompressionType.ZSTD.sys_flag)
     second = record_of(b"sound", physical_offset=len(first))
     left, damages = found_damage(first + second, [(0, len(first)), (len(first), len(second))])
@@ -213,7 +213,7 @@ def test_an_invalid_compressed_body_is_reported_as_damaged() -> None:
     assert "ZSTD" in damages[0].why
 
 
-def test_large_decompressed_bodies_are_decoded_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_that_grow_too_large_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_layout, "MAX_BODIES_SIZE", 50_000)
     log, places = bytearray(), []
     for n in range(9):
@@ -229,7 +229,7 @@ def test_large_decompressed_bodies_are_decoded_in_several_batches(monkeypatch: p
     assert [damage.physical_offset for _, found in answers for damage in found] == [places[4][0]]
 
 
-def test_an_irregular_row_does_not_affect_the_others() -> None:
+def test_one_odd_row_leaves_the_others_alone() -> None:
     texts = [b"a\x01b", b"a\x01b\x02a\x01c", b"", b"x", b"a\x01\xff", b"TAGS\x01t\x02", b"a\x01b\x01c\x02\x02d\x01e"]
     encoded = []
     for text in texts:
@@ -252,7 +252,7 @@ def test_batches_cover_all_rows_within_their_limits(sizes: list[int]) -> None:
         assert array[cut].sum() <= record_layout.BATCH_SIZE or cut.stop - cut.start == 1
 
 
-def test_batches_are_limited_by_rows() -> None:
+def test_a_batch_has_at_most_so_many_rows() -> None:
     sizes = np.full(record_layout.BATCH_ROWS * 2 + 1, 91)
     assert [cut.stop - cut.start for cut in batches(sizes, sizes)] == [
         record_layout.BATCH_ROWS,
@@ -261,7 +261,7 @@ def test_batches_are_limited_by_rows() -> None:
     ]
 
 
-def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
+def test_reading_does_not_wait_for_pandas(tmp_path: Path) -> None:
     """Arrow loads it at the first chance, which takes every worker a second."""
     store = SmallStore(tmp_path / "store")
     for n in range(50):

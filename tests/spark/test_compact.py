@@ -57,7 +57,7 @@ def test_small_files_become_one_and_nothing_else_changes(
     }
 
 
-def test_compaction_creates_no_lake(tmp_path: Path) -> None:
+def test_what_is_no_lake_is_not_made_one(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     with pytest.raises(StoreError, match="is not a lake"):
         compact.run(None, tmp_path)  # type: ignore[arg-type]

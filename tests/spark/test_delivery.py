@@ -48,7 +48,7 @@ def first_seen(rows: list[Row]) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("column", ["shardingKey", "none"])
-def test_a_write_survives_a_broker_restart(spark: SparkSession, tmp_path: Path, column: str) -> None:
+def test_rows_outlive_their_broker(spark: SparkSession, tmp_path: Path, column: str) -> None:
     """Broker and name server are killed in the middle of a write, and started again. Order per key holds."""
     count = 30_000
     rows = spark.range(0, count, numPartitions=1).selectExpr(
@@ -98,7 +98,7 @@ def stored(namesrv: str) -> int:
 
 
 @pytest.mark.spark
-def test_a_write_fails_if_the_broker_does_not_return(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_broker_that_stays_away_ends_the_write(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 10, numPartitions=1).selectExpr("cast(id AS string) AS body")
     with server(
         "standalone", "--store", tmp_path, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "log"
@@ -116,7 +116,7 @@ def test_a_write_fails_if_the_broker_does_not_return(spark: SparkSession, tmp_pa
         parse_sink_options({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
 
 
-def test_requests_are_retried_only_for_transient_errors() -> None:
+def test_a_request_is_tried_again_while_that_may_help() -> None:
     lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
     refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
     missing = TopicNotFound("no route")
@@ -148,7 +148,7 @@ def test_requests_are_retried_only_for_transient_errors() -> None:
 
 
 @pytest.mark.spark
-def test_sharding_keys_and_queue_ids_select_the_queue(spark: SparkSession, tmp_path: Path) -> None:
+def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> None:
     with broker(tmp_path, "T", "U") as namesrv:
         rows = spark.range(0, 100, numPartitions=2).selectExpr(
             "cast(id AS string) AS body", "if(id < 50, concat('k', id % 10), null) AS shardingKey", "id % 6 AS queueId"
@@ -171,7 +171,7 @@ def test_sharding_keys_and_queue_ids_select_the_queue(spark: SparkSession, tmp_p
             write(spark.sql("SELECT 'a' AS body, -1 AS queueId"), namesrv, topic="T")
 
 
-def test_a_queue_of_the_named_broker_is_preferred() -> None:
+def test_a_queue_of_the_same_broker_comes_first() -> None:
     queues = [MessageQueue("T", name, number) for name, count in (("a", 2), ("b", 3)) for number in range(count)]
     assert matching_queue(queues, 1, "b") == MessageQueue("T", "b", 1)
     assert matching_queue(queues, 1, "gone") == matching_queue(queues, 1, None) == MessageQueue("T", "a", 1)
@@ -219,7 +219,7 @@ def rows_with(spark: SparkSession, invalid: tuple[str | None, ...]) -> DataFrame
 
 
 @pytest.mark.spark
-def test_an_invalid_row_is_an_error_or_skipped(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_row_that_is_no_message_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
     with broker(tmp_path, "T") as namesrv:
         for number, (invalid, sentence) in enumerate(INVALID.values(), 1):
             with pytest.raises(PySparkException) as raised:
@@ -233,7 +233,7 @@ def test_an_invalid_row_is_an_error_or_skipped(spark: SparkSession, tmp_path: Pa
         parse_sink_options({"nameServer": "h:1", "invalidRows": "drop"})
 
 
-def test_skipped_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         report_result(
             "batch 7",
@@ -247,7 +247,7 @@ def test_skipped_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.spark
-def test_rows_read_from_a_store_keep_their_queue(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_row_of_a_store_is_written_where_it_was(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """Its brokerName is the path of the store, which no broker has; the id still says the queue."""
     for n in range(20):
         small_store.put("T", n % 4, b"%d" % n)

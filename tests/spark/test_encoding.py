@@ -71,7 +71,7 @@ def test_rows_are_encoded_as_each_of_them_alone(rows: list[dict[str, Any]], firs
         ({"properties": {"a": "b\x02c"}}, False),
     ],
 )
-def test_rows_that_cannot_be_batched_are_marked(row: dict[str, Any], is_batched: bool) -> None:
+def test_what_does_not_go_in_a_batch_is_left_out(row: dict[str, Any], is_batched: bool) -> None:
     plain = {"body": b"body", "properties": {"TAGS": "A"}, "flag": 0, "msgId": "U"}
     encoded = encode_rows(batch_of([plain, {**plain, **row}, plain]))
     assert encoded.is_batched.tolist() == [True, is_batched, True]

@@ -33,7 +33,7 @@ def said(call: Callable[[], object]) -> list[str]:
 
 
 @pytest.mark.spark
-def test_the_first_lines_of_an_error_are_rucolas(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_the_first_lines_of_an_error_are_ours(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     small_store.overwrite(small_store.put() + 88, b"X")
     planned = "[PYTHON_DATA_SOURCE_ERROR] Failed to "
     worker = "An exception was thrown from the Python worker:"
@@ -62,7 +62,7 @@ def test_the_first_lines_of_an_error_are_rucolas(spark: SparkSession, small_stor
 
 
 @pytest.mark.spark
-def test_the_first_line_of_a_failed_stream_is_rucolas(
+def test_the_first_line_of_a_failed_stream_is_ours(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     def run(**options: str) -> None:
@@ -79,7 +79,7 @@ def test_the_first_line_of_a_failed_stream_is_rucolas(
 
 
 @pytest.mark.spark
-def test_the_first_lines_of_a_failed_write_are_rucolas(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_first_lines_of_a_failed_write_are_ours(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([(None,)], "body string")
     with broker(tmp_path, "T") as namesrv:
         write = rows.write.format("rocketmq").option("nameServer", namesrv).mode("append")
@@ -92,7 +92,7 @@ def test_the_first_lines_of_a_failed_write_are_rucolas(spark: SparkSession, tmp_
 
 
 @pytest.mark.spark
-def test_a_programming_error_keeps_its_traceback(spark: SparkSession) -> None:
+def test_a_fault_of_ours_keeps_its_traceback(spark: SparkSession) -> None:
     """What nobody has foreseen has to be found."""
 
     def fail(batches: object) -> None:
@@ -109,7 +109,7 @@ def test_the_process_of_the_user_keeps_its_tracebacks() -> None:
 
 
 @pytest.mark.spark
-def test_jobs_raise_rucola_errors_without_sparks(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_jobs_raise_our_errors_alone(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """Also for what Spark finds while it plans, and without Spark's error as the cause, which is printed before."""
     small_store.overwrite(small_store.put() + 88, b"X")
     calls: list[tuple[Callable[[], object], type[MQError], str]] = [
@@ -154,7 +154,7 @@ for _ in range(5):
 
 
 @pytest.mark.spark
-def test_rows_that_are_not_read_cause_no_traceback(small_store: SmallStore) -> None:
+def test_nothing_is_said_of_rows_that_are_not_read(small_store: SmallStore) -> None:
     """Spark hangs up on a task that has more rows than `limit()` asks for; that is no error."""
     for _ in range(400):
         small_store.put(body=bytes(3000))

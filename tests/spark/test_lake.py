@@ -103,7 +103,7 @@ def second_commit(root: Path) -> None:
         (Path, "unlink"),
     ],
 )
-def test_a_run_killed_at_any_step_is_committed_once_or_not_at_all(
+def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     """At every call that changes the disk: readers see all of the run or nothing, what the store is told is never ahead
@@ -182,7 +182,7 @@ def test_kill_9_leaves_all_of_a_run_or_nothing(tmp_path: Path, state: str) -> No
         assert published(tmp_path) == seen(tmp_path)[2]
 
 
-def test_replaced_files_are_kept_for_running_queries(tmp_path: Path) -> None:
+def test_replaced_files_stay_for_who_reads_them(tmp_path: Path) -> None:
     first_commit(tmp_path)
     with open_lake(tmp_path) as lake:
         old = lake.snapshot().rows[0].path
@@ -196,7 +196,7 @@ def test_replaced_files_are_kept_for_running_queries(tmp_path: Path) -> None:
         assert not lake.snapshot().replaced
 
 
-def test_a_missing_or_invalid_lake_is_an_error_with_advice(tmp_path: Path) -> None:
+def test_what_is_no_lake_is_said_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as raised:
         read_snapshot(tmp_path)
     assert str(raised.value) == (
@@ -219,7 +219,7 @@ def test_a_lake_has_one_writer(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_lake_is_created_only_in_an_empty_directory(tmp_path: Path) -> None:
+def test_a_lake_is_made_only_where_nothing_else_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not empty"), open_lake(tmp_path):
         pass
@@ -229,7 +229,7 @@ def test_a_lake_is_created_only_in_an_empty_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_a_commit_never_overwrites_a_file(tmp_path: Path) -> None:
+def test_a_commit_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
     """A file that no commit names may hold the only copy of messages."""
     first_commit(tmp_path)
     other = tmp_path / "topic=T0" / "date=2023-11-15" / "0000000002-00000.parquet"
@@ -249,7 +249,7 @@ def test_a_commit_never_overwrites_a_file(tmp_path: Path) -> None:
     assert other.read_bytes() == b"messages"
 
 
-def test_a_lake_is_empty_until_its_first_commit_is_complete(tmp_path: Path) -> None:
+def test_a_reader_meets_the_first_commit_of_a_lake(tmp_path: Path) -> None:
     """Until it is complete the lake is empty, and not damaged, though files of it are there."""
     with pytest.MonkeyPatch.context() as patched, suppress(Killed):
         patched.setattr(writer.LakeWriter, "sync_parents", Deadly(writer.LakeWriter.sync_parents, 1, after=False))

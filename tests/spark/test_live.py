@@ -122,7 +122,7 @@ def test_topics_are_found_by_pattern_and_system_topics_are_left_out(tmp_path: Pa
     with_cluster(tmp_path, test)
 
 
-def test_an_unreachable_name_server_is_a_short_error() -> None:
+def test_no_name_server_is_one_sentence() -> None:
     with pytest.raises(MQError, match="no name server answers"):
         read("127.0.0.1:1", subscribe="T")
 
@@ -167,7 +167,7 @@ def test_offsets_need_no_broker_if_a_topic_has_one(tmp_path: Path) -> None:
     with_cluster(tmp_path, test)
 
 
-def test_a_stream_commits_its_offsets_to_the_commit_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_progress_of_a_stream_may_be_that_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Committed when a batch is finished, for tools to see; never read back."""
 
     async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:
@@ -210,7 +210,7 @@ def test_a_stream_commits_its_offsets_to_the_commit_group(tmp_path: Path, caplog
     with_cluster(tmp_path, test)
 
 
-def test_messages_deleted_by_brokers_are_an_error_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_brokers_deleted_is_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Partitions that promise more than the broker has, as when files expire between plan and read."""
 
     async def test(running: Cluster, broker: Broker, reading: Callable[..., Any]) -> None:

@@ -92,7 +92,7 @@ def stopping_b(
 
 @pytest.mark.parametrize("allows_loss", ["true", "false"])
 @pytest.mark.parametrize("moment", ["between batches", "max_offset", "pull_records"])
-def test_a_stream_continues_when_its_broker_is_back(
+def test_a_stream_goes_on_when_its_broker_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, allows_loss: str
 ) -> None:
     """Whenever the broker goes, in a query that is started again twice: each message once."""
@@ -127,7 +127,7 @@ def test_a_stream_continues_when_its_broker_is_back(
 
 
 @pytest.mark.parametrize("moment", ["between batches", "max_offset"])
-def test_a_stream_may_continue_without_a_broker(
+def test_a_stream_may_go_on_without_a_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
 ) -> None:
     async def test(pair: Pair) -> None:
@@ -266,7 +266,7 @@ def test_a_deleted_topic_is_lost_data_and_no_missing_broker(tmp_path: Path) -> N
     with_pair(tmp_path, test)
 
 
-def test_an_unreadable_queue_keeps_its_offset(tmp_path: Path) -> None:
+def test_a_queue_that_may_not_be_read_for_a_while_keeps_its_place(tmp_path: Path) -> None:
     async def test(pair: Pair) -> None:
         await pair.send(8)
         query = pair.query(**TOLERANT)
@@ -333,7 +333,7 @@ def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, caplog: 
     with_pair(tmp_path, test)
 
 
-def test_a_new_stream_needs_all_brokers(tmp_path: Path) -> None:
+def test_a_new_stream_says_of_all_brokers_where_it_begins(tmp_path: Path) -> None:
     """A queue for which it could not would be read from its beginning later."""
 
     async def test(pair: Pair) -> None:

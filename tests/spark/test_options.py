@@ -22,7 +22,7 @@ def test_names_ignore_case_and_defaults_read_everything(small_store: SmallStore)
     assert parsed.corrupt_records is CorruptRecords.FAIL
 
 
-def test_every_option_is_parsed(small_store: SmallStore) -> None:
+def test_every_option_is_understood(small_store: SmallStore) -> None:
     parsed = parse_read_options(
         {
             "storePath": str(small_store.path),
@@ -107,7 +107,7 @@ def test_every_option_is_parsed(small_store: SmallStore) -> None:
         ({"expressionType": "sql92", "subExpression": "a >"}, "filter 'a >', position"),
     ],
 )
-def test_invalid_options_are_errors_with_a_reason(small_store: SmallStore, given: dict[str, str], says: str) -> None:
+def test_what_is_wrong_is_said(small_store: SmallStore, given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_read_options({"storePath": str(small_store.path), **given})
     assert says in str(raised.value)
@@ -133,7 +133,7 @@ def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_p
         ({"nameServer": "h:1", "startingCommitLogOffset": "0"}, "nameServer and startingCommitLogOffset contradict"),
     ],
 )
-def test_invalid_options_of_live_brokers_are_errors_with_a_reason(given: dict[str, str], says: str) -> None:
+def test_what_is_wrong_about_live_brokers_is_said(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_read_options(given)
     assert says in str(raised.value)

@@ -107,7 +107,7 @@ async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
         assert sorted(int(row["body"]) for row in tagged) == list(range(64))
 
 
-async def test_a_tag_that_no_subscription_can_express_is_found(tmp_path: Path) -> None:
+async def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> None:
     """As the condition of a query gives it (see `pushdown`)."""
 
     async with cluster(tmp_path) as running:

@@ -87,7 +87,7 @@ def conditions(rows: list[dict[str, Any]]) -> st.SearchStrategy[Filter]:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_pushed_filters_keep_all_matching_rows(golden: Path, data: st.DataObject) -> None:
+def test_conditions_leave_out_nothing_that_is_asked_for(golden: Path, data: st.DataObject) -> None:
     store = golden / "g1-clean" / "store"
     choices = [
         {},
@@ -123,7 +123,7 @@ def test_pushed_filters_keep_all_matching_rows(golden: Path, data: st.DataObject
     ],
 )
 @pytest.mark.parametrize("choice", [{}, {"subscribePattern": ".*"}])
-def test_pushed_filters_reduce_the_rows_read(
+def test_what_is_not_asked_for_is_not_brought(
     golden: Path, filters: list[Filter], most: int, choice: dict[str, str]
 ) -> None:
     found, brought = read(golden / "g1-clean" / "store", filters, **choice)
@@ -131,7 +131,7 @@ def test_pushed_filters_reduce_the_rows_read(
 
 
 @pytest.mark.spark
-def test_spark_pushes_filters(spark: SparkSession, small_store: SmallStore) -> None:
+def test_spark_hands_over_the_conditions(spark: SparkSession, small_store: SmallStore) -> None:
     places = [small_store.put("TU"[n % 2], n % 3, at_ms=1_700_000_000_000 + n, TAGS="AB"[n % 2]) for n in range(30)]
     # A damaged record that is not asked for is not met, so the conditions have gone all the way.
     small_store.overwrite(places[1] + 88, b"X")

@@ -62,7 +62,7 @@ def test_the_whole_log_is_read_in_order(golden: Path, name: str) -> None:
     ]
 
 
-def test_undispatched_messages_are_read_only_from_the_whole_log(small_store: SmallStore) -> None:
+def test_what_is_not_dispatched_is_in_the_log_only(small_store: SmallStore) -> None:
     first = small_store.put()
     last = small_store.put(dispatch=False)
     half = small_store.put(sys_flag=4, dispatch=False)
@@ -71,7 +71,7 @@ def test_undispatched_messages_are_read_only_from_the_whole_log(small_store: Sma
     assert half > last
 
 
-def test_half_messages_are_read_only_with_system_topics(golden: Path, g1: Path) -> None:
+def test_half_messages_come_only_when_asked_for(golden: Path, g1: Path) -> None:
     half = [row["commitLogOffset"] for row in expected(golden, "g1-clean") if row["topic"] == TRANS_HALF_TOPIC]
     assert len(half) == 20
     assert not set(half) & set(offsets(read(g1)))
@@ -91,7 +91,7 @@ TOPICS = ["GA", "GB", "GSpam", "GTx", "GUnicode", "%RETRY%G_g_retry", "RMQ_SYS_T
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_pruned_reads_equal_filtered_reads(golden: Path, data: st.DataObject) -> None:
+def test_pruning_gives_what_filtering_afterwards_gives(golden: Path, data: st.DataObject) -> None:
     store = golden / "g1-clean" / "store"
     everything = expected(golden, "g1-clean")
     given: dict[str, str] = {"columns": "commitLogOffset", "brokerName": "b"}
@@ -177,7 +177,7 @@ def test_keys_are_looked_up_in_the_index(golden: Path, tmp_path: Path) -> None:
     assert counts["unsound"] == counts["none"] == len(wanted)
 
 
-def test_times_drop_whole_splits(small_store: SmallStore) -> None:
+def test_time_drops_whole_stretches(small_store: SmallStore) -> None:
     hour = 3_600_000
     places = [small_store.put(at_ms=hour * n) for n in range(100)]
     for choice in ({}, {"subscribe": "T"}):
@@ -298,7 +298,7 @@ def test_several_stores_have_several_names(small_store: SmallStore, tmp_path: Pa
         ({"startingCommitLogOffset": "9999"}, "holds 0 to "),
     ],
 )
-def test_a_missing_topic_or_queue_is_an_error(small_store: SmallStore, given: dict[str, str], says: str) -> None:
+def test_what_the_store_has_not_is_an_error(small_store: SmallStore, given: dict[str, str], says: str) -> None:
     small_store.put("T")
     with pytest.raises(ConfigError) as raised:
         read(small_store.path, brokerName="b", **given)
@@ -306,7 +306,7 @@ def test_a_missing_topic_or_queue_is_an_error(small_store: SmallStore, given: di
 
 
 @pytest.mark.parametrize("choice", [{}, {"subscribe": "T,U"}])
-def test_an_sql92_expression_selects_by_properties(small_store: SmallStore, choice: dict[str, str]) -> None:
+def test_a_filter_in_sql92_asks_the_properties(small_store: SmallStore, choice: dict[str, str]) -> None:
     pairs = [{"price": "4"}, {"price": "5.5"}, {"price": "6"}, {}, {"price": "é"}, {"region": "eu"}]
     places = [small_store.put("TU"[n % 2], **each) for n, each in enumerate(pairs)]
     wanted = {"price > 5.1": [1, 2], "price IS NULL": [3, 5], "region IN ('eu') OR price = 'é'": [4, 5]}
@@ -355,13 +355,13 @@ def test_a_damaged_record_ends_the_read_or_is_left_out(
     assert sorted(offsets(rows)) == places
 
 
-def test_damage_in_an_unselected_body_is_not_reported(small_store: SmallStore) -> None:
+def test_damage_in_a_body_that_is_not_wanted_is_not_met(small_store: SmallStore) -> None:
     place = small_store.put(body=b"body")
     small_store.overwrite(place + 88, b"X")
     assert offsets(read(small_store.path, includeBody="false")) == [place]
 
 
-def test_units_that_point_at_other_messages_are_damage(small_store: SmallStore) -> None:
+def test_units_that_point_at_others_messages_are_damage(small_store: SmallStore) -> None:
     first, second, third = (small_store.put("T", queue_id) for queue_id in (0, 1, 0))
     size = second - first
     small_store.put("T", 0)
@@ -383,7 +383,7 @@ def test_a_unit_that_points_nowhere_is_damage(small_store: SmallStore) -> None:
         assert left == [places[0], *places[2:]]
 
 
-def test_undispatched_damage_does_not_end_the_log(small_store: SmallStore) -> None:
+def test_damage_that_no_queue_vouches_for_is_no_end_of_the_log(small_store: SmallStore) -> None:
     places = [small_store.put(body=bytes(500), dispatch=False) for _ in range(20)]
     small_store.overwrite(places[2], bytes(8))
     with pytest.raises(StoreCorrupt, match=f"at byte {places[2]}"):
@@ -393,7 +393,7 @@ def test_undispatched_damage_does_not_end_the_log(small_store: SmallStore) -> No
     assert left == [place for place in places if place < places[2] or place >= FILE_SIZE]
 
 
-def test_a_partial_record_at_the_end_is_not_read(small_store: SmallStore) -> None:
+def test_a_torn_record_at_the_end_is_not_there_yet(small_store: SmallStore) -> None:
     places = [small_store.put(body=bytes(500)) for _ in range(3)]
     torn = small_store.put(body=bytes(500), dispatch=False)
     small_store.overwrite(torn + 300, bytes(300))
@@ -401,7 +401,7 @@ def test_a_partial_record_at_the_end_is_not_read(small_store: SmallStore) -> Non
     assert offsets(read(small_store.path)) == places
 
 
-def test_damaged_stores_yield_rows_or_a_rucola_error(golden: Path, tmp_path: Path) -> None:
+def test_damaged_stores_give_rows_or_an_error_of_ours(golden: Path, tmp_path: Path) -> None:
     """The golden stores that a real broker had to recover: none may bring the reader down."""
     variants = sorted(path.parent for path in (golden / "recovery").glob("*/store"))
     assert len(variants) >= 10
@@ -418,7 +418,7 @@ def test_damaged_stores_yield_rows_or_a_rucola_error(golden: Path, tmp_path: Pat
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_queue_hints_do_not_change_the_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_queues_only_spare_steps_along_the_log(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever units say, true or false, the log is read as without them: from record to record."""
     store = SmallStore(tmp_path_factory.mktemp("store") / "store")
     places = [

@@ -227,7 +227,7 @@ def test_a_lake_without_any_file_of_its_own_is_restored(spark: SparkSession, fil
 
 
 @pytest.mark.spark
-def test_lost_progress_is_derived_from_the_rows(spark: SparkSession, filled: Filled) -> None:
+def test_progress_follows_from_the_rows_if_nothing_else_says_it(spark: SparkSession, filled: Filled) -> None:
     wanted = read_snapshot(filled.path).progress
     for path in own(filled, "snapshot.json", "snapshot.json.bak", "progress.json", "progress.json.bak"):
         path.unlink()
@@ -239,7 +239,7 @@ def test_lost_progress_is_derived_from_the_rows(spark: SparkSession, filled: Fil
 
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [3, 4])
-def test_the_key_index_identifies_lost_messages(spark: SparkSession, filled: Filled, number: int) -> None:
+def test_the_key_index_tells_of_lost_messages(spark: SparkSession, filled: Filled, number: int) -> None:
     """Without a snapshot no list says which files there were; progress and keys do."""
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
@@ -254,7 +254,7 @@ def test_the_key_index_identifies_lost_messages(spark: SparkSession, filled: Fil
 
 
 @pytest.mark.spark
-def test_an_outdated_snapshot_is_completed_by_later_commits(spark: SparkSession, filled: Filled) -> None:
+def test_an_old_snapshot_gets_what_was_committed_since(spark: SparkSession, filled: Filled) -> None:
     """A copy of the snapshot was put back, as from a backup. A commit would give its files the places of others."""
     (snapshot,) = own(filled, "snapshot.json")
     shutil.copy(f"{snapshot}.bak", snapshot)
@@ -396,7 +396,7 @@ def test_a_repair_that_is_killed_anywhere_is_started_again(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("last", ["pending.json", "snapshot.json", "progress.json"])
-def test_a_repair_killed_while_rebuilding_the_index_is_repeated(spark: SparkSession, filled: Filled, last: str) -> None:
+def test_a_repair_that_makes_the_index_anew_is_killed(spark: SparkSession, filled: Filled, last: str) -> None:
     """Behind the decision, the snapshot and the progress. Until there is a snapshot readers are refused."""
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
@@ -418,7 +418,7 @@ def test_a_repair_killed_while_rebuilding_the_index_is_repeated(spark: SparkSess
 
 
 @pytest.mark.spark
-def test_the_command_repairs_and_supports_dry_run(spark: SparkSession, filled: Filled) -> None:
+def test_the_command_shows_what_it_would_do_and_does_it(spark: SparkSession, filled: Filled) -> None:
     command = ["pipeline", "repair", "--lake", str(filled.path)]
     result = CliRunner().invoke(main, [*command, "--dry-run"])
     assert (result.exit_code, result.stdout) == (0, f"{filled.path} is sound, with 30 messages in 4 files\n")
@@ -439,7 +439,7 @@ def test_the_command_repairs_and_supports_dry_run(spark: SparkSession, filled: F
     assert (result.exit_code, result.stdout) == (0, f"{filled.path} is sound, with 30 messages in 4 files\n")
 
 
-def test_a_new_lake_needs_no_repair_and_a_missing_lake_is_an_error(tmp_path: Path) -> None:
+def test_a_new_lake_is_sound_and_no_lake_is_none(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         pass
     assert repair.run(None, tmp_path / "lake").is_sound  # type: ignore[arg-type]

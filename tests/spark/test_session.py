@@ -34,7 +34,7 @@ def test_no_runtime_has_no_version(tmp_path: Path) -> None:
     assert session.java_version(tmp_path / "jvm") is None
 
 
-def test_the_first_suitable_runtime_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_fitting_runtime_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = runtime(tmp_path / "own", "11.0.2")
     on_path = runtime(tmp_path / "path", "1.8.0_392")
     directory = tmp_path / "jvm"
@@ -50,7 +50,7 @@ def test_the_first_suitable_runtime_is_used(tmp_path: Path, monkeypatch: pytest.
     assert session.java_home() == newest
 
 
-def test_without_a_runtime_the_error_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = runtime(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(old))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -64,7 +64,7 @@ def test_without_a_runtime_the_error_gives_advice(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.spark
-def test_a_job_uses_the_session_of_spark_submit(small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_job_runs_where_spark_submit_says(small_store: SmallStore, tmp_path: Path) -> None:
     """The command line itself is the program; its session keeps the master and the name that it was given."""
     small_store.put("T")
     program = tmp_path / "job.py"

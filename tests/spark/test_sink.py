@@ -34,7 +34,7 @@ HEADER = "body binary, topic string"
         ({"nameServer": "h:1"}, f"{HEADER}, flag string", "column flag is string; it must be int"),
     ],
 )
-def test_rows_that_cannot_be_messages_are_errors(options: dict[str, str], schema: str, says: str) -> None:
+def test_what_cannot_be_sent_is_said(options: dict[str, str], schema: str, says: str) -> None:
     columns = StructType()
     for column in schema.split(", "):
         columns.add(*column.split())
@@ -94,7 +94,7 @@ def test_rows_become_messages(spark: SparkSession, small_store: SmallStore, tmp_
 
 
 @pytest.mark.spark
-def test_messages_are_delayed(spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_are_held_back(spark: SparkSession, tmp_path: Path) -> None:
     later = "4102444800000"  # 2100
     rows = [("by level", 18, None), ("by time", None, {"TIMER_DELIVER_MS": later}), ("at once", 0, {})]
     schema = "body string, delayLevel int, properties map<string,string>"
@@ -118,7 +118,7 @@ def test_messages_are_delayed(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_a_failed_task_reports_its_acknowledged_messages(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_task_that_fails_gives_an_account(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 300, numPartitions=1).selectExpr("if(id < 250, cast(id as string), null) AS body")
 
     with broker(tmp_path, "T") as namesrv:

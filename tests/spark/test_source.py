@@ -113,7 +113,7 @@ def test_system_topics_are_left_out(spark: SparkSession, golden: Path) -> None:
         ({"subscribe": "Nope"}, "topic 'Nope' is not in"),
     ],
 )
-def test_errors_name_the_option_or_topic(
+def test_errors_name_what_is_wrong(
     spark: SparkSession, small_store: SmallStore, options: dict[str, str], says: str
 ) -> None:
     small_store.put()

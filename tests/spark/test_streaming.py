@@ -69,7 +69,7 @@ MODES = [{}, {"subscribe": "T"}, {"subscribePattern": "T|U"}]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_begins_at_the_end_or_at_its_option(small_store: SmallStore, mode: dict[str, str]) -> None:
+def test_a_stream_begins_at_the_end_or_where_it_is_told(small_store: SmallStore, mode: dict[str, str]) -> None:
     given = {"storePath": str(small_store.path), **mode}
     old = [small_store.put("T", n % 2) for n in range(4)]
     latest, earliest = Query(**given), Query(**given, startingOffsets="earliest")
@@ -104,7 +104,7 @@ def test_a_stream_begins_at_a_time(small_store: SmallStore) -> None:
         assert Query(**given).run() == places[5:]
 
 
-def test_a_stream_begins_at_times_by_queue(small_store: SmallStore) -> None:
+def test_a_stream_begins_where_queues_have_a_time(small_store: SmallStore) -> None:
     places = [small_store.put("T", n % 2, at_ms=1_700_000_000_000 + n) for n in range(8)]
     given = {"storePath": str(small_store.path), "brokerName": "b", "subscribe": "T"}
     times = json.dumps({"T": {"b": {"0": 1_700_000_000_003, "1": 1_700_000_000_003}}})
@@ -113,7 +113,7 @@ def test_a_stream_begins_at_times_by_queue(small_store: SmallStore) -> None:
         Query(**given, endingOffsetsByTimestamp=times)
 
 
-def test_new_queues_are_read_from_their_beginning(small_store: SmallStore) -> None:
+def test_queues_that_come_later_are_read_from_their_beginning(small_store: SmallStore) -> None:
     small_store.put("T", 0)
     query = Query(storePath=str(small_store.path), subscribePattern="T|U")
     places = [small_store.put("T", 1), small_store.put("U", 0), small_store.put("V", 0)]
@@ -225,7 +225,7 @@ def delete_first_file(store: SmallStore) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_messages_deleted_unread_are_an_error_or_skipped(
+def test_what_is_deleted_unread_is_an_error_or_left_out(
     small_store: SmallStore, mode: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
@@ -248,7 +248,7 @@ def test_messages_deleted_unread_are_an_error_or_skipped(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_replaced_store_is_an_error_or_read_further(small_store: SmallStore, mode: dict[str, str]) -> None:
+def test_a_store_that_was_replaced_is_an_error_or_read_on(small_store: SmallStore, mode: dict[str, str]) -> None:
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", **mode}
     for _ in range(9):
         small_store.put("T")
@@ -266,7 +266,7 @@ def test_a_replaced_store_is_an_error_or_read_further(small_store: SmallStore, m
     assert tolerant.run()[-1] == place
 
 
-def test_a_deleted_topic_is_an_error_or_skipped(small_store: SmallStore) -> None:
+def test_a_topic_that_is_gone_is_an_error_or_left_out(small_store: SmallStore) -> None:
     given = {"storePath": str(small_store.path), "subscribePattern": ".*", "startingOffsets": "earliest"}
     small_store.put("T")
     small_store.put("U")
@@ -277,7 +277,7 @@ def test_a_deleted_topic_is_an_error_or_skipped(small_store: SmallStore) -> None
     assert tolerant.run() == [0]
 
 
-def test_damage_is_reported_in_the_batch_that_contains_it(small_store: SmallStore) -> None:
+def test_damage_is_in_the_batch_that_meets_it(small_store: SmallStore) -> None:
     places = [small_store.put() for _ in range(12)]
     small_store.overwrite(places[5], bytes(8))
     given = {"storePath": str(small_store.path), "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3"}
@@ -294,9 +294,7 @@ def test_a_checkpoint_belongs_to_its_options(small_store: SmallStore) -> None:
 
 
 @pytest.mark.spark
-def test_a_restarted_query_continues_at_its_checkpoint(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path
-) -> None:
+def test_a_query_goes_on_where_it_was(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
     """With AvailableNow, started over and over on one checkpoint: each message once."""
     places = [small_store.put("T", n % 2) for n in range(20)]
 

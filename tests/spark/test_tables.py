@@ -185,7 +185,7 @@ def test_the_statements_of_the_page_do_what_they_say(
         assert (sent[b"departed"]["keys"], sent[b"one"]["tags"]) == (["N14228"], "UA")
 
 
-def test_unsupported_tables_are_errors_with_advice(spark: SparkSession, small_store: SmallStore) -> None:
+def test_what_a_table_cannot_be_is_said(spark: SparkSession, small_store: SmallStore) -> None:
     path = small_store.path
     assert "no option 'storepaht' for a table; it has storePath" in said(
         spark, f"CREATE TABLE messages USING rocketmq OPTIONS (storePaht '{path}')"
@@ -212,6 +212,6 @@ def test_unsupported_tables_are_errors_with_advice(spark: SparkSession, small_st
     assert "option nameServer is missing" in said(spark, "INSERT INTO messages (body) VALUES (encode('a', 'utf-8'))")
 
 
-def test_only_the_creation_of_a_table_stores_options() -> None:
+def test_only_what_spark_says_of_a_new_table_makes_one() -> None:
     with pytest.raises(ConfigError, match="no option 'provider' for a read"):
         RocketMQSource({"provider": "parquet", "storePath": "/nowhere"}).schema()
