@@ -255,3 +255,15 @@ def test_a_lake_without_its_snapshot_is_an_error(tmp_path: Path, left: str) -> N
     assert said.endswith(f"or run `rucola pipeline repair --lake {tmp_path} --dry-run` to see what is lost")
     with pytest.raises(StoreCorrupt, match="the file is missing, but the lake holds"), open_lake(tmp_path):
         pass
+
+
+def test_the_package_offers_read_lake_without_importing_arrow_or_spark() -> None:
+    program = (
+        "import sys\n"
+        "import rucola.spark.lake\n"
+        "assert not {'pyarrow', 'pyspark'} & sys.modules.keys()\n"
+        "from rucola.spark.lake import read_lake, read_snapshot\n"
+        "print(read_lake.__module__, read_snapshot.__module__, hasattr(rucola.spark.lake, 'nothing'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "rucola.spark.lake.reader rucola.spark.lake.snapshot False\n"
