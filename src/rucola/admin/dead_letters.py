@@ -110,7 +110,7 @@ class DeadLetterAdmin:
     async def read(
         self, group: str, begin_ms: int | None = None, end_ms: int | None = None
     ) -> AsyncGenerator[DeadLetter, None]:
-        """Yield the dead letters of a group stored from `begin_ms` to `end_ms`, inclusive; by queue, oldest first.
+        """Yield a group's dead letters stored from `begin_ms` to `end_ms`, inclusive. By queue, oldest first.
 
         TopicNotFound if the group has no dead letter queue.
         """
@@ -138,7 +138,7 @@ class DeadLetterAdmin:
         per_second: float | None = None,
         dry_run: bool = False,
     ) -> AsyncGenerator[RedriveResult, None]:
-        """Re-drive the dead letters with these ids, or all that were stored from `begin_ms` to `end_ms`, inclusive.
+        """Re-drive the dead letters with these ids, or all stored from `begin_ms` to `end_ms`, inclusive.
 
         `only_group` sends to `%RETRY%group` instead of the topic that each message came from; `per_second` limits the
         rate. Each result is yielded when its dead letter is complete; closing the iterator ends the run. ConfigError if

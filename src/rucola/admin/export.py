@@ -148,7 +148,7 @@ class ExportAdmin:
         }
 
     async def _put_nums(self, address: str, topic: str) -> tuple[float, int]:
-        """Return the put rate of the last minute and the put count of the last day of a topic; 0 if not counted."""
+        """Return a topic's put rate of the last minute and count of the last day."""
         try:
             data = await self._brokers.stats(address, TOPIC_PUT_NUMS, topic)
         except BrokerError:

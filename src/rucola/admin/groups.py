@@ -90,7 +90,7 @@ class GroupAdmin:
     # Members.
 
     async def consumer_connection(self, group: str, address: str | None = None) -> ConsumerConnection:
-        """Return members and subscriptions of a group from one broker, or from the first that has any.
+        """Return a group's members and subscriptions, from one broker or the first that has any.
 
         BrokerError with code CONSUMER_NOT_ONLINE if the group has no members.
         """
@@ -109,7 +109,7 @@ class GroupAdmin:
             raise
 
     async def producer_connection(self, group: str, topic: str) -> ProducerConnection:
-        """Return the clients of a producer group, from the first broker of the topic that has any."""
+        """Return a producer group's clients, from the first broker of the topic that has any."""
         header = GetProducerConnectionListRequestHeader(producer_group=group)
         addresses = addresses_of((await self._topics.route(topic)).broker_datas)
         response = await self._requests.invoke_any(addresses, RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
@@ -121,7 +121,7 @@ class GroupAdmin:
         return decode_body(ProducerTableInfo, response.body).data
 
     async def running_info(self, group: str, client_id: str, *, jstack: bool = False) -> ConsumerRunningInfo:
-        """Return the state of one member, fetched from it by its broker; `jstack` adds its stack traces.
+        """Return the state of one member, fetched by its broker. `jstack` adds stack traces.
 
         BrokerError if the member is not connected.
         """
@@ -136,7 +136,7 @@ class GroupAdmin:
     # Consume stats.
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """Return consumer offset and end of every queue of a topic, or of all topics of the group; sorted by queue.
+        """Return consumer offset and end of every queue of one or all topics. Sorted by queue.
 
         The table is empty if the group never committed an offset.
         """
@@ -156,7 +156,7 @@ class GroupAdmin:
         )
 
     async def consume_time_spans(self, topic: str, group: str) -> list[QueueTimeSpan]:
-        """Return, for every queue of a topic, the store times of its ends and of the group's consumer offset."""
+        """Return the store times of every queue's ends and of the group's consumer offset."""
         header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
 
         async def broker_spans(address: str) -> list[QueueTimeSpan]:
@@ -168,7 +168,7 @@ class GroupAdmin:
         return [span for spans in answers for span in spans]
 
     async def consume_delays(self, group: str, topics: Iterable[str]) -> dict[MessageQueue, int]:
-        """Return, for every queue of these topics, the age in milliseconds of the group's next message."""
+        """Return the age of the group's next message in every queue, in milliseconds."""
         answers = await gather_fail_fast(self.consume_time_spans(topic, group) for topic in topics)
         return {span.message_queue: max(0, span.delay_time) for spans in answers for span in spans}
 

@@ -1,4 +1,4 @@
-"""Message track: the state of a message in each group that consumes its topic, or has consumed it.
+"""Message track: the state of a message in each consumer group of its topic.
 
 Brokers keep no record of consumption per message. The track is inferred from
 
@@ -86,7 +86,7 @@ class MessageTracker:
         self._indexes = indexes
 
     async def track(self, message: MessageExt) -> list[MessageTrack]:
-        """Return the track of a message in every group that consumes its topic, sorted by group."""
+        """Return a message's track in every consumer group of its topic, sorted by group."""
         groups = await self._topics.consumer_groups(message.topic)
         return await gather_fail_fast(self._track_in_group(message, group) for group in groups)
 
@@ -108,7 +108,7 @@ class MessageTracker:
         return track
 
     async def _queue_offsets(self, message: MessageExt, group: str) -> OffsetWrapper | None:
-        """Return the group's offsets on the queue that holds the message; None if no broker of the route holds it."""
+        """Return the group's offsets on the queue that holds the message. None if no broker holds it."""
         # Queue ids are unique per broker only: compare the broker's address with the store host as well.
         for queue, offsets in (await self._groups.consume_stats(group, message.topic)).offset_table.items():
             is_queue = queue.queue_id == message.queue_id
@@ -146,7 +146,7 @@ class MessageTracker:
                 track.track_type = TrackType.IN_RETRY
 
     async def _copies(self, message: MessageExt, topic: str) -> list[MessageExt]:
-        """Return the copies of a message in a topic, oldest first, without those from before it was re-driven."""
+        """Return a message's copies in a topic, oldest first. Copies from before a re-drive are left out."""
         try:
             result = await self._indexes.query_unique_key(topic, message.msg_id)
         except TopicNotFound:

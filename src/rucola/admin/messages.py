@@ -68,7 +68,7 @@ class MessageAdmin:
         return decode(response.body)
 
     async def is_offset_msg_id(self, msg_id: str) -> bool:
-        """Return whether an id is an offsetMsgId of one of the cluster's brokers; indexes contain no such ids."""
+        """Return whether an id is an offsetMsgId of one of the cluster's brokers. Indexes contain no such ids."""
         try:
             address, _ = parse_offset_msg_id(msg_id)
         except InvalidMessage:
@@ -88,5 +88,5 @@ class MessageAdmin:
         return decode_body(ConsumeMessageDirectlyResult, response.body)
 
     async def track(self, message: MessageExt) -> list[MessageTrack]:
-        """Return the state of a message in every group that consumes its topic, sorted by group."""
+        """Return a message's state in every consumer group of its topic, sorted by group."""
         return await self._tracker.track(message)

@@ -43,7 +43,10 @@ class MonitorAdmin:
         self._dead_letters = dead_letters
 
     async def check_groups(self, since_ms: int) -> list[Finding]:
-        """Return the findings about all groups; those of event DELETED since a time in milliseconds since 1970."""
+        """Return the findings about all groups.
+
+        Those of event DELETED are from `since_ms` on, in milliseconds since 1970.
+        """
         findings = []
         for group in await self._groups.names():
             findings += await self._backlogs(group)

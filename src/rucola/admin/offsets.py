@@ -60,7 +60,7 @@ class OffsetAdmin:
         self._topics = topics
 
     async def by_client(self, topic: str, group: str, client_id: str = "") -> dict[str, dict[MessageQueue, int]]:
-        """Return the offsets that the group's members hold, by client id; of one member if `client_id` is given."""
+        """Return the offsets that members hold, by client id. Of one member if `client_id` is given."""
         header = GetConsumerStatusRequestHeader(topic=topic, group=group, client_addr=client_id)
         offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
         code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
@@ -98,7 +98,7 @@ class OffsetAdmin:
     async def reset_by_time(
         self, topic: str, group: str, timestamp_ms: int, *, force: bool = True, cpp: bool = False
     ) -> ResetResult:
-        """Reset the group to the messages stored from a time on, or, with LATEST, to the end of every queue.
+        """Reset the group to a store time, or with LATEST to the queue ends.
 
         `timestamp_ms` is in milliseconds since 1970. Without `force`, no consumer offset increases. `cpp` makes
         Apache's brokers use the encoding of C++ clients; Rucola's brokers know the language of each member.

@@ -1,4 +1,4 @@
-"""Queries by key: every message that has a key, from the indexes of all brokers of a topic.
+"""Queries by key over the indexes of all brokers of a topic.
 
 **Paging.** A broker's index knows only the 32-bit hash of `topic#key`. A response therefore contains messages whose
 other keys have the same hash, at most the newest `maxMsgsNumBatch` records, and no sign whether there are more. A
@@ -71,7 +71,7 @@ class KeyQueryResult:
 
 
 class KeyQuery:
-    """An asynchronous iterable of the messages that have a key, newest first; it requests pages on demand.
+    """An asynchronous iterable of the messages with a key, newest first. Requests pages on demand.
 
     `incomplete_seconds`, `failures` and `index_ranges` are those of KeyQueryResult, for the pages requested so far. An
     iteration raises the first failure if every broker failed.
@@ -91,7 +91,7 @@ class KeyQuery:
         self._unique = unique
 
     async def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
-        """Merge the messages of all brokers by store time, with at most one page of read-ahead per broker."""
+        """Merge the messages of all brokers by store time. Reads ahead one page per broker at most."""
         addresses = await self._indexes.addresses(self._topic)
         streams = [self._broker_messages(address) for address in addresses]
         try:
@@ -140,7 +140,7 @@ class KeyQuery:
     async def _request_page(
         self, address: str, limit: int, end_ms: int, before: int
     ) -> tuple[list[MessageExt], tuple[int, int] | None]:
-        """Return the newest records whose keys have the hash, and the index range if the broker reports it."""
+        """Return the newest records with the key's hash, and the index range if reported."""
         header = QueryMessageRequestHeader(
             topic=self._topic,
             key=self._key,
@@ -193,7 +193,7 @@ class MessageIndexes:
         self._page_limits: dict[str, tuple[int, int]] = {}  # by address: for a key, for a unique key
 
     def query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
-        """Return a query for the messages of a topic with a key, stored from `begin_ms` to `end_ms`, inclusive."""
+        """Return a query by key for messages stored from `begin_ms` to `end_ms`, inclusive."""
         return KeyQuery(self, topic, key, begin_ms, end_ms)
 
     async def query_unique_key(
@@ -213,7 +213,7 @@ class MessageIndexes:
         return await self._requests.invoke_unchecked(address, RequestCode.QUERY_MESSAGE, header)
 
     async def page_limit(self, address: str, *, unique: bool) -> int:
-        """Return the broker's limit of records per response, or Apache's default if the broker does not report it."""
+        """Return the broker's limit of records per response, or Apache's default if unknown."""
         if address not in self._page_limits:
             try:
                 config = await self._brokers.config(address)

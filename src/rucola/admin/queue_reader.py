@@ -1,4 +1,4 @@
-"""Bounded reading of one queue, for tools: its messages up to the end that it has at the start."""
+"""Bounded reading of one queue, for tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def read_queue(
     begin_ms: int | None = None,
     end_ms: int | None = None,
 ) -> AsyncGenerator[MessageExt, None]:
-    """Yield the messages of a queue stored from `begin_ms` to `end_ms`, inclusive, in milliseconds since 1970.
+    """Yield the messages of a queue stored from `begin_ms` to `end_ms`, inclusive.
 
     Messages stored after the first one is requested are not returned, so the iteration ends even while producers send.
     """

@@ -1,4 +1,4 @@
-"""Re-driving of dead letters: a run that sends each dead letter of a group once more.
+"""Re-driving of dead letters: each one is sent once more.
 
 A copy of the dead letter goes to the topic that the message came from, where every group receives it, or to
 `%RETRY%group`, where only this group does. The dead letter stays in its queue. Two records prevent a second copy:
@@ -93,7 +93,7 @@ class RedrivenCopies:
         self._messages = messages
 
     async def exists(self, message: MessageExt, group: str) -> bool:
-        """Return whether a dead letter has a copy, in the topic it came from or in the group's retry topic.
+        """Return whether a dead letter has a copy in its original or retry topic.
 
         Raises the failure of a broker that did not answer, and ConfigError if there are too many candidates: a copy
         that was overlooked would be sent a second time.
@@ -192,7 +192,7 @@ class Redrive:
     async def redrive_queue(
         self, consumer: PullConsumer, queue: MessageQueue, begin_ms: int | None, end_ms: int | None
     ) -> AsyncGenerator[RedriveResult, None]:
-        """Re-drive the dead letters of a queue stored from `begin_ms` to `end_ms`, and commit the offset."""
+        """Re-drive a queue's dead letters stored from `begin_ms` to `end_ms`, and commit the offset."""
         offset = committed = await redrive_offset(consumer, queue)
         try:
             async for message in read_queue(consumer, queue, begin_ms=begin_ms, end_ms=end_ms):
@@ -260,7 +260,7 @@ async def redrive_offset(consumer: PullConsumer, queue: MessageQueue) -> int:
 
 
 def _copy(message: MessageExt, topic: str, *, keep_origin: bool) -> Message:
-    """Return the message to send for a dead letter: body, flag, unique key, application properties, REDRIVEN_FROM."""
+    """Return the message to send for a dead letter, with its own properties and REDRIVEN_FROM."""
     excluded = _PROPERTIES_OF_DELIVERY if keep_origin else _PROPERTIES_OF_DELIVERY | {properties.RETRY_TOPIC}
     copied = {name: value for name, value in message.properties.items() if name not in excluded}
     copied[properties.UNIQ_KEY] = message.msg_id

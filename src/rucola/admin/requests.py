@@ -69,7 +69,7 @@ class AdminRequests:
     async def invoke_any(
         self, addresses: Sequence[str], code: RequestCode, header: Header, *, extra_ms: float = 0
     ) -> RemotingCommand:
-        """Return the first successful response; try the next server if one refuses, fails or is slow.
+        """Return the first successful response. Try the next server if one refuses, fails or is slow.
 
         If all fail, the error of an unreachable server takes precedence over a refusal, because that server might have
         answered. ConfigError if `addresses` is empty.
@@ -98,7 +98,7 @@ class AdminRequests:
     async def invoke_all_name_servers(
         self, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> list[RemotingCommand]:
-        """Send a change to every name server and return their responses, in the order of `name_servers`.
+        """Send a change to every name server and return the responses, in their order.
 
         The first failure is raised after all requests have ended, so one failing server keeps no other from changing.
         """
@@ -106,7 +106,7 @@ class AdminRequests:
 
 
 def addresses_of(brokers: Iterable[BrokerData]) -> list[str]:
-    """Return one address per broker name: the master's, or a slave's if there is no master."""
+    """Return one address per broker name: the master's, or a slave's without a master."""
     return [
         data.broker_addrs.get(MASTER_ID) or data.broker_addrs[min(data.broker_addrs)]
         for data in brokers

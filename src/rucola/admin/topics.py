@@ -71,7 +71,7 @@ class TopicAdmin:
     # Known to the brokers.
 
     async def stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """Return minimum and maximum offset and last update of every queue of a topic, sorted by queue."""
+        """Return minimum offset, maximum offset and last update of every queue, sorted by queue."""
 
         async def broker_stats(address: str) -> dict[MessageQueue, TopicOffset]:
             header = TopicRequestHeader(topic=topic)
@@ -102,7 +102,7 @@ class TopicAdmin:
     async def consume_queue_units(
         self, address: str, topic: str, queue_id: int, index: int, count: int, group: str | None = None
     ) -> QueryConsumeQueueResponseBody:
-        """Return up to `count` ConsumeQueue units from queue offset `index` on; none beyond the end of the queue."""
+        """Return up to `count` ConsumeQueue units from queue offset `index` on. None beyond the end."""
         header = QueryConsumeQueueRequestHeader(
             topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
         )
@@ -130,6 +130,6 @@ class TopicAdmin:
         await self._requests.invoke(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=topic))
 
     async def delete_on_name_servers(self, topic: str, cluster: str | None = None) -> None:
-        """Delete the route of the topic on every name server, for one cluster or for all."""
+        """Delete the topic's route on every name server, for one cluster or all."""
         header = DeleteTopicFromNamesrvRequestHeader(topic=topic, cluster_name=cluster)
         await self._requests.invoke_all_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)

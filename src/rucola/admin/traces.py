@@ -58,7 +58,7 @@ class TraceAdmin:
 def _add_traces(
     message: MessageExt, msg_id: str, view: MessageTraceView, deliveries: dict[str, TracedDelivery]
 ) -> None:
-    """Add the entries of one trace message about `msg_id`; begin and end of a delivery share a request id."""
+    """Add one trace message's entries about `msg_id`. Begin and end of a delivery share a request id."""
     host = message.born_host.rpartition(":")[0]
     for trace in decode(message.body.decode("utf-8", "replace")):
         if trace.msg_id != msg_id:

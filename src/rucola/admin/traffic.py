@@ -15,7 +15,7 @@ from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
 
 @dataclass(slots=True)
 class Traffic:
-    """Messages per second over the last minute, and messages over the last 24 hours or since the brokers' start."""
+    """Messages per second in the last minute, and messages in the last 24 hours."""
 
     tps: float = 0.0
     day_count: int = 0
@@ -49,7 +49,7 @@ class TrafficAdmin:
         self._groups = groups
 
     async def of_topic(self, topic: str) -> TopicTraffic:
-        """Return rates and counts of a topic, and of the groups that consume it or have committed offsets on it."""
+        """Return the rates and counts of a topic and of its consumer groups."""
         addresses = masters_of((await self._topics.route(topic)).broker_datas).values()
         groups = []
         for group in await self._topics.consumer_groups(topic):

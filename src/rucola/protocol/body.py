@@ -77,7 +77,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without null members, and with integer keys as text, as msgspec expects them."""
+    """Return a value without null members and with integer keys as text, for msgspec."""
     if isinstance(value, dict):
         return {
             str(key) if isinstance(key, int) else key: _plain(member)

@@ -111,7 +111,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """The result of a request: 0 for success, else the kind of failure, which the remark describes."""
+    """The result of a request: 0 for success, else the kind of failure."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

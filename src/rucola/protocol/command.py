@@ -112,7 +112,7 @@ ROCKETMQ = SerializeType.ROCKETMQ
 
 
 class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """The base of typed headers: a struct whose fields are `extFields`, in camelCase on the wire.
+    """The base of typed headers. Its fields are `extFields`, in camelCase on the wire.
 
     A field without a default is required. None is not sent.
     """
@@ -320,7 +320,7 @@ def version_text(version: int) -> str:
 
 
 def next_opaque() -> int:
-    """Return the opaque of a new request, unique within this process until it wraps at 2^31."""
+    """Return a new opaque, unique within this process until it wraps at 2^31."""
     return next(_opaques) & 0x7FFFFFFF
 
 
@@ -331,6 +331,11 @@ def to_ext_fields(header: Header) -> dict[str, str]:
         for name, value in msgspec.to_builtins(header).items()
         if value is not None
     }
+
+
+def is_true(value: bool | str | None) -> bool:
+    """Return a boolean ext field by Java's rule. Only `true`, in any case, is true; "1" is not."""
+    return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def _to_texts(fields: Any) -> dict[str, str]:
@@ -401,7 +406,7 @@ def _register_header_type(code: int, header_type: type[Header]) -> None:
 
 
 def _meaning(header_type: type[Header], error: str) -> str:
-    """Return the meaning of the field that an error names if its name on the wire is one letter.
+    """Return the meaning of a one-letter field that an error names.
 
     `, the queue id` for "Expected `int`, got `str` - at `$.e`" of a SendMessageRequestHeaderV2.
     """
@@ -437,7 +442,7 @@ def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingComma
 
 
 def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
-    """Decode a header whose ext fields differ from others of its code, or that only fastjson accepts as JSON.
+    """Decode a header that the typed decoder of its code, or msgspec, rejects.
 
     HeaderError if neither way works.
     """
@@ -463,7 +468,7 @@ def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
 
 
 def _int32(value: object) -> int | None:
-    """Return the number of a member, as lax decoding does; None if it is no number."""
+    """Return a member as a number, as lax decoding does. None if it is none."""
     with suppress(msgspec.ValidationError):
         return msgspec.convert(value, Int32, strict=False)
     return None

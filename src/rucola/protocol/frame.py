@@ -100,7 +100,7 @@ class FrameDecoder:
         return commands
 
     def _buffer_rest(self, part: bytes) -> None:
-        """Buffer the start of a frame, and note the size at which it, or its length, is complete."""
+        """Buffer the start of a frame, and set the size at which it is complete."""
         self._needed = 4
         if len(part) >= 4:
             (length,) = _LENGTH.unpack_from(part)

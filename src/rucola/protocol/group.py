@@ -140,7 +140,7 @@ class ConsumeStatsList(msgspec.Struct, kw_only=True):
 
 
 def encode_offset_table(offsets: dict[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """Return the body of request 220 and of the response to 222; `as_list` for C++ clients."""
+    """Return the body of request 220 and response 222. `as_list` is for C++ clients."""
     if not as_list:
         return fastjson.dumps({"offsetTable": {to_key(queue): offset for queue, offset in offsets.items()}})
     rows = [

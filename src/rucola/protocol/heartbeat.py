@@ -139,7 +139,7 @@ class NotifyConsumerIdsChangedRequestHeader(Header, kw_only=True):
 def subscription(
     topic: str, expression: str | None, expression_type: str = "TAG", version: int = 0
 ) -> SubscriptionData:
-    """Return the subscription of an expression: tags joined by `||`, or all messages if it is empty or `*`.
+    """Return a subscription to tags joined by `||`, or to all messages (`*` or empty).
 
     An expression of another type than TAG is not parsed. InvalidMessage if it consists of separators only.
     """

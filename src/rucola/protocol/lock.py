@@ -14,7 +14,7 @@ from rucola.protocol.queue import MessageQueue
 
 
 class LockBatchRequestBody(Body, kw_only=True):
-    """The body of both requests: the queues that a client locks or unlocks for its group."""
+    """The body of both requests: the queues to lock or unlock for a group."""
 
     client_id: str
     consumer_group: str

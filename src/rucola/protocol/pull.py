@@ -42,7 +42,7 @@ class PullMessageRequestHeader(Header, kw_only=True):
 
 
 class PullMessageResponseHeader(Header, kw_only=True):
-    """The queue offset of the next pull, the ends of the queue, and the broker id from which to pull next."""
+    """The offset and broker id of the next pull, and the ends of the queue."""
 
     # The broker id to pull from next: `which_broker_when_consume_slowly` of the group with a large backlog, else its
     # `broker_id`.

@@ -31,7 +31,7 @@ class QueryMessageRequestHeader(Header, kw_only=True):
 
 
 class QueryMessageResponseHeader(Header, kw_only=True):
-    """Store time and physical offset of the message that was indexed last; 0 if no message was found.
+    """Store time and physical offset of the last indexed message. 0 if none was found.
 
     `index_begin_timestamp` and `index_end_timestamp` are Rucola's own: the store times of the first and last message in
     the index, 0 if it is empty, -1 if the broker keeps none.
@@ -50,7 +50,7 @@ class ViewMessageRequestHeader(Header, kw_only=True):
 
 
 class QueryConsumeQueueRequestHeader(Header, kw_only=True):
-    """QUERY_CONSUME_QUEUE: `count` units from queue offset `index` on, and the subscription of a group if named."""
+    """QUERY_CONSUME_QUEUE: `count` units from queue offset `index` on, and a group's subscription."""
 
     topic: str
     queue_id: int

@@ -1,4 +1,4 @@
-"""MessageQueue: one queue of a topic on a broker, also as a key of fastjson's maps.
+"""MessageQueue: one queue of a topic on a broker, also as a JSON key.
 
 Corresponds to `MessageQueue` of Apache RocketMQ 4.9.8.
 """

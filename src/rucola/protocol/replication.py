@@ -39,7 +39,7 @@ MAX_TRANSFER_SIZE: Final = 4 * 1024 * 1024 - _HEADER.size
 
 
 def encode_report(physical_offset: int) -> bytes:
-    """Return a report: the slave has all bytes before `physical_offset`, or, in the first one, begins there."""
+    """Return a report. It acknowledges all bytes before `physical_offset`; the first one says where to begin."""
     return _REPORT.pack(physical_offset)
 
 
@@ -79,7 +79,7 @@ class TransferDecoder:
         self._remaining = 0  # bytes of the current transfer that were not received
 
     def receive_data(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield (physical offset, view of `data`) for each piece; the view is empty for a heartbeat.
+        """Yield (physical offset, view of `data`) for each piece. A heartbeat has an empty view.
 
         RemoteProtocolError for negative numbers, or a transfer that does not begin at the end of the last one.
         """

@@ -49,7 +49,7 @@ class BrokerData(Body, kw_only=True):
 
 
 class QueueData(Body, kw_only=True):
-    """The queues of a topic on one broker name; `perm` is a sum of PERM_READ, PERM_WRITE and PERM_INHERIT."""
+    """The queues of a topic on one broker name. `perm` is a sum of the PERM_ values."""
 
     broker_name: str
     perm: int

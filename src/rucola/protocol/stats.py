@@ -32,7 +32,7 @@ class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
 
 
 class BrokerStatsItem(Body, kw_only=True):
-    """One time window: the sum, its rate per second (`tps`), and the average per call (`avgpt`)."""
+    """One time window: sum, rate per second (`tps`), and average per call (`avgpt`)."""
 
     avgpt: float = 0.0
     sum: int = 0
@@ -48,5 +48,5 @@ class BrokerStatsData(Body, kw_only=True):
 
     @property
     def day_count(self) -> int:
-        """The sum of the last day; of a shorter window if a broker has none yet, as Apache's in its first hour."""
+        """The sum of the last day. Of a shorter window in the first hour of Apache's broker."""
         return self.stats_day.sum or self.stats_hour.sum or self.stats_minute.sum

@@ -81,7 +81,7 @@ class SubscriptionGroupConfig(Body, kw_only=True):
 
 
 class DataVersion(Body, kw_only=True):
-    """The version of a table: a counter, and the time of the last change in milliseconds."""
+    """The version of a table: a counter, and the time of the last change (ms)."""
 
     counter: int = 0
     timestamp: int = 0
@@ -92,7 +92,7 @@ class DataVersion(Body, kw_only=True):
 
 
 class TopicConfigSerializeWrapper(Body, kw_only=True):
-    """All topics of a broker: config/topics.json, the response body of request 21, part of a registration."""
+    """All topics of a broker: config/topics.json, response body 21, part of a registration."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = {}
@@ -126,14 +126,14 @@ class TopicRequestHeader(Header, kw_only=True):
 
 
 class GetConsumeStatsRequestHeader(Header, kw_only=True):
-    """GET_CONSUME_STATS: the consumer offsets of a group, on one topic or on all of its topics."""
+    """GET_CONSUME_STATS: a group's consumer offsets on one topic, or on all of its topics."""
 
     consumer_group: str
     topic: str | None = None
 
 
 class TopicOffset(Body, kw_only=True):
-    """The ends of a queue, and the store time of its newest message (milliseconds, 0 if it is empty)."""
+    """The ends of a queue, and the store time of its newest message (ms). 0 if it is empty."""
 
     last_update_timestamp: int = 0
     max_offset: int = 0
@@ -141,7 +141,7 @@ class TopicOffset(Body, kw_only=True):
 
 
 class OffsetWrapper(Body, kw_only=True):
-    """The end of a queue, the consumer offset of a group, and the store time (ms) of the last consumed message."""
+    """The end of a queue, a group's consumer offset, and the last consumed store time."""
 
     # The end of the queue.
     broker_offset: int = 0

@@ -1,4 +1,4 @@
-"""Remoting: connections that carry commands in both directions, a server, a client, and an event loop for servers.
+"""Connections that carry commands in both directions, with their servers, clients and event loop.
 
 Nothing here interprets request codes. Reading order: `connection`, `server`, `client`, `event_loop`, `stream`.
 """

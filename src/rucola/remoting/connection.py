@@ -164,12 +164,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def idle_ms(self) -> int:
-        """Milliseconds since the last byte was sent or received, from the kernel; 0 if the connection is closed."""
+        """Milliseconds since the last byte was sent or received, from the kernel. 0 if closed."""
         return 0 if self._transport is None else min(self._idle_times_ms())
 
     @property
     def silent_ms(self) -> int:
-        """Milliseconds since the last byte was received; 0 without a request in flight, or if closed."""
+        """Milliseconds since the last byte was received. 0 without a request in flight, or if closed."""
         return self._idle_times_ms()[1] if self._in_flight and self._transport is not None else 0
 
     def send(self, command: RemotingCommand | bytes) -> None:
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
             answer.cancel()
 
     def timed_out(self, command: RemotingCommand, waited_ms: float) -> None:
-        """Forget a request that timed out after `waited_ms`, and close the connection if it is half-open.
+        """Forget a request that timed out, and close the connection if it is half-open.
 
         1. If a byte was received since the request was sent, the connection is alive.
         2. Otherwise determine since when it is silent: since this request, or since an earlier one that timed out in
@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
             self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
-        """Return the error response to a request with an unreadable header, None if its opaque is unreadable, too.
+        """Return the error response to an unreadable request, None if its opaque is unreadable, too.
 
         An unreadable response fails the request in flight that it answers.
         """
@@ -368,7 +368,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(b"".join(replies))
 
     def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
-        """Return the encoded response to a request, or None if there is none, or none yet."""
+        """Return the encoded response to a request, or None if there is none (yet)."""
         if reply is not None and not isinstance(reply, (bytes, RemotingCommand)):
             self._reply_when_done(command, reply)
             return None
@@ -377,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
         return reply if isinstance(reply, bytes) else reply.encode()
 
     def _reply_when_done(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
-        """Send a reply when its awaitable is done, in one write with others that are done in the same iteration."""
+        """Send a reply when its awaitable is done. Replies that are done in one iteration share a write."""
         future = asyncio.ensure_future(answer)
         self._pending_replies.add(future)
 
@@ -403,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(b"".join(frames))
 
     def _idle_times_ms(self) -> tuple[int, int]:
-        """Return the milliseconds since the last byte was sent, and since the last one was received."""
+        """Return the milliseconds since the last sent byte, and since the last received one."""
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
         sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))

@@ -10,7 +10,7 @@ import asyncio
 
 
 class Deadline:
-    """A point in time on the running event loop's clock (`at`, in seconds), `timeout_ms` after construction."""
+    """A point in time on the loop's clock (`at`, in seconds), `timeout_ms` after construction."""
 
     __slots__ = ("_loop", "at", "timeout_ms")
 

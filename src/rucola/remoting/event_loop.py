@@ -50,7 +50,7 @@ class BatchingSelector(selectors.DefaultSelector):
         self._callbacks.append(callback)
 
     def writer_of(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """Return a function that adds a write to the batch, and sends the batch if it is full or the write large.
+        """Return a function that adds a write to the batch. It sends a full batch, or a large write, at once.
 
         A closure per connection instead of a method: the hot path then looks up no attribute.
         """
@@ -73,7 +73,7 @@ class BatchingSelector(selectors.DefaultSelector):
             send(data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Run the callbacks, send the batch, and wait until a file is ready or the timeout, in seconds, is over."""
+        """Run the callbacks, send the batch, and wait for a ready file, or `timeout` seconds."""
         self._has_unregistered = False
         if self._callbacks:
             callbacks, self._callbacks = self._callbacks, []

@@ -1,4 +1,4 @@
-"""SingleFlight: one task per key whose result concurrent callers share, such as connecting to one address."""
+"""SingleFlight: one task per key, whose result concurrent callers share, such as a connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[K, T]):
-    """Runs at most one task per key; every caller that waits for it receives its result or error.
+    """Runs at most one task per key. Every caller that waits for it receives its result or error.
 
     The task is independent of its callers: if one is cancelled or reaches its deadline, the task continues for the
     others. The task must therefore have a timeout of its own.
@@ -24,7 +24,7 @@ class SingleFlight(Generic[K, T]):
         self._tasks: dict[K, asyncio.Task[T]] = {}
 
     async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline, purpose: str) -> T:
-        """Return the result of the task of `key`; start it by `work` if it is not running.
+        """Return the result of `key`'s task. Start it by `work` if it is not running.
 
         TimeoutError at the deadline. RemotingConnectError, whose text begins with `purpose`, if `close` cancelled it.
         """

@@ -1,4 +1,4 @@
-"""Stream: one socket that carries raw bytes in both directions, and a server for such sockets.
+"""Stream: one socket that carries raw bytes in both directions, and its server.
 
 Replication uses it: its protocol has no commands, and its pieces of the log are sent without a copy. `write` passes the
 caller's buffers to the kernel and waits while the send buffer is full. Reading and writing concurrently requires two
@@ -33,7 +33,7 @@ class Stream:
             self.peer = "?"
 
     async def read(self, max_size: int) -> bytes:
-        """Wait for bytes and return up to `max_size` of them; no bytes if the peer has closed."""
+        """Wait for bytes and return up to `max_size` of them. Return none if the peer has closed."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, max_size)
         except OSError as error:
