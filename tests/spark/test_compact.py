@@ -41,7 +41,7 @@ def test_small_files_become_one_and_nothing_else_changes(
     assert len(rows) == 9
     assert compact.run(spark, lake) == compact.CompactionResult(str(lake))  # there is too little of everything
     summary = compact.run(spark, lake, min_files=2)
-    assert (summary.rows, summary.replaced_row_files, summary.parquet_files) == (9, 9, 3)
+    assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
     assert (summary.replaced_key_files, summary.key_files) == (3, 1)
     snapshot = read_snapshot(lake)
     assert len({(file.topic, file.date) for file in snapshot.rows}) == len(snapshot.rows) == 3

@@ -53,11 +53,11 @@ QUERIES: list[tuple[SearchQuery, Callable[[MessageExt], bool]]] = [
 
 
 @pytest.mark.parametrize("exhaustive", [False, True])
-@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+@pytest.mark.parametrize("number", range(len(QUERIES)))
 def test_every_search_path_finds_the_same(
     store: Path, messages: list[MessageExt], number: int, exhaustive: bool
 ) -> None:
-    question, fits = QUESTIONS[number]
+    query, fits = QUERIES[number]
     expected = [message.physical_offset for message in messages if fits(message)]
     query.exhaustive = exhaustive
     assert sorted(found(store, query)) == expected

@@ -247,7 +247,7 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
     print_table(
         ("#Files", "#Replaced", "#Written"),
         [
-            ("messages", result.replaced_row_files, result.parquet_files),
+            ("messages", result.replaced_row_files, result.row_files),
             ("keys", result.replaced_key_files, result.key_files),
         ],
     )

@@ -66,5 +66,5 @@ def repair(
         for path in result.asides:
             click.echo(f"set aside: {path}")
         done = "is sound" if result.is_sound else "would be restored" if dry_run else "is restored"
-        click.echo(f"{lake} {done}, with {result.rows} messages in {result.parquet_files} files")
+        click.echo(f"{lake} {done}, with {result.rows} messages in {result.row_files} files")
     ctx.exit(1 if dry_run and not result.is_sound else 0)

@@ -48,7 +48,7 @@ class CompactionResult:
     lake: str
     rows: int = 0
     replaced_row_files: int = 0
-    parquet_files: int = 0
+    row_files: int = 0
     replaced_key_files: int = 0
     key_files: int = 0
 
@@ -57,7 +57,7 @@ class CompactionResult:
         return {
             "lake": self.lake,
             "rows": self.rows,
-            "rowFiles": {"replaced": self.replaced_row_files, "written": self.parquet_files},
+            "rowFiles": {"replaced": self.replaced_row_files, "written": self.row_files},
             "keyFiles": {"replaced": self.replaced_key_files, "written": self.key_files},
         }
 

@@ -51,7 +51,7 @@ class LakeRepairResult:
     findings: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     rows: int = 0
-    parquet_files: int = 0
+    row_files: int = 0
     key_files: int = 0
     asides: tuple[str, ...] = ()
     is_dry: bool = False
@@ -70,7 +70,7 @@ class LakeRepairResult:
             "findings": list(self.findings),
             "losses": list(self.losses),
             "rows": self.rows,
-            "rowFiles": self.parquet_files,
+            "rowFiles": self.row_files,
             "keyFiles": self.key_files,
             "setAside": list(self.asides),
         }
