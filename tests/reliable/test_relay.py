@@ -118,7 +118,7 @@ async def test_broker_outage_uses_up_no_sends_and_loses_nothing(sqlite_db: Outbo
             await until(lambda: running._away_since is not None)
             sends = [stub.sends for stub in stubs(sqlite_db)]
             for _ in range(3):
-                assert not await running._finds_broker()
+                assert not await running._probe_broker()
             assert [stub.sends for stub in stubs(sqlite_db)] == sends
             assert max(sends) <= 2
         await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 6})

@@ -140,7 +140,7 @@ async def test_a_request_is_retried_only_after_retryable_errors() -> None:
     assert await made([lost, refused, None]) == (2, refused)
     assert await made([missing, None], is_known_topic=False) == (1, missing)
     assert await made([lost, None], timeout_ms=0) == (1, lost)
-    assert await made([lost] * 99, timeout_ms=1)[1] is lost
+    assert (await made([lost] * 99, timeout_ms=1))[1] is lost
 
 
 # -- which queue -------------------------------------------------------------------------------------------------------
