@@ -382,7 +382,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     store = MessageStore(stores.config(tmp_path))
     store.open(T0)
     puts = InternalPuts(store, rings.append)
-    store.write_state.reason = "full"
+    store.write_state.set_disk_full("full")
     for number in range(internal_puts.MAX_KEPT + 2):
         put = puts.put_or_keep("event", stores.inner(body=b"%d" % number), T0)
         assert put.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
@@ -391,17 +391,17 @@ def test_what_is_kept_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert puts.put_kept(T0 + 1000) == T0 + 3000
     assert caplog.text.count("more of them are lost") == 1
     assert puts.failures == {"event": 4}, "two attempts and two that are lost"
-    store.write_state.reason = None
+    store.write_state.set_disk_full(None)
     assert puts.put_kept(T0 + 3000) is None
     assert store.max_offset("T", 0) == internal_puts.MAX_KEPT
-    store.write_state.reason = "full"
+    store.write_state.set_disk_full("full")
     kept = internal_puts.MAX_KEPT_BYTES // (1 << 20)
     for _ in range(kept + 1):
         puts.put_or_keep("reply", stores.inner(body=bytes(1 << 20)), T0 + 4000)
     assert caplog.text.count("more of them are lost") == 2
     puts.close(T0 + 4000)
     assert f"{{'reply': {kept}}}" in caplog.text
-    store.write_state.reason = None
+    store.write_state.set_disk_full(None)
     store.close()
     assert check(tmp_path) == []
 

@@ -295,7 +295,7 @@ async def test_garbage_on_the_port_of_the_master(
     ("sent", "words"),
     [
         (encode_header(-1, 4), "a transfer of 4 bytes at physical offset -1"),
-        (encode_header(77, 4) + b"abcd", "begins its log at 77"),
+        (encode_header(77, 4) + b"abcd", "log begins at 77"),
         (encode_header(0, 8) + b"no record", "the master sent no record at 0"),
         (encode_header(0, 5)[:7], "it closed the connection"),
     ],
