@@ -367,7 +367,7 @@ def test_read_only_disk_can_be_read_but_not_served(
     if not is_crashed:
         MessageStore(config(root)).__enter__().close()
     with read_only(tmp_path / "disk", monkeypatch):
-        assert ("not closed in order" in str(check(root))) == is_crashed
+        assert ("not closed cleanly" in str(check(root))) == is_crashed
         assert [row["queueOffset"] for row in dump(root)] == [*range(20)]
         with StoreReader(root) as reader:
             assert reader.queues() == {("T", 0): (0, 20)}

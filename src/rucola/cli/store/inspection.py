@@ -82,7 +82,7 @@ def _print_stat(counted: StoreStat) -> None:
     point = [time_text(time_ms) or "never" for time_ms in counted.checkpoint]
     click.echo(f"checkpoint   CommitLog {point[0]}, ConsumeQueue {point[1]}, index {point[2]}")
     click.echo(
-        f"abort        {'there: the store is open, or was not closed in order' if counted.abort else 'not there'}"
+        f"abort        {'there: the store is open, or was not closed cleanly' if counted.abort else 'not there'}"
     )
     click.echo(f"config       {' '.join(counted.config) or 'none'}\n")
     if counted.queues:
