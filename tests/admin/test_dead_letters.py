@@ -70,7 +70,7 @@ async def cluster_with_dead_letters(path: Path) -> AsyncIterator[Scene]:
                 for number in range(COUNT):
                     message = Message("T", b"%d" % number, tags="x", keys=f"k{number}", properties={"own": "yes"})
                     sent = await producer.send(message)
-                    await scene.give_up(int(sent.offset_msg_id[16:], 16))
+                    await scene.make_dead_letter(int(sent.offset_msg_id[16:], 16))
             yield scene
 
 

@@ -55,7 +55,7 @@ async def cluster_with_consumer(path: Path, expression: str = "*") -> AsyncItera
             consumer.subscribe("T", expression)
             async with AdminClient(running.namesrv) as admin:
                 scene = Scene(admin, broker, running, consumer)
-                consumer.listen(scene.hear)
+                consumer.listen(scene.consume)
                 async with consumer:
                     yield scene
 

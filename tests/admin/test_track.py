@@ -70,7 +70,7 @@ async def test_an_offline_group_is_tracked_by_its_offset(tmp_path: Path) -> None
 
 async def test_a_message_that_waits_for_its_retry_is_tracked(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
-        await scene.give_back(scene.message, 2)
+        await scene.requeue(scene.message, 2)
         track = await scene.track()
         assert (track.track_type, track.retry_count, track.dead_ms) == (TrackType.IN_RETRY, 1, 0)
         assert track.last_failed_ms >= scene.message.store_timestamp
@@ -78,7 +78,7 @@ async def test_a_message_that_waits_for_its_retry_is_tracked(tmp_path: Path) -> 
 
 async def test_a_message_is_tracked_through_two_retries(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
-        await scene.give_back(scene.message, 1)
+        await scene.requeue(scene.message, 1)
         copy = await scene.copy_in(retry_topic("g"))
         first = await scene.track()
         assert (first.track_type, first.retry_count) == (TrackType.IN_RETRY, 1), "it is there, and not consumed yet"
@@ -97,7 +97,7 @@ async def test_a_message_is_tracked_through_two_retries(tmp_path: Path) -> None:
 
 async def test_a_dead_letter_is_tracked_after_its_redrive(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
-        await scene.give_back(scene.message, -1)
+        await scene.requeue(scene.message, -1)
         track = await scene.track()
         letter = await scene.copy_in(dlq_topic("g"))
         assert (track.track_type, track.dead_ms) == (TrackType.IN_DLQ, letter.store_timestamp)

@@ -253,7 +253,7 @@ async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
         async with consumer:
             await seen.reach(1)
             broker.gives = False
-            await until(lambda: not any(info.locked for info in consumer.held().values()))
+            await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
             may_end.set()
             await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
             assert seen.items == [0]

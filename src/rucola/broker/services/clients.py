@@ -21,7 +21,8 @@ from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 class ClientService:
     """Keeps the client registry, and the tables that depend on it.
 
-    `heartbeat` and `unregister` may change tables; their responses wait until `BrokerState.persistence` has written them.
+    `heartbeat` and `unregister` may change tables; their responses wait until `BrokerState.persistence` has written
+    them.
     """
 
     def __init__(self, state: BrokerState) -> None:
