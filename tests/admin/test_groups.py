@@ -40,7 +40,7 @@ class Scene:
     async def consume(self, message: MessageExt) -> None:
         if message.body == b"bad":
             raise ValueError("bad message")
-        self.heard.add(message)
+        self.consumed.add(message)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def test_connections_of_producers_and_consumers_are_listed(tmp_path: Path)
 
 async def test_running_info_describes_a_consumer(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
-        await scene.heard.reach(10)
+        await scene.consumed.reach(10)
         info = await scene.admin.groups.running_info("c", scene.client_id)
         assert {(data.topic, data.sub_string) for data in info.subscription_set} == {("T", "*"), ("%RETRY%c", "*")}
         places = {queue.queue_id: held for queue, held in info.mq_table.items() if queue.topic == "T"}
@@ -107,7 +107,7 @@ async def test_running_info_describes_a_consumer(tmp_path: Path) -> None:
 
 async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
-        first = list(await scene.heard.reach(10))
+        first = list(await scene.consumed.reach(10))
         for queue in scene.consumer.queues:
             await scene.admin.offsets.commit(scene.broker.address, "c", queue, 5)
         result = await scene.admin.offsets.reset_by_time("T", "c", 0)
@@ -129,7 +129,7 @@ async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:
 
 async def test_a_reset_to_an_offset_moves_running_clients(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
-        await scene.heard.reach(10)
+        await scene.consumed.reach(10)
         queue, other = sorted(scene.consumer.queues)
         with pytest.raises(BrokerError, match="stranger"):
             await scene.admin.offsets.reset("stranger", queue, 0)
@@ -153,7 +153,7 @@ async def test_a_reset_to_an_offset_moves_running_clients(tmp_path: Path) -> Non
 
 async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
-        first = (await scene.heard.reach(10))[0]
+        first = (await scene.consumed.reach(10))[0]
         result = await scene.admin.messages.consume_directly("c", scene.client_id, first.offset_msg_id)
         assert result.consume_result == "CR_SUCCESS"
         assert (await scene.consumed.reach(11))[-1].offset_msg_id == first.offset_msg_id
@@ -176,8 +176,8 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
 
 async def test_message_track_names_each_groups_state(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path, "even") as scene:
-        heard = await scene.heard.reach(5)
-        assert {message.tags for message in heard} == {"even"}
+        consumed = await scene.consumed.reach(5)
+        assert {message.tags for message in consumed} == {"even"}
         async with asyncio.timeout(20):
             status = await scene.admin.offsets.by_client("T", "c")
             while sum(status[scene.client_id].values()) < 10:
@@ -203,7 +203,7 @@ async def test_message_track_names_each_groups_state(tmp_path: Path) -> None:
 
 async def test_consume_time_spans_show_delay_by_queue(tmp_path: Path) -> None:
     async with cluster_with_consumer(tmp_path) as scene:
-        await scene.heard.reach(10)
+        await scene.consumed.reach(10)
         spans = await scene.admin.groups.consume_time_spans("T", "c")
         assert [span.message_queue.queue_id for span in spans] == [0, 1]
         assert all(0 < span.min_time_stamp <= span.max_time_stamp for span in spans)
