@@ -45,10 +45,9 @@ def read_batch(
     """
     status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
     records: list[bytes] = []
-    total, following = 0, queue_offset
     # The log file of the last record: its bytes, its physical offset, and how many of them the log has written.
     mapped: mmap | bytes = b""
-    begin = written = 0
+    total, following, begin, written = 0, queue_offset, 0, 0
     for physical_offset, size, tags_code in iter_units(units):
         at, following = following, following + 1
         # 1. Skip the rest of a deleted log file, once a unit pointed into it.
