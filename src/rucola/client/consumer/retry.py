@@ -15,7 +15,7 @@ The journey of a message on which a concurrent listener fails, one line per func
               ConsumeRetry.retry            chooses one of the rows above
               ConsumeRetry._send_back       sends CONSUMER_SEND_MSG_BACK; on success the message is complete here
     broker    RetryService.retry            puts the message as a delayed message of %RETRY%group, or into %DLQ%group
-              ScheduleMessageService.deliver puts it into its queue of %RETRY%group when the delay has passed
+              ScheduleMessageService        puts it into its queue of %RETRY%group when the delay has passed
               PullRequestHold.arrived       completes the held pull of that queue
     client    Fetcher._fetch                pulls the message with others of %RETRY%group
               restore_topic                 sets its original topic
