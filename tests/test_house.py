@@ -193,6 +193,19 @@ def test_the_architecture_names_existing_modules() -> None:
         assert name in known or (REPOSITORY / name).exists(), f"ARCHITECTURE.md names {name}"
 
 
+SAME_MEANING = {"ConfigurationService", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"}
+"""Classes with one name and one meaning: of broker and name server, and the blocking clients of `rucola.client.sync`."""
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    owners: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in tree_of(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in owners.items() if len(where) > 1 and name not in SAME_MEANING} == {}
+
+
 def test_no_import_cycle() -> None:
     graph = {
         module: {imported for imported, _ in imports_of(module) if imported in MODULES and imported != module}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola import fastjson
-from rucola.broker.queue_locks import LOCK_LIFE_MS, QueueLocks
+from rucola.broker.queue_locks import LOCK_LIFE_MS, QueueLockTable
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.queue import MessageQueue
 from support.broker_peer import broker_peer
@@ -14,7 +14,7 @@ Q0, Q1, Q2 = (MessageQueue("T", "broker-a", queue_id) for queue_id in range(3))
 
 
 def test_a_lock_belongs_to_one_member_of_a_group() -> None:
-    locks = QueueLocks()
+    locks = QueueLockTable()
     assert locks.lock("g", "a", [Q0, Q1], 0) == [Q0, Q1]
     assert locks.lock("g", "b", [Q0, Q2], 1) == [Q2]
     assert locks.lock("other", "b", [Q0], 1) == [Q0]
@@ -22,11 +22,11 @@ def test_a_lock_belongs_to_one_member_of_a_group() -> None:
 
 
 def test_a_queue_that_is_named_twice_is_locked_once() -> None:
-    assert QueueLocks().lock("g", "a", [Q0, Q1, Q0], 0) == [Q0, Q1]
+    assert QueueLockTable().lock("g", "a", [Q0, Q1, Q0], 0) == [Q0, Q1]
 
 
 def test_only_the_holder_can_release_a_lock() -> None:
-    locks = QueueLocks()
+    locks = QueueLockTable()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.unlock("g", "b", [Q0, Q1])
     assert locks.lock("g", "b", [Q0, Q1], 1) == []
@@ -35,7 +35,7 @@ def test_only_the_holder_can_release_a_lock() -> None:
 
 
 def test_a_lock_that_is_not_renewed_can_be_taken() -> None:
-    locks = QueueLocks()
+    locks = QueueLockTable()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.lock("g", "a", [Q1], 30_000)
     assert locks.lock("g", "b", [Q0, Q1], LOCK_LIFE_MS) == []
@@ -44,7 +44,7 @@ def test_a_lock_that_is_not_renewed_can_be_taken() -> None:
 
 
 def test_expired_locks_are_removed() -> None:
-    locks = QueueLocks()
+    locks = QueueLockTable()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.lock("g", "a", [Q1], 1)
     locks.expire(LOCK_LIFE_MS + 1)

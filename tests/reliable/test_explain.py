@@ -12,7 +12,7 @@ from rucola.reliable import claims, lanes, operations, receipts
 from rucola.reliable.checks import receipts_of
 from rucola.reliable.claims import Outcome
 from rucola.reliable.database import Database
-from rucola.reliable.receipts import Delivery
+from rucola.reliable.receipts import GroupDelivery
 from rucola.reliable.schema import LANES
 from support.databases import OutboxDatabase
 
@@ -67,15 +67,15 @@ def run_everything(database: Database, db: OutboxDatabase) -> None:
     database.run_one_sync(receipts_of, tables, batch.to_send)
     database.run_sync(claims.claim_for_resend, tables, "a", [row.seq for row in batch.to_send], 60_000)
     for number in (150_000, 151_000):
-        delivery = Delivery(f"m{number}", "g", f"token-{number}")
+        delivery = GroupDelivery(f"m{number}", "g", f"token-{number}")
         assert database.run_one_sync(receipts.claim, tables, delivery, 60_000, True)
         database.run_one_sync(receipts.renew, tables, delivery.token, delivery.message_id, "g", 60_000)
         database.run_sync(receipts.finish, tables, delivery)
     for work in (receipts.state, receipts.claim):
         arguments = (60_000, True) if work is receipts.claim else (True,)
-        database.run_one_sync(work, tables, Delivery("m7", "g", "t"), *arguments)
-    database.run_sync(receipts.release, tables, Delivery("m8", "g", "t"))
-    database.run_sync(receipts.forget, tables, Delivery("m8", "g", "t"))
+        database.run_one_sync(work, tables, GroupDelivery("m7", "g", "t"), *arguments)
+    database.run_sync(receipts.release, tables, GroupDelivery("m8", "g", "t"))
+    database.run_sync(receipts.forget, tables, GroupDelivery("m8", "g", "t"))
     database.run_sync(receipts.confirm, tables, "m200", "g")
     database.run_one_sync(operations.show, tables, "m300")
     database.run_one_sync(operations.find, tables, statuses=["MANUAL"])

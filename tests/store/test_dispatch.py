@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.message import sysflag
-from rucola.store.dispatch import ConsumeQueues, Dispatcher, index_entries_of, index_keys_of
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_entries_of, index_keys_of
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.index import Index
 
@@ -36,7 +36,7 @@ def batches(draw: st.DrawFn) -> list[DispatchRequest]:
 def index_of(directory: Path, pieces: list[list[DispatchRequest]], skip: int) -> list[tuple[str, bytes]]:
     """The files of an index that gets the entries of some batches, but for the first `skip`."""
     index = Index.open(directory, 13, 40, writable=True)
-    dispatcher = Dispatcher(ConsumeQueues(directory, 20), index, ())
+    dispatcher = CommitLogDispatcher(ConsumeQueues(directory, 20), index, ())
     for piece in pieces:
         dispatcher.add_entries(piece, skip)
         skip = max(skip - len(index_keys_of(piece)[0]), 0)

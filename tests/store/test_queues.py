@@ -15,7 +15,7 @@ from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
-from rucola.store.dispatch import ConsumeQueues, Dispatcher, TopicArrivals
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, TopicArrivals
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.tools.check import check
@@ -244,7 +244,7 @@ def test_arrivals_are_equal_for_one_queue_and_many(open_store: OpenStore) -> Non
 
 def test_a_recreated_queue_gets_its_units(tmp_path: Path) -> None:
     queues = ConsumeQueues(tmp_path, PER_FILE * UNIT_SIZE)
-    dispatcher = Dispatcher(queues, None, ())
+    dispatcher = CommitLogDispatcher(queues, None, ())
     pending = [DispatchRequest("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
     for batch in (pending, pending[:1]):
         dispatcher.add_units(batch)

@@ -15,7 +15,7 @@ from rucola.protocol.queue import MessageQueue
 LOCK_LIFE_MS = 60_000
 
 
-class QueueLocks:
+class QueueLockTable:
     """The queue locks of all groups. Belongs to the event loop."""
 
     def __init__(self) -> None:

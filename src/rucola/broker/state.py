@@ -17,7 +17,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService
-from rucola.broker.queue_locks import QueueLocks
+from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
@@ -43,7 +43,7 @@ class BrokerState:
     persistence: TablePersistence
     """Writes changed tables to their files; a response to a change waits for it."""
     clients: ClientRegistry
-    locks: QueueLocks
+    locks: QueueLockTable
     delayed: ScheduleMessageService
     transactions: TransactionalMessageService
     stats: BrokerStats

@@ -51,7 +51,7 @@ from rucola.message.topics import check_group
 from rucola.reliable import migration, receipts
 from rucola.reliable.database import Database
 from rucola.reliable.errors import ReliableError
-from rucola.reliable.receipts import AlreadyDone, ClaimState, Delivery, Voided
+from rucola.reliable.receipts import AlreadyDone, ClaimState, GroupDelivery, Voided
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import MAX_ID_LENGTH, Tables
 
@@ -196,7 +196,7 @@ class _Listener:
             if has_key:
                 yield Step("release", (key, delivery.token))
 
-    def _work(self, message: MessageExt, delivery: Delivery, key: str) -> Steps:
+    def _work(self, message: MessageExt, delivery: GroupDelivery, key: str) -> Steps:
         try:
             has_stub = yield Step("business", (message, delivery, key))
         except AlreadyDone:
@@ -222,7 +222,7 @@ class _Listener:
         if not has_stub:
             self._warn_about_missing_stub(delivery)
 
-    def _resolve_unclaimed(self, delivery: Delivery) -> Steps:
+    def _resolve_unclaimed(self, delivery: GroupDelivery) -> Steps:
         """Handle a delivery without a claim, according to the message's state."""
         state = yield Step("ledger", (receipts.state, self._tables, delivery, self._is_one_database))
         if not self._is_one_database and (yield from self._is_done(delivery)):
@@ -238,15 +238,15 @@ class _Listener:
                 self.counts.held += 1
                 raise ReconsumeLater
 
-    def _settle(self, delivery: Delivery) -> Steps:
+    def _settle(self, delivery: GroupDelivery) -> Steps:
         """Acknowledge a message that is done; confirm its stub and delete its receipt in case that was lost."""
         self.counts.duplicates += 1
         yield Step("confirm", (delivery,))
 
-    def _is_done(self, delivery: Delivery) -> Generator[Step, Any, bool]:
+    def _is_done(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
         return bool((yield Step("business_one", (receipts.is_done, self._tables, delivery))))
 
-    def _was_committed(self, delivery: Delivery) -> Generator[Step, Any, bool]:
+    def _was_committed(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
         """Return whether the `done` row exists; False if the query fails, since the broker then delivers again."""
         return bool((yield Step("try_business", (receipts.is_done, self._tables, delivery))))
 
@@ -256,7 +256,7 @@ class _Listener:
             yield Step("business_transaction", (migration.check, self._tables))
         self._is_checked = True
 
-    def _finish(self, session: Session, delivery: Delivery) -> bool:
+    def _finish(self, session: Session, delivery: GroupDelivery) -> bool:
         """Execute the last statements of the business transaction; return whether the message has a stub."""
         session.flush()  # raise errors of business statements here, before those of our own
         connection = session.connection()
@@ -268,11 +268,11 @@ class _Listener:
             raise ReliableError(f"message {delivery.message_id} has no stub and is rejected")
         return has_stub
 
-    def _confirm(self, connection: Any, delivery: Delivery) -> bool:
+    def _confirm(self, connection: Any, delivery: GroupDelivery) -> bool:
         receipts.forget(connection, self._tables, delivery)
         return receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
 
-    def _warn_about_missing_stub(self, delivery: Delivery) -> None:
+    def _warn_about_missing_stub(self, delivery: GroupDelivery) -> None:
         """Log messages without a stub, at most one line a minute."""
         self._unknown_count += 1
         if time.monotonic() >= self._next_warning_s:
@@ -335,7 +335,7 @@ class _AsyncListener(_Listener):
         assert self._redis is not None
         return self._redis
 
-    async def _transact(self, message: MessageExt, delivery: Delivery, key: str) -> bool:
+    async def _transact(self, message: MessageExt, delivery: GroupDelivery, key: str) -> bool:
         # Step 4.
         renewing = asyncio.create_task(self._keep_renewing(delivery, key), name=f"lease of {delivery.message_id}")
         try:
@@ -347,7 +347,7 @@ class _AsyncListener(_Listener):
         finally:
             renewing.cancel()
 
-    async def _keep_renewing(self, delivery: Delivery, key: str) -> None:
+    async def _keep_renewing(self, delivery: GroupDelivery, key: str) -> None:
         while True:
             await asyncio.sleep(self._lease_ms / 3000)  # a third of the lease, in seconds
             try:
@@ -368,7 +368,7 @@ class _SyncListener(_Listener):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         # Deliveries whose claims the renewer thread extends, by token. `_lock` guards adding and the thread's end.
-        self._in_flight: dict[str, tuple[Delivery, str]] = {}
+        self._in_flight: dict[str, tuple[GroupDelivery, str]] = {}
         self._renewer: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -415,7 +415,7 @@ class _SyncListener(_Listener):
             case _:
                 return self._databases(step.kind).run_one_sync(*step.arguments)
 
-    def _transact(self, message: MessageExt, delivery: Delivery, key: str) -> bool:
+    def _transact(self, message: MessageExt, delivery: GroupDelivery, key: str) -> bool:
         self._begin_renewing(delivery, key)
         try:
             with Session(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
@@ -426,7 +426,7 @@ class _SyncListener(_Listener):
         finally:
             del self._in_flight[delivery.token]
 
-    def _begin_renewing(self, delivery: Delivery, key: str) -> None:
+    def _begin_renewing(self, delivery: GroupDelivery, key: str) -> None:
         """Register a delivery with the renewer thread, which ends when no delivery is in flight."""
         with self._lock:
             self._in_flight[delivery.token] = delivery, key
@@ -461,15 +461,15 @@ def _with_counts(function: Any, counts: DeliveryCounts) -> IdempotentFunction:
     return listener
 
 
-def delivery_of(message: MessageExt, group: str) -> Delivery:
+def delivery_of(message: MessageExt, group: str) -> GroupDelivery:
     """Return a delivery with a new token. A retry comes from another queue, so it has no position."""
     message_id = message.unique_key or message.properties.get(properties.ORIGIN_MESSAGE_ID) or message.offset_msg_id
     if len(message_id) > MAX_ID_LENGTH:
         message_id = hashlib.sha256(message_id.encode()).hexdigest()
     token = secrets.token_hex(16)
     if message.reconsume_times:
-        return Delivery(message_id, group, token)
-    return Delivery(message_id, group, token, message.store_host, message.queue_id, message.queue_offset)
+        return GroupDelivery(message_id, group, token)
+    return GroupDelivery(message_id, group, token, message.store_host, message.queue_id, message.queue_offset)
 
 
 def _database(database: Engine | AsyncEngine | Database, handler: Handler, is_async: bool) -> Database:

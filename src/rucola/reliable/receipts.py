@@ -46,7 +46,7 @@ class ClaimState(Enum):
     VOID = "VOID"
 
 
-class Delivery(NamedTuple):
+class GroupDelivery(NamedTuple):
     """One delivery of a message to a group. The position is None except for the first delivery."""
 
     message_id: str
@@ -65,7 +65,7 @@ class Voided(Exception):
     """An operator has voided the message."""
 
 
-def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: int, has_done_table: bool) -> bool:
+def claim(connection: Connection, tables: Tables, delivery: GroupDelivery, lease_ms: int, has_done_table: bool) -> bool:
     """Insert or take over the receipt; return whether the claim succeeded.
 
     `has_done_table` tells whether the table `done` is in this database, so that its rows can be checked here.
@@ -92,7 +92,7 @@ def claim(connection: Connection, tables: Tables, delivery: Delivery, lease_ms: 
     return bool(connection.scalar(statement.returning(receipt.c.owner)) == delivery.token)
 
 
-def state(connection: Connection, tables: Tables, delivery: Delivery, has_done_table: bool) -> ClaimState:
+def state(connection: Connection, tables: Tables, delivery: GroupDelivery, has_done_table: bool) -> ClaimState:
     """Return the reason for a failed claim, as of now."""
     receipt, stub = tables.receipt, tables.stub
     if has_done_table and is_done(connection, tables, delivery):
@@ -104,7 +104,7 @@ def state(connection: Connection, tables: Tables, delivery: Delivery, has_done_t
     return ClaimState.HELD if connection.scalar(select(exists(held))) else ClaimState.FREE
 
 
-def is_done(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
+def is_done(connection: Connection, tables: Tables, delivery: GroupDelivery) -> bool:
     """Return whether the effect is committed."""
     return bool(connection.scalar(select(exists().where(*_of(tables.done, delivery)))))
 
@@ -118,7 +118,7 @@ def renew(connection: Connection, tables: Tables, token: str, message_id: str, g
     return connection.execute(renewal.values(lease_until=now_ms() + lease_ms)).rowcount == 1
 
 
-def release(connection: Connection, tables: Tables, delivery: Delivery) -> None:
+def release(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
     """Release a claim after a failure, if it is still held. The receipt is kept, since the broker will retry."""
     receipt = tables.receipt
     connection.execute(
@@ -128,14 +128,14 @@ def release(connection: Connection, tables: Tables, delivery: Delivery) -> None:
     )
 
 
-def forget(connection: Connection, tables: Tables, delivery: Delivery) -> None:
+def forget(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
     """Delete the receipt of a message that is done or void, unless another worker holds it."""
     receipt = tables.receipt
     is_ours = (receipt.c.owner == delivery.token) | receipt.c.owner.is_(None) | (receipt.c.lease_until <= now_ms())
     connection.execute(delete(receipt).where(*_of(receipt, delivery), is_ours))
 
 
-def insert_done(connection: Connection, tables: Tables, delivery: Delivery) -> None:
+def insert_done(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
     """Insert the `done` row in the transaction of the effect. AlreadyDone if another transaction did."""
     try:
         connection.execute(_insert_done(tables, delivery))
@@ -143,7 +143,7 @@ def insert_done(connection: Connection, tables: Tables, delivery: Delivery) -> N
         raise AlreadyDone from None
 
 
-def finish(connection: Connection, tables: Tables, delivery: Delivery) -> bool:
+def finish(connection: Connection, tables: Tables, delivery: GroupDelivery) -> bool:
     """Finish a message in the business transaction; return whether it has a stub.
 
     1. Insert the `done` row: AlreadyDone if another transaction was first.
@@ -214,11 +214,11 @@ def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
     )
 
 
-def _insert_done(tables: Tables, delivery: Delivery) -> Insert:
+def _insert_done(tables: Tables, delivery: GroupDelivery) -> Insert:
     return insert(tables.done).values(message_id=delivery.message_id, consumer_group=delivery.group, done_at=now_ms())
 
 
-def _of(table: Table, delivery: Delivery) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+def _of(table: Table, delivery: GroupDelivery) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return table.c.message_id == delivery.message_id, table.c.consumer_group == delivery.group
 
 

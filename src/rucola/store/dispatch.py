@@ -118,7 +118,7 @@ class TopicQueues(dict[int, ConsumeQueue]):
         return queue
 
 
-class Dispatcher:
+class CommitLogDispatcher:
     """Writes the units and index entries of records. Belongs to the store's owner thread."""
 
     def __init__(self, queues: ConsumeQueues, index: Index | None, delay_levels: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ from rucola.store.config import (
 )
 from rucola.store.config_files import remove_temporary_files
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name, iter_units, open_queues
-from rucola.store.dispatch import ArrivalListener, ConsumeQueues, Dispatcher
+from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.flusher import Flusher
 from rucola.store.index import MAX_LONG, Index
@@ -150,7 +150,7 @@ class MessageStore:
                 index = Index.open(root / "index", slots, entries, writable=True)
                 resources.callback(index.close)
             # 3. Recover. `abort` exists from here on: a crash during the recovery starts it again.
-            self._dispatcher = Dispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
+            self._dispatcher = CommitLogDispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
             recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
             abort.touch()
             sync_directory(root)

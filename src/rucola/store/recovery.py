@@ -57,7 +57,7 @@ from rucola.message import sysflag
 from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.consume_queue import ConsumeQueue, queue_offset_mismatch, sync_names
-from rucola.store.dispatch import ConsumeQueues, Dispatcher
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
@@ -83,7 +83,7 @@ class Recovery:
     """The recovery of one store, in the owner's thread before anything else uses the files."""
 
     def __init__(
-        self, files: MappedFileQueue, dispatcher: Dispatcher, checkpoint: Checkpoint, *, after_crash: bool
+        self, files: MappedFileQueue, dispatcher: CommitLogDispatcher, checkpoint: Checkpoint, *, after_crash: bool
     ) -> None:
         self._files = files
         self._dispatcher = dispatcher

@@ -20,7 +20,7 @@ from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store.dispatch import TopicArrivals
 
 
-class Delivery:
+class DeliveryServices:
     """The services that deliver waiting messages, each with the task that wakes it.
 
     A slave builds them, since requests ask for their state, but neither loads transactions nor delivers anything.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rucola.broker.assembly.connections import Connections
-from rucola.broker.assembly.delivery import Delivery
+from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.replication import Replication
@@ -13,7 +13,7 @@ from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors
-from rucola.broker.queue_locks import QueueLocks
+from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.state import BrokerState
@@ -35,7 +35,7 @@ class Serving:
         metadata: Metadata,
         connections: Connections,
         storage: Storage,
-        delivery: Delivery,
+        delivery: DeliveryServices,
         replication: Replication,
     ) -> None:
         config, registration = environment.config, metadata.registration
@@ -52,7 +52,7 @@ class Serving:
             filters=metadata.filters,
             persistence=metadata.persistence,
             clients=connections.clients,
-            locks=QueueLocks(),
+            locks=QueueLockTable(),
             delayed=delivery.delayed,
             transactions=delivery.transactions,
             stats=connections.stats,

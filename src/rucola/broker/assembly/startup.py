@@ -24,7 +24,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from rucola.broker.assembly.connections import Connections
-from rucola.broker.assembly.delivery import Delivery
+from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.observability import start_metrics
@@ -50,7 +50,7 @@ async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) 
     await storage.open(running)
     metadata.open(running, None if environment.is_slave else storage.store.max_offset)
     replication = build_replication(environment, storage, metadata)
-    delivery = Delivery(environment, storage, metadata, connections)
+    delivery = DeliveryServices(environment, storage, metadata, connections)
     delivery.open(running)
     serving = Serving(environment, metadata, connections, storage, delivery, replication)
 

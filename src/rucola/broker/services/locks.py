@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rucola.broker.queue_locks import QueueLocks
+from rucola.broker.queue_locks import QueueLockTable
 from rucola.protocol.queue import MessageQueue
 
 
 class LockService:
     """Locks and unlocks queues for members of groups."""
 
-    def __init__(self, locks: QueueLocks, clock: Callable[[], int]) -> None:
+    def __init__(self, locks: QueueLockTable, clock: Callable[[], int]) -> None:
         self._locks = locks
         self._clock = clock
 

@@ -31,8 +31,8 @@ from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import iter_units, queue_offset_mismatch
 from rucola.store.dispatch import (
+    CommitLogDispatcher,
     ConsumeQueues,
-    Dispatcher,
     Entries,
     index_entries_of,
     index_keys_of,
@@ -232,5 +232,5 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchReques
         yield batch
 
 
-def _dispatcher(settings: StoreConfig) -> Dispatcher:
-    return Dispatcher(ConsumeQueues(Path(), 0), None, parse_delay_levels(settings.message_delay_level))
+def _dispatcher(settings: StoreConfig) -> CommitLogDispatcher:
+    return CommitLogDispatcher(ConsumeQueues(Path(), 0), None, parse_delay_levels(settings.message_delay_level))

@@ -1,7 +1,7 @@
 """Rebuild: write ConsumeQueues and index again, from nothing but the log.
 
-Units and index entries follow from the records, by the same `Dispatcher` that a broker uses. So one pass over the log
-writes the files byte by byte as a broker would have written them.
+Units and index entries are derived from the records by the broker's own `CommitLogDispatcher`, so one pass over the log
+writes the same bytes as a broker.
 
 In place, the new directories are written to `rebuild.tmp/` and flushed. Then each exchanges its name with the old one
 in one system call (RENAME_EXCHANGE), so that at no moment a directory is missing or incomplete. The next run deletes
@@ -30,7 +30,7 @@ from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
-from rucola.store.dispatch import ConsumeQueues, Dispatcher
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
 from rucola.store.index import Index, IndexFile, index_paths
 from rucola.store.lock import DirectoryLock
@@ -114,7 +114,7 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
     index = Index(target / "index", settings.max_hash_slot_num, settings.max_index_num, [])
     rebuilt = RebuildResult(target)
     try:
-        feeder = _Feeder(files, Dispatcher(queues, index, parse_delay_levels(settings.message_delay_level)))
+        feeder = _Feeder(files, CommitLogDispatcher(queues, index, parse_delay_levels(settings.message_delay_level)))
         for item in scan(files, files.begin):
             if isinstance(item, RecordRun):
                 rebuilt.messages += feeder.feed(item)
@@ -142,9 +142,9 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
 
 
 class _Feeder:
-    """Feeds the records of a log to a Dispatcher, after a check that each is the next of its queue."""
+    """Feeds the records of a log to a CommitLogDispatcher, after a check that each is the next of its queue."""
 
-    def __init__(self, files: MappedFileQueue, dispatcher: Dispatcher) -> None:
+    def __init__(self, files: MappedFileQueue, dispatcher: CommitLogDispatcher) -> None:
         self._files = files
         self._dispatcher = dispatcher
         self._next: dict[tuple[str, int], int] = {}
