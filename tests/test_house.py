@@ -194,7 +194,7 @@ def test_the_architecture_names_existing_modules() -> None:
 
 
 SAME_MEANING = {"ConfigurationService", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"}
-"""Classes with one name and one meaning: of broker and name server, and the blocking clients of `rucola.client.sync`."""
+"""Classes with one name and one meaning: of broker and name server, and the clients of `rucola.client.sync`."""
 
 
 def test_a_public_class_name_has_one_meaning() -> None:
