@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
+from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
-from rucola.broker.services.client_calls import ClientCalls
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.store.message_store import MessageStore
 

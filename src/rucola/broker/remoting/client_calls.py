@@ -1,4 +1,4 @@
-"""Calls to clients over their connections: the remoting side of `rucola.broker.services.client_calls`.
+"""Calls to clients over their connections: the remoting side of `rucola.broker.client_calls`.
 
 A client in C++ reads the offsets of a reset as a list, every other client as an object. Deliberate difference to Apache
 RocketMQ 4.9.8: each client is sent the form that its language reads, whatever the operator's language is.

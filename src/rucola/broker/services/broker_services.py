@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rucola.access import Check
+from rucola.broker.client_calls import ClientCalls
 from rucola.broker.durability import Durability
 from rucola.broker.services.cleanup import CleanupService
-from rucola.broker.services.client_calls import ClientCalls
 from rucola.broker.services.clients import ClientService
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.consume_stats import ConsumeStatsService

@@ -11,7 +11,7 @@ queue on which the group never committed is reset with the others.
 from __future__ import annotations
 
 from rucola.access import Reason, Refused
-from rucola.broker.services.client_calls import ClientCalls
+from rucola.broker.client_calls import ClientCalls
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
 from rucola.broker.state import BrokerState
 from rucola.message.properties import is_true

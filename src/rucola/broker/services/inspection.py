@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from rucola.access import Reason, Refused
+from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientChannel, Member
-from rucola.broker.services.client_calls import ClientCalls
 from rucola.broker.state import BrokerState
 from rucola.message.ids import parse_offset_msg_id
 from rucola.protocol.connections import (

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from rucola.access import Caller
-from rucola.broker.services.client_calls import ClientCalls
+from rucola.broker.client_calls import ClientCalls
 from rucola.broker.services.publish import PublishService, SendHeader
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
