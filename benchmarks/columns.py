@@ -16,7 +16,7 @@ from rucola.message.host import encode_host
 from rucola.message.ids import unique_id
 from rucola.message.record import encode
 from rucola.spark.source import columns, record_layout
-from rucola.spark.source.arrays import Array
+from rucola.spark.source.array_conversions import Array
 
 TOPIC = "BenchColumns"
 SIZES = {1024: 128 * 1024, 200: 512 * 1024}

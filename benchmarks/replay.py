@@ -16,9 +16,9 @@ from load import answer_to
 from processes import Spent, spent_in_turns
 from rucola.client import Message, MessageQueue, Producer
 from rucola.spark.jobs import replay
-from rucola.spark.jobs.resend import MAX_REQUEST_MESSAGES
+from rucola.spark.jobs.replay_sender import MAX_REQUEST_MESSAGES
 from rucola.spark.session import AnySession, LazySession, local_session
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from servers import Server, standalone
 from stored import check_stored
 from written import QUEUES, write

@@ -38,10 +38,10 @@ MAY_IMPORT = {
     "cli": {"admin", "client", "broker", "namesrv", "remoting", "store", "spark", "demo", "reliable"},
     "__main__": {"cli"},
 }
-STORE_FOR_SPARK = {"rucola.store.reader", "rucola.store.scan"}  # the reading side, which can write nothing
+STORE_FOR_SPARK = {"rucola.store.directory_reader", "rucola.store.scan"}  # the reading side, which can write nothing
 # The job rebuild writes what a store derives from its log. It uses the store's own code, so that there is one
 # implementation, and writes into a new directory.
-STORE_FOR_REBUILD = {"rucola.store.config", "rucola.store.tools.rebuild", "rucola.store.tools.partial_rebuild"}
+STORE_FOR_REBUILD = {"rucola.store.config", "rucola.store.tools.rebuild", "rucola.store.tools.parallel_rebuild"}
 
 # Pure packages: driven by their callers, without an event loop, socket or clock of their own.
 MAY_NOT_KNOW = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from rucola.broker.broker import Broker
 from rucola.client import Producer
 from rucola.message import Message
-from rucola.remoting.stream import Stream, StreamServer, open_stream
+from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
-from rucola.broker.remoting.client_calls import RemotingClientCalls
+from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand

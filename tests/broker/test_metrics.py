@@ -16,7 +16,7 @@ from rucola.broker.config import MetricsExporterType
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import RemotingError
 from rucola.protocol.replication import encode_report
-from rucola.remoting.stream import open_stream
+from rucola.remoting.byte_stream import open_stream
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, http_request, sample_value, scrape
 from support.replication import end_of, send

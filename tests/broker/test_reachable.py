@@ -22,8 +22,8 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.transaction import EndTransactionRequestHeader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from support import stores
 from support.broker_peer import Peer, broker_peer, broker_with_delays, next_messages, send_back, send_header

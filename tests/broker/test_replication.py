@@ -19,7 +19,7 @@ from rucola.message import Message
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import TransferDecoder, encode_header, encode_report
-from rucola.remoting.stream import Stream, StreamServer, open_stream
+from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
 from rucola.store import mapped_file
 from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.tools.check import check

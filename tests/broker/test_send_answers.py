@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.remoting.send import SendAnswers
-from rucola.broker.services.messages import Published
+from rucola.broker.services.results import Published
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.broker.stats import BrokerStats
-from rucola.protocol.stats import (
+from rucola.protocol.broker_stats import (
     BROKER_GET_NUMS,
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,

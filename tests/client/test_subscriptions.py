@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import ClientInstance, Message, Producer, PushConsumer
-from rucola.client.consumer.subscription_check import SubscriptionCheck
+from rucola.client.consumer.subscription_consistency import SubscriptionCheck
 from rucola.errors import InvalidExpression
 from rucola.protocol.heartbeat import subscription
 from support.cluster import cluster

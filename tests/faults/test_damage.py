@@ -18,8 +18,8 @@ from rucola.errors import MQError, StoreError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, decode
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
 from support.simulated_disk import without_waiting

@@ -24,8 +24,8 @@ from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
 from rucola.store.tools.grep import SearchQuery, grep

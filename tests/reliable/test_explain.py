@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from rucola.reliable import claims, lanes, operations, receipts
-from rucola.reliable.checks import receipts_of
-from rucola.reliable.claims import Outcome
+from rucola.reliable import lane_leases, operations, receipts, stub_claims
 from rucola.reliable.database import Database
 from rucola.reliable.receipts import GroupDelivery
 from rucola.reliable.schema import LANES
+from rucola.reliable.stub_checks import receipts_of
+from rucola.reliable.stub_claims import Outcome
 from support.databases import OutboxDatabase
 
 ROWS = 1_000_000
@@ -59,13 +59,13 @@ def fill(connection: Connection, db: OutboxDatabase) -> None:
 def run_everything(database: Database, db: OutboxDatabase) -> None:
     """Each query that runs per message, per batch or per second, and those of the purge."""
     tables = db.tables
-    database.run_sync(lanes.renew, tables, "a", 60_000)
-    batch = database.run_sync(claims.claim_batch, tables, "a", ALL, limit=1000, lease_ms=60_000, max_sends=9)
+    database.run_sync(lane_leases.renew, tables, "a", 60_000)
+    batch = database.run_sync(stub_claims.claim_batch, tables, "a", ALL, limit=1000, lease_ms=60_000, max_sends=9)
     assert len(batch.to_send) == ROWS // 1000
     outcomes = [Outcome(row.seq, "NEW", "SENT", "b", 0, 1, wait_ms=60_000) for row in batch.to_send[:-1]]
-    assert database.run_one_sync(claims.record, tables, "a", outcomes) == len(outcomes)
+    assert database.run_one_sync(stub_claims.record, tables, "a", outcomes) == len(outcomes)
     database.run_one_sync(receipts_of, tables, batch.to_send)
-    database.run_sync(claims.claim_for_resend, tables, "a", [row.seq for row in batch.to_send], 60_000)
+    database.run_sync(stub_claims.claim_for_resend, tables, "a", [row.seq for row in batch.to_send], 60_000)
     for number in (150_000, 151_000):
         delivery = GroupDelivery(f"m{number}", "g", f"token-{number}")
         assert database.run_one_sync(receipts.claim, tables, delivery, 60_000, True)

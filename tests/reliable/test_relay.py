@@ -13,14 +13,14 @@ from sqlalchemy.orm import Session
 from rucola.client import Message
 from rucola.errors import MQError
 from rucola.message import properties
-from rucola.reliable import claims, lanes
-from rucola.reliable.claims import Outcome
+from rucola.reliable import lane_leases, stub_claims
 from rucola.reliable.database import Database
 from rucola.reliable.errors import SchemaError
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
 from rucola.reliable.schema import LANES, NEW, SENT
+from rucola.reliable.stub_claims import Outcome
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, add, change, relay, statuses, stubs, until
@@ -36,15 +36,15 @@ def topic(shared_rocketmq: RocketMQ) -> str:
     return name
 
 
-def claim_batch(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **options: Any) -> claims.Batch:
+def claim_batch(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **options: Any) -> stub_claims.Batch:
     database = Database(db.engine())
-    database.run_sync(lanes.renew, db.tables, owner, 60_000)
+    database.run_sync(lane_leases.renew, db.tables, owner, 60_000)
     settings = {"limit": 100, "lease_ms": 60_000, "max_sends": 3} | options
-    return database.run_sync(claims.claim_batch, db.tables, owner, held, **settings)
+    return database.run_sync(stub_claims.claim_batch, db.tables, owner, held, **settings)
 
 
 def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
-    return Database(db.engine()).run_one_sync(claims.record, db.tables, owner, outcomes)
+    return Database(db.engine()).run_one_sync(stub_claims.record, db.tables, owner, outcomes)
 
 
 async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
@@ -190,9 +190,9 @@ def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> Non
             work(connection, db.tables, *arguments, **options)
             return len(statements) - before
 
-    queries(lanes.renew, "a", policy.lease_ms)
-    renewing = queries(lanes.renew, "a", policy.lease_ms)
-    polling = queries(claims.claim_batch, "a", ALL, limit=10, lease_ms=policy.lease_ms, max_sends=3)
+    queries(lane_leases.renew, "a", policy.lease_ms)
+    renewing = queries(lane_leases.renew, "a", policy.lease_ms)
+    polling = queries(stub_claims.claim_batch, "a", ALL, limit=10, lease_ms=policy.lease_ms, max_sends=3)
     assert renewing / (policy.lease_ms / 3000) + polling / (policy.poll_ms / 1000) < 1
 
 
@@ -211,12 +211,12 @@ def test_claim_is_counted_before_the_send_and_excludes_others(db: OutboxDatabase
 def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDatabase) -> None:
     add(db, "T", [b"%d" % number for number in range(200)])
     with db.engine().begin() as connection:
-        own = lanes.renew(connection, db.tables, "a", 60_000)
+        own = lane_leases.renew(connection, db.tables, "a", 60_000)
     assert own == ALL
     assert claim_batch(db, "b").to_send == [], "a claim checks the lease of the lane"
     with db.engine().begin() as connection:
-        own = lanes.renew(connection, db.tables, "a", 60_000)
-        other = lanes.renew(connection, db.tables, "b", 60_000)
+        own = lane_leases.renew(connection, db.tables, "a", 60_000)
+        other = lane_leases.renew(connection, db.tables, "b", 60_000)
     assert len(own) == len(other) == LANES // 2
     assert not own & other
     taken = [
@@ -225,8 +225,8 @@ def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDataba
     ]
     assert len(taken) == len(set(taken)) == 200
     with db.engine().begin() as connection:
-        lanes.leave(connection, db.tables, "a")
-        assert lanes.renew(connection, db.tables, "b", 60_000) == ALL
+        lane_leases.leave(connection, db.tables, "a")
+        assert lane_leases.renew(connection, db.tables, "b", 60_000) == ALL
 
 
 def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: OutboxDatabase) -> None:
@@ -240,7 +240,7 @@ def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: Out
     assert (again.message_id, again.sends) == (message_id, 2)
     assert record(db, "paused", Outcome(row.seq, NEW, SENT, "late", 0, 7, wait_ms=5)) == 0
     with db.engine().begin() as connection:
-        assert claims.claim_batch(
+        assert stub_claims.claim_batch(
             connection, db.tables, "paused", ALL, limit=9, lease_ms=60_000, max_sends=3
         ).to_send == []  # fmt: skip
     assert record(db, "other", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from rucola.remoting.event_loop import BatchingEventLoop
+from rucola.remoting.batching_event_loop import BatchingEventLoop
 
 
 def pytest_asyncio_loop_factories(

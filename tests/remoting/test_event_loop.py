@@ -14,8 +14,8 @@ import pytest
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
+from rucola.remoting.batching_event_loop import LARGE_WRITE, MAX_BATCH, BatchingEventLoop
 from rucola.remoting.connection import Connection
-from rucola.remoting.event_loop import LARGE_WRITE, MAX_BATCH, BatchingEventLoop
 from rucola.remoting.server import RemotingServer
 
 FIRST, LAST = 1, 2

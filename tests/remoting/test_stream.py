@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from rucola.errors import RemotingConnectError, RemotingError
-from rucola.remoting.stream import Stream, StreamServer, open_stream
+from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
 
 HOST = "127.0.0.1"
 LARGE = Random(0).randbytes(8 << 20)

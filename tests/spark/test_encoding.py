@@ -13,9 +13,9 @@ from rucola.client.producer.send_request import COMPRESS_THRESHOLD
 from rucola.errors import InvalidMessage
 from rucola.message.batch import encode_batch
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.spark.jobs.resend import COLUMNS
+from rucola.spark.jobs.replay_sender import COLUMNS
 from rucola.spark.source import columns
-from rucola.spark.source.encoding import encode_rows
+from rucola.spark.source.message_encoding import encode_rows
 from rucola.spark.source.row_messages import message_of
 
 NAMES = st.one_of(

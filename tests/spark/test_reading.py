@@ -21,8 +21,8 @@ from rucola.spark.source import log_splits
 from rucola.spark.source.batch_reader import plan
 from rucola.spark.source.options import parse_read_options
 from rucola.store.config import StoreConfig
+from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from support.golden_messages import Row, expected, keys_of
 from support.small_store import FILE_SIZE, HOST, SmallStore
 

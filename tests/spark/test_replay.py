@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.errors import ConfigError, InvalidExpression, RemotingError, StoreCorrupt, StoreError
-from rucola.spark.jobs import archive, replay, resend
+from rucola.spark.jobs import archive, replay, replay_sender
 from rucola.spark.jobs.replay import ReplayOptions
 from rucola.spark.jobs.replay_ledger import Ack, AckReader, SourceQueue, open_for_sending, open_ledger
-from rucola.spark.jobs.resend import RateLimiter
+from rucola.spark.jobs.replay_sender import RateLimiter
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, LazySession
 from support.broker_thread import broker_thread
@@ -124,7 +124,7 @@ def test_no_message_overtakes_one_that_no_broker_accepts(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks are in flight together; those behind a failure do not go to its queue, and the ledger has all others."""
-    monkeypatch.setattr(resend, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(replay_sender, "CHUNK_ROWS", 10)
     fill(small_store, 60, queues=2)
     small_store.put("T", 0, b"", UNIQ_KEY="empty")
     fill(small_store, 60, queues=2)

@@ -16,7 +16,7 @@ from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import key_hash
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, SearchResult, by_key, by_offset_msg_id
 from rucola.spark.session import LazySession, local_session
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC

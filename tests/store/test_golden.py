@@ -14,9 +14,9 @@ from rucola.message.hashing import tags_code
 from rucola.message.record import decode
 from rucola.message.topics import OFFSET_MOVED_EVENT
 from rucola.store.config import GetMessageStatus
+from rucola.store.directory_reader import StoreReader
 from rucola.store.index import index_file_name
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump, dump_lines
 from support.stores import RECOVERY_VARIANTS, OpenStore, golden_config

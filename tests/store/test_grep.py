@@ -12,7 +12,7 @@ import pytest
 from rucola.errors import StoreCorrupt
 from rucola.message import MessageExt
 from rucola.message.compression import decompress
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.grep import SearchQuery, grep
 
 

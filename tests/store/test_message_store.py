@@ -24,10 +24,10 @@ from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store import mapped_file
 from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE
+from rucola.store.directory_reader import StoreReader
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support.stores import OpenStore, batch, config, crashed_copy, inner

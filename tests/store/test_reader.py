@@ -13,7 +13,7 @@ import pytest
 
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.store.consume_queue import UNIT
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import RecordRun, ScanEnd
 
 

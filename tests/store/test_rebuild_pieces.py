@@ -10,7 +10,7 @@ import pytest
 
 from rucola.errors import StoreCorrupt
 from rucola.store.config import StoreConfig
-from rucola.store.tools.partial_rebuild import (
+from rucola.store.tools.parallel_rebuild import (
     ScannedLogFile,
     UnitRun,
     index_names,

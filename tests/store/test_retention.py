@@ -18,9 +18,9 @@ from rucola.errors import ConfigError
 from rucola.message.record import decode
 from rucola.store import mapped_file
 from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
+from rucola.store.directory_reader import StoreReader
 from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
-from rucola.store.reader import StoreReader
 from rucola.store.retention import MANUAL_ROUNDS, MAX_FILES_A_ROUND, DiskUsage
 from rucola.store.tools.check import check
 from support.stores import OpenStore, batch, config, crashed_copy, inner

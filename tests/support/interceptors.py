@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import rucola.protocol.broker_stats
 import rucola.protocol.connections
 import rucola.protocol.group
 import rucola.protocol.heartbeat
@@ -14,7 +15,6 @@ import rucola.protocol.query
 import rucola.protocol.retry
 import rucola.protocol.route
 import rucola.protocol.send
-import rucola.protocol.stats
 import rucola.protocol.topic
 import rucola.protocol.transaction  # noqa: F401 (headers are found as subclasses of Header)
 from rucola.access import Action, Caller, Check, Reason, Refused, Resource

@@ -16,7 +16,7 @@ from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from support.cluster import Cluster, cluster
 from support.waiting import until

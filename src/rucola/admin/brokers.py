@@ -5,10 +5,10 @@ from __future__ import annotations
 from rucola import settings
 from rucola.admin.requests import AdminRequests
 from rucola.protocol.body import decode_body
+from rucola.protocol.broker_stats import BrokerStatsData, ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.group import ConsumeStatsList, GetConsumeStatsInBrokerRequestHeader, decode_consume_stats_list
 from rucola.protocol.kv import KVTable
-from rucola.protocol.stats import BrokerStatsData, ViewBrokerStatsDataRequestHeader
 
 
 class BrokerAdmin:

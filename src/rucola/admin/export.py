@@ -20,11 +20,11 @@ from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError, MQError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from rucola.protocol.body import decode_body
+from rucola.protocol.broker_stats import TOPIC_PUT_NUMS
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import VERSION_TEXT, version_text
 from rucola.protocol.group import SYSTEM_GROUPS
 from rucola.protocol.route import TopicList
-from rucola.protocol.stats import TOPIC_PUT_NUMS
 from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfig
 
 CONFIG_KEYS = (

@@ -10,7 +10,7 @@ from rucola.admin.groups import GroupAdmin
 from rucola.admin.requests import gather_fail_fast, masters_of
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError
-from rucola.protocol.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
+from rucola.protocol.broker_stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ from prometheus_client.registry import Collector
 from rucola.broker.state import BrokerState
 from rucola.errors import RemotingError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
-from rucola.protocol.stats import (
+from rucola.protocol.broker_stats import (
     BROKER_GET_NUMS,
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,

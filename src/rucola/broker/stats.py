@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rucola.protocol import stats
-from rucola.protocol.stats import BrokerStatsData, BrokerStatsItem, group_key
+from rucola.protocol import broker_stats
+from rucola.protocol.broker_stats import BrokerStatsData, BrokerStatsItem, group_key
 from rucola.rates import StatsItem, Window
 from rucola.store.dispatch import TopicArrivals
 
@@ -136,15 +136,15 @@ class BrokerStats:
             del self._sent_back[key]
 
     def _find(self, name: str, key: str) -> StatsItem | None:
-        if name in (stats.TOPIC_PUT_NUMS, stats.TOPIC_PUT_SIZE):
-            return _of(self._topics.get(key), name == stats.TOPIC_PUT_SIZE)
-        if name in (stats.GROUP_GET_NUMS, stats.GROUP_GET_SIZE):
+        if name in (broker_stats.TOPIC_PUT_NUMS, broker_stats.TOPIC_PUT_SIZE):
+            return _of(self._topics.get(key), name == broker_stats.TOPIC_PUT_SIZE)
+        if name in (broker_stats.GROUP_GET_NUMS, broker_stats.GROUP_GET_SIZE):
             topic, _, group = key.partition(group_key("", ""))
-            return _of(self._groups.get((topic, group)), name == stats.GROUP_GET_SIZE)
-        if name == stats.SNDBCK_PUT_NUMS:
+            return _of(self._groups.get((topic, group)), name == broker_stats.GROUP_GET_SIZE)
+        if name == broker_stats.SNDBCK_PUT_NUMS:
             topic, _, group = key.partition(group_key("", ""))
             return self._sent_back.get((topic, group))
-        whole = {stats.BROKER_PUT_NUMS: self.put_nums, stats.BROKER_GET_NUMS: self.get_nums}
+        whole = {broker_stats.BROKER_PUT_NUMS: self.put_nums, broker_stats.BROKER_GET_NUMS: self.get_nums}
         return whole.get(name) if key == self._broker_key else None
 
 

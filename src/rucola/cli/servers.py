@@ -27,7 +27,7 @@ from rucola.cli.log_format import configure_logging, log_format_option
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
-from rucola.remoting.event_loop import BatchingEventLoop
+from rucola.remoting.batching_event_loop import BatchingEventLoop
 from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")

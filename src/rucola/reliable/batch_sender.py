@@ -19,10 +19,10 @@ from sqlalchemy import Row
 from rucola.client import Message, MessageQueue, Producer, SendResult, select_by_hash
 from rucola.errors import BrokerError, InvalidMessage, MQError, SendFailed, TopicNotFound
 from rucola.message import properties
-from rucola.reliable.claims import Outcome
 from rucola.reliable.outbox import message_of
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import CONFIRMED, MANUAL, SENT
+from rucola.reliable.stub_claims import Outcome
 
 REQUEST_COUNT = 128
 REQUEST_SIZE = 1 << 20

@@ -37,15 +37,15 @@ from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.errors import MQError, RemotingError
-from rucola.reliable import claims, lanes, migration
+from rucola.reliable import lane_leases, migration, stub_claims
 from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, digest
 from rucola.reliable.batch_sender import BatchSender
-from rucola.reliable.checks import Checker, receipts_of
-from rucola.reliable.claims import Outcome
 from rucola.reliable.database import Database
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import MANUAL, NEW, Tables
+from rucola.reliable.stub_checks import Checker, receipts_of
+from rucola.reliable.stub_claims import Outcome
 from rucola.reliable.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Relay:
         await self._background.close(CLOSE_GRACE_MS)
         await self._wakeup.close()
         try:
-            await self.database.run(lanes.leave, self.tables, self.owner)
+            await self.database.run(lane_leases.leave, self.tables, self.owner)
         except DBAPIError as error:
             logger.warning("lanes could not be released and stay reserved until their lease ends: %s", error.orig)
         await self._admin.__aexit__(None, None, None)
@@ -175,7 +175,7 @@ class Relay:
     async def _keep_lanes(self) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._renew_at:
-            self._lanes = await self.database.run(lanes.renew, self.tables, self.owner, self.policy.lease_ms)
+            self._lanes = await self.database.run(lane_leases.renew, self.tables, self.owner, self.policy.lease_ms)
             self._renew_at = now + self.policy.lease_ms / 3000
 
     async def _round(self) -> bool:
@@ -184,7 +184,7 @@ class Relay:
         deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
         # 1. Claim due stubs; those that have used up their attempts become MANUAL.
         batch = await self.database.run(
-            claims.claim_batch, self.tables, self.owner, self._lanes,
+            stub_claims.claim_batch, self.tables, self.owner, self._lanes,
             limit=self.policy.batch, lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends,
         )  # fmt: skip
         outcomes = [
@@ -205,9 +205,9 @@ class Relay:
         # 4. Raise alerts, at most one per kind and interval; the others stay due.
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
-        # 5. Record everything in one statement, which also releases the claims.
+        # 5. Record everything in one statement, which also releases the stub_claims.
         if outcomes:
-            await self.database.run_one(claims.record, self.tables, self.owner, outcomes)
+            await self.database.run_one(stub_claims.record, self.tables, self.owner, outcomes)
         # Due at once are alerts, and stubs that were not sent before the deadline.
         return batch.is_full or any(outcome.wait_ms == 0 for outcome in outcomes)
 
@@ -217,7 +217,9 @@ class Relay:
         if not resend:
             return [], outcomes
         lease_ms = self.policy.lease_ms
-        return await self.database.run(claims.claim_for_resend, self.tables, self.owner, resend, lease_ms), outcomes
+        return await self.database.run(
+            stub_claims.claim_for_resend, self.tables, self.owner, resend, lease_ms
+        ), outcomes
 
     async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
         outcomes = []

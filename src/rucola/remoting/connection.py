@@ -62,8 +62,8 @@ from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, Re
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
+from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.event_loop import WriteBatching, write_batching_of
 from rucola.remoting.refusals import refusal_response
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.pull_request_hold import PullRequestHold
-from rucola.broker.remoting.client_calls import RemotingClientCalls
+from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Processor

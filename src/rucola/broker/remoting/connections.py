@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from rucola.access import Action, Resource
 from rucola.broker.config import BrokerConfig
-from rucola.broker.remoting.client_calls import RemotingClientCalls
-from rucola.broker.services.inspection import InspectionService
+from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
+from rucola.broker.services.client_inspection import InspectionService
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand

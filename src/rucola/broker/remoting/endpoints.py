@@ -5,13 +5,13 @@ from __future__ import annotations
 from rucola.access import Check
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.cleanup import CleanupAdapter
-from rucola.broker.remoting.client_calls import RemotingClientCalls
 from rucola.broker.remoting.connections import ConnectionAdapter
 from rucola.broker.remoting.consume_stats import ConsumeStatsAdapter
 from rucola.broker.remoting.group import GroupAdapter
 from rucola.broker.remoting.heartbeat import HeartbeatAdapter
 from rucola.broker.remoting.lock import LockAdapter
 from rucola.broker.remoting.offset import OffsetAdapter
+from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.query import QueryAdapter
 from rucola.broker.remoting.reply import ReplyAdapter

@@ -15,7 +15,7 @@ from __future__ import annotations
 from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
-from rucola.broker.services.messages import Fetched
+from rucola.broker.services.results import Fetched
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pull import PullMessageRequestHeader

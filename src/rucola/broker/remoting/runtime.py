@@ -11,11 +11,11 @@ from rucola.access import Action
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.protocol.body import encode_body
+from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.kv import KVTable
 from rucola.protocol.route import TopicList
-from rucola.protocol.stats import ViewBrokerStatsDataRequestHeader
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint, server_resource
 

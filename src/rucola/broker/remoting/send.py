@@ -23,8 +23,8 @@ from msgspec import json
 
 from rucola.access import Action, Resource
 from rucola.broker.config import BrokerConfig
-from rucola.broker.services.messages import Published
 from rucola.broker.services.publish import PublishService, Put, SendHeader
+from rucola.broker.services.results import Published
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode

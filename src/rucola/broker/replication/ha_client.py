@@ -32,7 +32,7 @@ from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUE
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import TransferDecoder, encode_report
-from rucola.remoting.stream import Stream, open_stream, run_until_first_ends
+from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
 from rucola.store.config import FlushDiskType
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica

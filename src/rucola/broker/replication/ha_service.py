@@ -30,7 +30,7 @@ import logging
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
-from rucola.remoting.stream import Stream, StreamServer, run_until_first_ends
+from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 

@@ -10,12 +10,12 @@ from rucola.access import Check
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.durability import Durability
 from rucola.broker.services.cleanup import CleanupService
+from rucola.broker.services.client_inspection import InspectionService
 from rucola.broker.services.clients import ClientService
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.consume_stats import ConsumeStatsService
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.groups import GroupService
-from rucola.broker.services.inspection import InspectionService
 from rucola.broker.services.locks import LockService
 from rucola.broker.services.offsets import OffsetService
 from rucola.broker.services.publish import PublishService

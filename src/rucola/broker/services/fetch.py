@@ -33,7 +33,7 @@ from typing import Final
 from rucola import fastjson
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.message_filter import Matches, MessageFilter, accepts, check_supported, matches
-from rucola.broker.services.messages import Fetched, FetchOutcome
+from rucola.broker.services.results import Fetched, FetchOutcome
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, properties

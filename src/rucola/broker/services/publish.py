@@ -38,7 +38,7 @@ from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
-from rucola.broker.services.messages import Published
+from rucola.broker.services.results import Published
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics

@@ -14,7 +14,7 @@ from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.state import BrokerState
 from rucola.message.record import peek
 from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.protocol.stats import BrokerStatsData
+from rucola.protocol.broker_stats import BrokerStatsData
 from rucola.protocol.version import VERSION, VERSION_TEXT
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

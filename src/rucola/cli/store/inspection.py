@@ -11,7 +11,7 @@ import msgspec
 
 from rucola.cli.output import parse_time_option, print_json, print_table, progress_bar, time_text
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check as check_store
 from rucola.store.tools.dump import dump as dump_store
 from rucola.store.tools.dump import message_row

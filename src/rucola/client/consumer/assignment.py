@@ -40,7 +40,7 @@ from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.queue_locks import QueueLocks, by_broker
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.start_offsets import StartOffsets
-from rucola.client.consumer.subscription_check import SubscriptionCheck
+from rucola.client.consumer.subscription_consistency import SubscriptionCheck
 from rucola.client.route import TopicRoute
 from rucola.errors import MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.protocol.queue import MessageQueue

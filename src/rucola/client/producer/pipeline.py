@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from rucola.client.clock import now_ms
-from rucola.client.producer.in_flight_requests import InFlightRequest
+from rucola.client.producer.in_flight_sends import InFlightRequest
 from rucola.client.producer.send_request import SendRequest, SendResult
 from rucola.client.producer.sender import Sender, may_retry
 from rucola.client.stats import SendCounters

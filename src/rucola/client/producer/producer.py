@@ -20,7 +20,7 @@ from typing import Any
 
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
-from rucola.client.producer.in_flight_requests import InFlightRequests
+from rucola.client.producer.in_flight_sends import InFlightRequests
 from rucola.client.producer.options import ProducerOptions
 from rucola.client.producer.pipeline import PipelinedSend, SendPipeline
 from rucola.client.producer.queue_selectors import QueueChoice

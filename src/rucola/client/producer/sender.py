@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from rucola.client.clock import monotonic_ms, now_ms
 from rucola.client.instance import ClientInstance
-from rucola.client.producer.in_flight_requests import InFlightRequests
+from rucola.client.producer.in_flight_sends import InFlightRequests
 from rucola.client.producer.latency_faults import BrokerFaults
 from rucola.client.producer.options import CompletedSend, ProducerOptions
 from rucola.client.producer.queue_rotation import QueueRotation

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
-from rucola.spark.errors import translate_spark_errors
+from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.selected_messages import partitions_frame
 from rucola.spark.lake import parquet_files
@@ -40,12 +40,12 @@ from rucola.spark.lake.snapshot import ArchiveProgress
 from rucola.spark.lake.writer import LakeWriter, open_lake
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader as reader
-from rucola.spark.source.arrays import ints
+from rucola.spark.source.array_conversions import ints
 from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 
 _log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
-from rucola.spark.errors import translate_spark_errors
+from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs import audit_tables, report
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
 from rucola.spark.jobs.selected_messages import SelectedMessages
@@ -47,7 +47,7 @@ from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source.columns import schema_of
 from rucola.spark.source.options import is_store
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 
 HOT_KEYS: Final = 10
 

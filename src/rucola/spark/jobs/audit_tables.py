@@ -17,7 +17,18 @@ from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.spark.jobs.grouping import Groups, join
-from rucola.spark.source.arrays import Array, arrow, bools, combined, ints, mask, repeated, scalar, strings, values_of
+from rucola.spark.source.array_conversions import (
+    Array,
+    arrow,
+    bools,
+    combined,
+    ints,
+    mask,
+    repeated,
+    scalar,
+    strings,
+    values_of,
+)
 from rucola.spark.source.columns import TIMESTAMP
 
 COLUMNS: Final = (

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from rucola.spark.errors import translate_spark_errors
+from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.lake import parquet_files as row_files
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS

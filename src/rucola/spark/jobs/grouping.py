@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from rucola.spark.source.arrays import Array, arrow, combined, ints
+from rucola.spark.source.array_conversions import Array, arrow, combined, ints
 
 
 class Groups:

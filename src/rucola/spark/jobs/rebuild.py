@@ -4,7 +4,7 @@
     2. queues   by queue: the runs in log order are written as the files of the queue
     3. index    by index file: its entries, read from the one or two log files that contain them
 
-Each step is a function of `rucola.store.tools.partial_rebuild`; Spark distributes the calls and shuffles the runs to
+Each step is a function of `rucola.store.tools.parallel_rebuild`; Spark distributes the calls and shuffles the runs to
 their queues. A run takes a few bytes for many messages, so the shuffle is small. A retried task overwrites its files.
 
 Files are written next to the old ones and exchanged at the end, as by `rucola store rebuild`, which uses one process.
@@ -27,10 +27,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
-from rucola.spark.errors import translate_spark_errors
+from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.session import AnySession, resolve_session
 from rucola.store.config import StoreConfig
-from rucola.store.tools.partial_rebuild import (
+from rucola.store.tools.parallel_rebuild import (
     IndexSource,
     ScannedLogFile,
     UnitRun,

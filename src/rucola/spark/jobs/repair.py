@@ -1,6 +1,6 @@
 """Repair job: restores a lake whose own files are missing or damaged.
 
-    1. inventory   every file of the lake is read on its own (see `rucola.spark.lake.inventory`)
+    1. inventory   every file of the lake is read on its own (see `rucola.spark.lake.file_inventory`)
     2. plan        the content of the restored lake, files to set aside and losses are determined (see
                    `rucola.spark.lake.repair_plan`)
     3. verify      if the snapshot was lost, the old key index and the archive progress show which messages are missing
@@ -26,8 +26,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
 from rucola.files import make_directory
-from rucola.spark.errors import translate_spark_errors
-from rucola.spark.lake.inventory import Inventory, take_inventory
+from rucola.spark.error_translation import translate_spark_errors
+from rucola.spark.lake.file_inventory import Inventory, take_inventory
 from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
 from rucola.spark.lake.reader import read_rows
 from rucola.spark.lake.repair_plan import RepairPlan, RepairPlanner, completable

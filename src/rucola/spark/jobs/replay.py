@@ -5,7 +5,7 @@
              are stored later, for example by the replay itself, are not part of it
     lanes    queues are assigned to tasks with near-equal row counts; each lane gets its share of the rate. A task of a
              store reads its queues in log order; Spark sorts the rows of a lake into that order
-    send     each task sends its rows in order (see `rucola.spark.jobs.resend`)
+    send     each task sends its rows in order (see `rucola.spark.jobs.replay_sender`)
 
 Every message is sent at least once, under its original unique key, so that consumers can drop duplicates. The ledger
 records acknowledged messages (see `rucola.spark.jobs.replay_ledger`); a killed run is continued by the same call with
@@ -33,17 +33,17 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.spark.errors import translate_spark_errors
-from rucola.spark.jobs import resend
+from rucola.spark.error_translation import translate_spark_errors
+from rucola.spark.jobs import replay_sender
 from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
-from rucola.spark.jobs.resend import ResendTask
+from rucola.spark.jobs.replay_sender import ResendTask
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import columns
-from rucola.spark.source.arrays import ints, mask
+from rucola.spark.source.array_conversions import ints, mask
 from rucola.spark.source.options import SinkOptions, parse_sink_options
 
 GROUP: Final = "rucola_replay"
@@ -175,7 +175,7 @@ def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> Data
         .where("commitLogOffset > after AND commitLogOffset <= upto")
         .repartitionById(count, F.col("lane"))
         .sortWithinPartitions("brokerName", "commitLogOffset")
-        .select(*resend.COLUMNS)
+        .select(*replay_sender.COLUMNS)
     )
 
 
@@ -201,7 +201,7 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
     """Yield the messages within the bounds of their queues, in log order; rows of a lake are sorted in memory."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
-        found, codes = resend.queue_codes(batch)
+        found, codes = replay_sender.queue_codes(batch)
         # Bounds per queue become bounds per row by indexing with the queue codes. A queue without bounds gets (0, -1),
         # which no offset can meet.
         after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
@@ -209,10 +209,10 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
         return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
 
     narrowed = messages.narrow_to_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
-    batches = map(between, narrowed.batches(resend.COLUMNS))
+    batches = map(between, narrowed.batches(replay_sender.COLUMNS))
     if not messages.is_lake:
         return batches
-    rows = pa.Table.from_batches(list(batches), columns.schema_of(resend.COLUMNS))
+    rows = pa.Table.from_batches(list(batches), columns.schema_of(replay_sender.COLUMNS))
     order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
     return iter(rows.take(order).to_batches())
 
@@ -306,7 +306,9 @@ def _send(
         # The files of a lake are not in log order, so Spark shuffles the rows to their lanes and sorts them there.
         rows = [(*each.queue, lane, each.after, each.upto) for lane, queues in enumerate(lanes) for each in queues]
         ranges = session.createDataFrame(rows, _QUEUES)
-        sent = partition_by_lane(messages.frame(session, resend.COLUMNS), ranges, len(lanes)).mapInArrow(task, _SENT)
+        sent = partition_by_lane(messages.frame(session, replay_sender.COLUMNS), ranges, len(lanes)).mapInArrow(
+            task, _SENT
+        )
     else:
         # A store is read in log order: each task reads its own queues, and no row is shuffled.
         bounds = [pickle.dumps(_bounds(queues)) for queues in lanes]

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
-from rucola.spark.errors import translate_spark_errors
+from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.lookup import (

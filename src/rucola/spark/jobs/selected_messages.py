@@ -27,12 +27,12 @@ from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.snapshot import RowFile, check_files, is_lake, read_snapshot
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader
-from rucola.spark.source.arrays import mask
+from rucola.spark.source.array_conversions import mask
 from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import QueueFilter, ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS, ddl
 from rucola.spark.source.store_source import StoreSource
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 
 _PARTITION: Final = "number int, partition binary"
 

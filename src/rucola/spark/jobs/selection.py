@@ -26,7 +26,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.spark.lake.snapshot import RowFile
-from rucola.spark.source.arrays import Array, bools, ints, mask, strings, values_of
+from rucola.spark.source.array_conversions import Array, bools, ints, mask, strings, values_of
 from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
 

@@ -32,7 +32,7 @@ from rucola.spark.lake import parquet_files
 from rucola.spark.lake.data_files import open_parquet, row_group_bounds
 from rucola.spark.lake.key_index import key_hash
 from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
-from rucola.spark.source.arrays import Array, arrow, ints, repeated
+from rucola.spark.source.array_conversions import Array, arrow, ints, repeated
 
 CandidateOffsets = Mapping[tuple[str, str], Array]
 """Physical offsets at which a message may be, ascending, by (topic, date)."""

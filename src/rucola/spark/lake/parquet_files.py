@@ -27,7 +27,7 @@ from rucola.spark.lake.key_index import ENTRIES_PER_FILE, HASH_BITS
 from rucola.spark.lake.snapshot import KeyFile, RowFile
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
-from rucola.spark.source.arrays import arrow, ints, mask, repeated
+from rucola.spark.source.array_conversions import arrow, ints, mask, repeated
 
 _MICROSECONDS_PER_DAY: Final = 86_400_000_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024

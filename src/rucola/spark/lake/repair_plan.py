@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rucola.errors import ConfigError
-from rucola.spark.lake.inventory import Inventory, addresses, brokers_of, commit_of
+from rucola.spark.lake.file_inventory import Inventory, addresses, brokers_of, commit_of
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
     ArchiveProgress,
@@ -40,7 +40,7 @@ from rucola.spark.lake.snapshot import (
     Snapshot,
     furthest_progress,
 )
-from rucola.spark.source.arrays import Array, ints
+from rucola.spark.source.array_conversions import Array, ints
 
 _SNAPSHOT: Final = f"{METADATA_DIRECTORY}/snapshot.json"
 _PROGRESS: Final = f"{METADATA_DIRECTORY}/progress.json"

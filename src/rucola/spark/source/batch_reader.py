@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from rucola.spark.errors import without_tracebacks
+from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source import log_reader
 from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import ReadOptions

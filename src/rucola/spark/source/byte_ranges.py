@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from rucola.spark.source.arrays import Array, arrow, strings
+from rucola.spark.source.array_conversions import Array, arrow, strings
 
 _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper().encode(), np.uint32)
 """The four hexadecimal digits of every 16-bit value, as one uint32: `_HEX[v]` are the bytes `%02X%02X`."""

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from rucola.message import properties
-from rucola.spark.source.arrays import arrow, mask, repeated
+from rucola.spark.source.array_conversions import arrow, mask, repeated
 from rucola.spark.source.record_layout import BodiesTooLarge, DamagedRecord, Records
 from rucola.spark.source.schema import COLUMNS, CORRUPT
 

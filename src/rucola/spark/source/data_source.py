@@ -37,7 +37,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from rucola.errors import ConfigError, MQError
-from rucola.spark.errors import without_tracebacks
+from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source.catalog_tables import options_in, options_of_new_table, readable, schema_of_table, writable
 from rucola.spark.source.options import (
     ReadOptions,

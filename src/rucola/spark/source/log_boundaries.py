@@ -8,7 +8,7 @@ log.
 
 from __future__ import annotations
 
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import ScanEnd
 
 

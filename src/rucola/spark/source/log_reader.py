@@ -32,7 +32,7 @@ from rucola.message.hashing import string_hashes
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.spark.source import columns, record_layout
-from rucola.spark.source.arrays import Array
+from rucola.spark.source.array_conversions import Array
 from rucola.spark.source.byte_ranges import fields_at
 from rucola.spark.source.log_boundaries import next_record
 from rucola.spark.source.log_splits import LogSplit, QueueRange
@@ -40,7 +40,7 @@ from rucola.spark.source.option_values import sql92_matcher
 from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import is_chosen_topic
-from rucola.store.reader import LogFile, StoreReader
+from rucola.store.directory_reader import LogFile, StoreReader
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from rucola.errors import InvalidMessage, StoreError
 from rucola.message.record import peek
 from rucola.spark.source.log_boundaries import next_record, queue_log_end, search_queue
 from rucola.spark.source.options import ReadOptions
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 
 TARGET_SIZE: Final = 128 * 1024 * 1024
 """Approximate bytes of a split. A task costs Spark some 30 ms to start, little compared to reading 128 MiB."""

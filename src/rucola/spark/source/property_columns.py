@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from rucola.message import properties
-from rucola.spark.source.arrays import Array, arrow, ints, strings
+from rucola.spark.source.array_conversions import Array, arrow, ints, strings
 from rucola.spark.source.byte_ranges import gather, offsets_and_data, replace_rows
 
 _NAME_VALUE: Final = 1

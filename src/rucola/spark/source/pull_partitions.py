@@ -32,7 +32,7 @@ from rucola.client import MessageQueue, PullConsumer, PullStatus
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, StoreError
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
 from rucola.spark.source import columns, record_layout
-from rucola.spark.source.arrays import Array
+from rucola.spark.source.array_conversions import Array
 from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
 from rucola.spark.source.option_values import parse_tags

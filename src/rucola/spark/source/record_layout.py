@@ -33,7 +33,7 @@ from rucola.message import properties, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host
 from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer
-from rucola.spark.source.arrays import Array, arrow, ints, mask, strings
+from rucola.spark.source.array_conversions import Array, arrow, ints, mask, strings
 from rucola.spark.source.byte_ranges import fields_at, gather, hexadecimal, replace_rows
 from rucola.spark.source.property_columns import PropertyColumns, is_utf8, parse_properties
 

@@ -36,7 +36,7 @@ from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
 from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
-from rucola.spark.errors import without_tracebacks
+from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source.delivery import MESSAGES_PER_REQUEST, matching_queue, split_requests, with_retries
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.row_messages import check_schema, message_of, row_name

@@ -29,7 +29,7 @@ from rucola.spark.source.source_offsets import (
     is_chosen,
     limit_ranges,
 )
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 
 
 class StoreSource:

@@ -46,7 +46,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from rucola.errors import MQError, RemotingError
-from rucola.spark.errors import without_tracebacks
+from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source import batch_reader
 from rucola.spark.source.live_source import commit_offsets
 from rucola.spark.source.offset_options import EARLIEST

@@ -20,7 +20,7 @@ from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt
 from rucola.message.compression import decompress
 from rucola.message.record import decode
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import ScanEnd
 
 

@@ -26,7 +26,7 @@ from rucola.message.compression import decompress
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode, peek
 from rucola.message.topics import DUE_TIME_TOPICS
-from rucola.store.reader import StoreReader
+from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import RecordRun
 
 ProgressCallback = Callable[[int, int], None]

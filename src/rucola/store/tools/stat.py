@@ -17,9 +17,9 @@ import numpy as np
 from rucola.message import properties, sysflag
 from rucola.message.record import peek
 from rucola.store.checkpoint import Checkpoint
+from rucola.store.directory_reader import StoreReader
 from rucola.store.index import Index
 from rucola.store.mapped_file import file_paths
-from rucola.store.reader import StoreReader
 from rucola.store.scan import RecordRun, ScanEnd
 
 

@@ -38,8 +38,8 @@ from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
-from rucola.spark.source.arrays import Array, arrow, ints
-from rucola.spark.source.encoding import EncodedMessages, encode_rows
+from rucola.spark.source.array_conversions import Array, arrow, ints
+from rucola.spark.source.message_encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.row_messages import message_of
 

@@ -13,10 +13,10 @@ from rucola.admin import AdminClient
 from rucola.client import ClientInstance, MessageQueue, PullConsumer
 from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import dlq_topic
-from rucola.reliable.claims import Outcome, one_of
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
+from rucola.reliable.stub_claims import Outcome, one_of
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD
 from rucola.message import properties
 from rucola.message.properties import MAX_PROPERTIES_SIZE, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from rucola.spark.source.arrays import Array, arrow, bools, ints, mask, scalar, strings
+from rucola.spark.source.array_conversions import Array, arrow, bools, ints, mask, scalar, strings
 from rucola.spark.source.row_messages import COPIED_PROPERTIES
 
 _HEAD: Final = np.dtype([("size", ">i4"), ("unused", ">i8"), ("flag", ">i4"), ("body_size", ">i4")])
