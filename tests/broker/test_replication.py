@@ -228,7 +228,7 @@ async def test_a_slave_stops_following_a_master_that_lost_messages(
         shutil.rmtree(tmp_path / "broker-a")
         shutil.copytree(tmp_path / "backup", tmp_path / "broker-a")
         lost = await running.start_broker()
-        await until(lambda: said("and that of this master only to"))
+        await until(lambda: said("and that of this master at"))
         await send(running, 10)
         await until(lambda: said("the master's log is another one"))
         assert await end_of(running, slave) == end

@@ -262,7 +262,7 @@ async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
             assert await seen.reach(3) == [0, 4, 5]
         assert broker.committed == 6
         assert broker.unlocked
-    assert "went to another member" in caplog.text
+    assert "was lost to another member" in caplog.text
 
 
 async def test_a_held_lock_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

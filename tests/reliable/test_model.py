@@ -19,7 +19,7 @@ from rucola.client import Message, MessageExt, ReconsumeLater
 from rucola.message import properties
 from rucola.reliable import Outbox, Tables
 from rucola.reliable.errors import LeaseLost
-from rucola.reliable.idempotent import Step, UnknownMessage, _SyncListener
+from rucola.reliable.idempotent import Step, UnknownMessage, _Options, _SyncListener
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ class World:
         self.engine = engine
         self.keys = keys
         self.listener = _SyncListener(
-            lambda message, session: None, engine, GROUP, None, tables, keys, 1000, UnknownMessage.PROCESS
+            lambda message, session: None, engine, None, _Options(GROUP, tables, keys, 1000, UnknownMessage.PROCESS)
         )
         self.listener._is_checked = True
 

@@ -28,7 +28,15 @@ GROUP = "billing"
 LEASE_MS = 1000
 
 SENDER_STEPS = ("begun", "added", "committing", "committed")
-RELAY_STEPS = ("take.before", "take.during", "take.after", "send.before", "send.after", "record.before", "record.after")
+RELAY_STEPS = (
+    "claim_batch.before",
+    "claim_batch.during",
+    "claim_batch.after",
+    "send.before",
+    "send.after",
+    "record.before",
+    "record.after",
+)
 CONSUMER_STEPS = (
     "received", "key.before", "key.after", "claim.before", "claim.after", "business", "committing", "committed",
     "release.before", "release.after", "acknowledging",

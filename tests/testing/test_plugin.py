@@ -49,7 +49,7 @@ def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: p
             assert "NAMESRV_ADDR" not in os.environ
         """
     )
-    pytester.runpytest_inprocess("-q").assert_outcomes(passed=3)
+    pytester.runpytest_inprocess("-q", "-p", "no:asyncio").assert_outcomes(passed=3)
 
 
 def test_no_module_of_rucola_is_rewritten(pytester: pytest.Pytester) -> None:
@@ -70,7 +70,7 @@ def test_no_module_of_rucola_is_rewritten(pytester: pytest.Pytester) -> None:
             assert rewritten <= of_its_own
         """
     )
-    pytester.runpytest_subprocess("-q").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-q", "-p", "no:asyncio").assert_outcomes(passed=1)
 
 
 def test_the_nearest_marker_wins(pytester: pytest.Pytester) -> None:
@@ -86,7 +86,7 @@ def test_the_nearest_marker_wins(pytester: pytest.Pytester) -> None:
             assert len(rocketmq.offsets("G", "T")) == 3
         """
     )
-    pytester.runpytest_inprocess("-q", "--strict-markers").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("-q", "-p", "no:asyncio", "--strict-markers").assert_outcomes(passed=1)
 
 
 def test_an_unknown_setting_is_named(pytester: pytest.Pytester) -> None:
@@ -99,7 +99,7 @@ def test_an_unknown_setting_is_named(pytester: pytest.Pytester) -> None:
             pass
         """
     )
-    result = pytester.runpytest_inprocess("-q")
+    result = pytester.runpytest_inprocess("-q", "-p", "no:asyncio")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*unknown settings: messageDelayLevels; write keys as in broker.conf"])
 
@@ -116,7 +116,7 @@ def test_a_failed_expectation_lists_what_arrived(pytester: pytest.Pytester) -> N
             rocketmq.wait_for_messages("Orders", 2, tags="food", timeout_s=0)
         """
     )
-    result = pytester.runpytest_inprocess("-q")
+    result = pytester.runpytest_inprocess("-q", "-p", "no:asyncio")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
