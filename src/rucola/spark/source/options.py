@@ -83,7 +83,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rucola.errors import ConfigError
-from rucola.spark.source import option_values
+from rucola.spark.source import option_values as values
 from rucola.spark.source.offset_options import (
     LATEST,
     QueueOffsets,
@@ -288,15 +288,15 @@ class _OptionParser:
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a write. Raises ConfigError as `parse_read_options` does."""
     given = _OptionParser(options, SINK_OPTION_NAMES, "a write")
-    name_server = given.take("nameServer", option_values.name_servers, "")
+    name_server = given.take("nameServer", values.name_servers, "")
     if not name_server:
         raise ConfigError("option nameServer is missing; it names the name servers of the brokers to write to")
     return SinkOptions(
         name_server,
-        given.take("topic", option_values.topic, None),
-        given.take("producerGroup", option_values.group, GROUP),
-        given.take("deliveryTimeoutMs", option_values.number, DELIVERY_TIMEOUT_MS),
-        given.take("invalidRows", option_values.is_skip, False),
+        given.take("topic", values.topic, None),
+        given.take("producerGroup", values.group, GROUP),
+        given.take("deliveryTimeoutMs", values.number, DELIVERY_TIMEOUT_MS),
+        given.take("invalidRows", values.is_skip, False),
     )
 
 
@@ -317,48 +317,46 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup"):
         exclude("storePath", name)
     # 2. Values, each by its own parser.
-    name_server = take("nameServer", option_values.name_servers, None)
+    name_server = take("nameServer", values.name_servers, None)
     paths: list[str] = (
-        take("storePath", option_values.words, [])
-        or take("path", option_values.path, [])
-        or take("paths", option_values.paths, [])
+        take("storePath", values.words, []) or take("path", values.path, []) or take("paths", values.paths, [])
     )
     corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
-    is_sql = take("expressionType", option_values.is_sql92, False)
+    is_sql = take("expressionType", values.is_sql92, False)
     parsed = ReadOptions(
-        stores={} if name_server else _stores(paths, take("brokerName", option_values.words, None)),
+        stores={} if name_server else _stores(paths, take("brokerName", values.words, None)),
         name_server=name_server,
-        topics=take("subscribe", option_values.word_set, None) or take("topic", option_values.one_topic, None),
-        pattern=take("subscribePattern", option_values.pattern, None),
+        topics=take("subscribe", values.word_set, None) or take("topic", values.one_topic, None),
+        pattern=take("subscribePattern", values.pattern, None),
         assigned=take("assign", lambda text: frozenset(parse_queues(text)), None),
-        include_system_topics=take("includeSystemTopics", option_values.boolean, False),
+        include_system_topics=take("includeSystemTopics", values.boolean, False),
         starting_offsets=take("startingOffsets", parse_starting_offsets, None),
         ending_offsets=take("endingOffsets", parse_ending_offsets, None),
         starting_times=take("startingOffsetsByTimestamp", parse_times, None),
         ending_times=take("endingOffsetsByTimestamp", parse_times, None),
-        starting_timestamp=take("startingTimestamp", option_values.number, None),
-        ending_timestamp=take("endingTimestamp", option_values.number, None),
-        starting_commit_log_offset=take("startingCommitLogOffset", option_values.number, None),
-        ending_commit_log_offset=take("endingCommitLogOffset", option_values.number, None),
-        tags=None if is_sql else take("subExpression", option_values.parse_tags, None),
-        expression=take("subExpression", option_values.expression, None) if is_sql else None,
-        keys=take("keys", option_values.word_set, None),
+        starting_timestamp=take("startingTimestamp", values.number, None),
+        ending_timestamp=take("endingTimestamp", values.number, None),
+        starting_commit_log_offset=take("startingCommitLogOffset", values.number, None),
+        ending_commit_log_offset=take("endingCommitLogOffset", values.number, None),
+        tags=None if is_sql else take("subExpression", values.parse_tags, None),
+        expression=take("subExpression", values.expression, None) if is_sql else None,
+        keys=take("keys", values.word_set, None),
         columns=_columns(
-            take("columns", option_values.names, None),
-            take("includeBody", option_values.boolean, None),
+            take("columns", values.names, None),
+            take("includeBody", values.boolean, None),
             corrupt_records,
         ),
         corrupt_records=corrupt_records,
-        fail_on_data_loss=take("failOnDataLoss", option_values.boolean, True),
-        fail_on_missing_broker=take("failOnMissingBroker", option_values.boolean, True),
-        required_brokers=take("requiredBrokers", option_values.word_set, frozenset()),
-        max_offsets_per_trigger=take("maxOffsetsPerTrigger", option_values.positive_number, None),
-        min_offsets_per_trigger=take("minOffsetsPerTrigger", option_values.positive_number, None),
-        max_trigger_delay_ms=take("maxTriggerDelay", option_values.duration_ms, None),
-        commit_group=take("commitGroup", option_values.group, None),
-        min_partitions=take("minPartitions", option_values.number, 1),
-        consumer_group=take("consumerGroup", option_values.group, GROUP),
-        push_filters=take("pushFilters", option_values.boolean, False),
+        fail_on_data_loss=take("failOnDataLoss", values.boolean, True),
+        fail_on_missing_broker=take("failOnMissingBroker", values.boolean, True),
+        required_brokers=take("requiredBrokers", values.word_set, frozenset()),
+        max_offsets_per_trigger=take("maxOffsetsPerTrigger", values.positive_number, None),
+        min_offsets_per_trigger=take("minOffsetsPerTrigger", values.positive_number, None),
+        max_trigger_delay_ms=take("maxTriggerDelay", values.duration_ms, None),
+        commit_group=take("commitGroup", values.group, None),
+        min_partitions=take("minPartitions", values.number, 1),
+        consumer_group=take("consumerGroup", values.group, GROUP),
+        push_filters=take("pushFilters", values.boolean, False),
     )
     # 3. Values that contradict each other.
     _check_consistency(parsed)
