@@ -342,9 +342,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         expression=take("subExpression", values.expression, None) if is_sql else None,
         keys=take("keys", values.word_set, None),
         columns=_columns(
-            take("columns", values.names, None),
-            take("includeBody", values.boolean, None),
-            corrupt_records,
+            take("columns", values.names, None), take("includeBody", values.boolean, None), corrupt_records
         ),
         corrupt_records=corrupt_records,
         fail_on_data_loss=take("failOnDataLoss", values.boolean, True),
