@@ -23,6 +23,7 @@ from rucola.protocol.heartbeat import HeartbeatData
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.remoting.connection import Answer, Connection, Reply
+from rucola.remoting.deadline import Deadline
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 
@@ -63,7 +64,7 @@ class ReplyingBroker:
         asker = self.clients.get(properties.parse(header.properties)[properties.REPLY_TO_CLIENT])
         if asker is None:
             return command.response(ResponseCode.SYSTEM_ERROR, remark="channel not found")
-        await asker.request(push_of(header, command.body), 5000)
+        await asker.request(push_of(header, command.body), Deadline(5000))
         return command.response(0, SendMessageResponseHeader(msg_id="0", queue_id=0, queue_offset=0))
 
 
