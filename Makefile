@@ -41,7 +41,7 @@ test: setup ## run all tests; ARGS="tests/store -x" selects some
 
 # The markers are described in pyproject.toml; tests/conftest.py sets `external`.
 .PHONY: quick
-quick: lint ## lint, and every test that needs neither Spark nor another server or browser; about a minute
+quick: lint ## lint, and every test that needs neither Spark nor another server or browser
 	@$(VENV)/bin/python -m pytest -m "not spark and not external and not slow" $(ARGS)
 
 .PHONY: lint

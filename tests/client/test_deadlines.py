@@ -28,6 +28,8 @@ from rucola.remoting.connection import Connection, Processor
 from support.cluster import Cluster, cluster
 from support.proxy import Proxy
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_MS = 500
 LATEST_S = 2.0
 CONCURRENT = 8

@@ -14,6 +14,8 @@ import pytest
 from rucola.client.sync import Message, Producer, PullConsumer
 from support.broker_thread import servers
 
+pytestmark = pytest.mark.slow
+
 COUNT = 200
 
 

@@ -20,6 +20,8 @@ from rucola.store.tools.check import check
 from support.cluster import HOST, Tally, cluster
 from support.consumers import ScriptedBroker, consumer_of
 
+pytestmark = pytest.mark.slow
+
 
 async def stop(broker: Broker, path: Path) -> None:
     """The end of every test of a store."""

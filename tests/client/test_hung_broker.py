@@ -17,6 +17,8 @@ from support.cluster import Cluster, Tally, cluster
 from support.consumers import committed, consumer_of
 from support.proxy import Proxy
 
+pytestmark = pytest.mark.slow
+
 QUEUES = 8
 MESSAGES = 40
 SOON_S = 20

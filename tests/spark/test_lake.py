@@ -23,6 +23,8 @@ from rucola.spark.lake.snapshot import ArchiveProgress, read_snapshot
 from rucola.spark.lake.writer import LakeWriter, open_lake
 from support.killing import Deadly, Killed
 
+pytestmark = pytest.mark.slow
+
 
 def stage(lake: LakeWriter, offsets: Iterable[int]) -> None:
     """Put a file of one message, and one of its key, into staging for each physical offset."""

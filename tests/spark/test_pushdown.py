@@ -31,6 +31,8 @@ from rucola.spark.source.options import parse_read_options
 from support.golden_messages import expected
 from support.small_store import SmallStore
 
+pytestmark = pytest.mark.slow
+
 OPERATIONS: dict[type[Filter], Any] = {
     EqualTo: lambda a, b: a == b,
     GreaterThan: lambda a, b: a > b,

@@ -26,6 +26,8 @@ from rucola.store.message_store import MessageStore
 from support.golden_messages import Row, expected, keys_of
 from support.small_store import FILE_SIZE, HOST, SmallStore
 
+pytestmark = pytest.mark.slow
+
 
 def read(store: Path, **given: str) -> list[Row]:
     """The rows of a read, in the order of its partitions; each partition goes through pickle as Spark sends it."""

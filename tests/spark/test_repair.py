@@ -30,6 +30,8 @@ from support.broker_thread import broker_thread
 from support.killing import Deadly, Killed
 from support.small_store import SmallStore
 
+pytestmark = pytest.mark.slow
+
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 BROKER = "broker-a"
 

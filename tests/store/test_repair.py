@@ -21,6 +21,8 @@ from rucola.store.tools.dump import dump
 from rucola.store.tools.repair import HOLE_TOPIC, REPAIRED, RepairResult, repair
 from support.stores import RECOVERY_VARIANTS, config, golden_config, inner
 
+pytestmark = pytest.mark.slow
+
 FILE_SIZE = 4096
 START_MS = 1_700_000_000_000
 LOST_IN = {"first-file-body-flip": ["GA|2|2"], "mid-body-flip": ["GSpam|0|149"]}
