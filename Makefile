@@ -41,8 +41,8 @@ test: setup ## run all tests; ARGS="tests/store -x" selects some
 
 # The markers are described in pyproject.toml; tests/conftest.py sets `external`.
 .PHONY: quick
-quick: lint ## lint, and every test that needs neither Spark nor another server or browser
-	@$(VENV)/bin/python -m pytest -m "not spark and not external and not slow" $(ARGS)
+quick: lint ## lint, and on all cores every test that takes neither Spark, another server nor long: about a minute
+	@$(VENV)/bin/python -m pytest -n auto -m "not spark and not external and not slow" $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types

@@ -54,6 +54,7 @@ def written(told: list[Block]) -> str:
     return "\n".join(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario_prints_the_expected_transcript(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")

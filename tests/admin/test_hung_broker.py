@@ -50,6 +50,7 @@ async def test_a_query_that_any_broker_can_answer_goes_to_the_next_broker(tmp_pa
         proxy.thaw()
 
 
+@pytest.mark.slow
 async def test_a_query_fails_instead_of_denying_what_a_hung_broker_may_have(tmp_path: Path) -> None:
     """The healthy broker knows no client of the group; whether the other does cannot be told."""
 
@@ -61,6 +62,7 @@ async def test_a_query_fails_instead_of_denying_what_a_hung_broker_may_have(tmp_
         assert await admin.groups.find_consumer_connection("unknown") is None
 
 
+@pytest.mark.slow
 async def test_a_change_reaches_the_healthy_broker_if_another_fails(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as (running, proxy, admin):
         async with consumer_of(running) as consumer:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from rucola.admin import AdminClient, MessageExt, MessageQueue, MessageTrack, TrackType, dlq_topic, retry_topic
 from rucola.broker.broker import Broker
 from rucola.client import Message, Producer, PullConsumer
@@ -76,6 +78,7 @@ async def test_a_message_that_waits_for_its_retry_is_tracked(tmp_path: Path) -> 
         assert track.last_failed_ms >= scene.message.store_timestamp
 
 
+@pytest.mark.slow
 async def test_a_message_is_tracked_through_two_retries(tmp_path: Path) -> None:
     async with cluster_with_message(tmp_path) as scene:
         await scene.requeue(scene.message, 1)

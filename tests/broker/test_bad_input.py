@@ -79,6 +79,7 @@ def wrong(answers: Iterable[tuple[object, RemotingCommand | None]]) -> list[str]
     ]
 
 
+@pytest.mark.slow
 async def test_requests_without_fields_are_answered(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send()
@@ -87,6 +88,7 @@ async def test_requests_without_fields_are_answered(tmp_path: Path) -> None:
         assert (await peer.send()).code == ResponseCode.SUCCESS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_requests_with_arbitrary_fields_are_answered(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -153,6 +153,7 @@ async def test_notification_can_be_switched_off_for_broker_or_group(tmp_path: Pa
         await client.close()
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
         silent, talking = RemotingClient(), await peer.client.connect(peer.broker.address)

@@ -322,6 +322,7 @@ async def test_a_message_whose_retry_cannot_be_put_stays_with_its_consumer(
     assert "retry: put of message without a unique key for %DLQ%g failed and is retried" in caplog.text
 
 
+@pytest.mark.slow
 async def test_replies_and_events_are_kept_until_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,6 +77,7 @@ sends = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(sends, min_size=1, max_size=25))
 def test_an_acknowledged_message_reaches_its_queue(script: list[Send]) -> None:

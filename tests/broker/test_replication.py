@@ -104,6 +104,7 @@ async def test_a_send_waits_for_the_flush_of_each_sync_flush_broker(
         assert (await sending).status is SendStatus.SEND_OK
 
 
+@pytest.mark.slow
 async def test_a_send_waits_for_a_silent_slave_until_its_timeout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +132,7 @@ async def test_a_send_waits_for_a_silent_slave_until_its_timeout(
         assert await send(running, 1) == [SendStatus.SLAVE_NOT_AVAILABLE]
 
 
+@pytest.mark.slow
 async def test_sends_do_not_wait_for_a_disconnected_slave(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker(store=SYNC, slave_timeout=60_000)
@@ -179,6 +181,7 @@ async def test_a_second_slave_can_acknowledge(tmp_path: Path) -> None:
     assert check(tmp_path / "third") == []
 
 
+@pytest.mark.slow
 async def test_replication_resumes_after_restarts_of_either_side(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         await send(running, 20)
@@ -207,6 +210,7 @@ async def test_a_new_slave_starts_with_the_newest_file(tmp_path: Path) -> None:
     same_logs(tmp_path)
 
 
+@pytest.mark.slow
 async def test_a_slave_stops_following_a_master_that_lost_messages(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

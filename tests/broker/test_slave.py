@@ -76,6 +76,7 @@ async def change_group(running: Cluster, broker: Broker, **fields: Any) -> None:
     assert (await ask(running, broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
 
 
+@pytest.mark.slow
 async def test_a_slave_copies_the_masters_tables(tmp_path: Path) -> None:
     async def is_committed_again(running: Cluster, slave: Broker, header: dict[str, Any]) -> bool:
         """What is committed at the slave is taken, until the master's comes in its place."""
@@ -138,6 +139,7 @@ async def test_a_send_without_a_master_raises_topic_not_found(tmp_path: Path) ->
                 await producer.send(Message("T", b"x"))
 
 
+@pytest.mark.slow
 async def test_a_slave_delivers_no_delayed_messages(tmp_path: Path) -> None:
     """Delayed and half messages are in its log, and wait for the master to see to them."""
 
@@ -154,6 +156,7 @@ async def test_a_slave_delivers_no_delayed_messages(tmp_path: Path) -> None:
         await caught_up(running, master, slave)
 
 
+@pytest.mark.slow
 async def test_a_promoted_slave_delivers_nothing_twice(tmp_path: Path) -> None:
     """What waits is delivered by it, and what was delivered, but not noted there, is found by its unique key."""
 
@@ -251,6 +254,7 @@ async def test_a_pull_response_suggests_a_broker(tmp_path: Path, is_read: bool) 
         await until(agrees)
 
 
+@pytest.mark.slow
 async def test_a_slave_starts_before_its_master(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         slave = await running.start_slave()

@@ -259,6 +259,7 @@ def differences(exchange: Exchange, request: RemotingCommand, answer: RemotingCo
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"])
 async def test_recorded_requests_get_apaches_answers(golden: Path, tmp_path: Path, serializer: str) -> None:
     recorded = [

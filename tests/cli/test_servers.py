@@ -19,6 +19,7 @@ from support.servers import run, server
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_standalone_serves_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     store = tmp_path / "store"
@@ -90,6 +91,7 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "abort").exists()
 
 
+@pytest.mark.slow
 def test_standalone_takes_apaches_broker_conf_and_store(tmp_path: Path, golden: Path) -> None:
     store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
     conf = golden / "g1-clean" / "broker.conf"
@@ -105,6 +107,7 @@ def test_standalone_takes_apaches_broker_conf_and_store(tmp_path: Path, golden: 
     assert run("store", "check", store).returncode == 0
 
 
+@pytest.mark.slow
 def test_namesrv_and_broker_run_as_two_processes(tmp_path: Path) -> None:
     namesrv_conf, broker_conf = tmp_path / "namesrv.conf", tmp_path / "broker.conf"
     namesrv_conf.write_text("bindAddress=127.0.0.1\nlistenPort=0\n")
@@ -148,6 +151,7 @@ def test_logs_can_be_written_as_json(tmp_path: Path) -> None:
     assert warning["message"] == f"{conf}: unknown keys are ignored: noSuchKey"
 
 
+@pytest.mark.slow
 def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("# how large\nmaxMessageSize = 1000\nbrokerName=b\n")
@@ -166,6 +170,7 @@ def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
         assert (shown["maxMessageSize"], shown["fileReservedTime"]) == ("2000", "48")
 
 
+@pytest.mark.slow
 def test_print_settings_starts_no_server(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(f"brokerName=printed\nstorePathRootDir={tmp_path / 'store'}\nflushDiskType=SYNC_FLUSH\n")

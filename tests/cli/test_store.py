@@ -212,6 +212,7 @@ def test_damage_that_stops_a_command_names_the_next_command(store: Path) -> None
     assert "rucola store rebuild DIR" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "stat", "dump", "grep", "rebuild", "repair"])
 def test_a_progress_bar_is_shown_on_a_terminal_and_kept_out_of_the_output(
     store: Path, conf: Path, tmp_path: Path, command: str
@@ -226,9 +227,10 @@ def test_a_progress_bar_is_shown_on_a_terminal_and_kept_out_of_the_output(
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     terminal, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 400, 0, 0))
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "400"}
     with (
         ThreadPoolExecutor(1) as thread,
-        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, env=os.environ | {"TERM": "xterm"}) as shown,
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, env=environment) as shown,
         os.fdopen(terminal, "rb", buffering=0) as screen,
     ):
         os.close(side)

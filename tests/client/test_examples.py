@@ -21,6 +21,7 @@ def promised(path: Path) -> str:
     return textwrap.dedent(docstring.partition("\n\nIt prints:\n\n")[2]).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.rocketmq(messageDelayLevel="0s", enablePropertyFilter="true")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_its_documented_output(path: Path, rocketmq: Any, capsys: pytest.CaptureFixture[str]) -> None:

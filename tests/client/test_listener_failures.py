@@ -92,6 +92,7 @@ async def test_concurrently_each_failure_is_counted_logged_and_retried(
     assert type(error).__name__ in caplog.text
 
 
+@pytest.mark.slow
 @each_error
 @each_kind
 async def test_in_order_a_failed_message_is_retried_and_its_queue_can_move(
@@ -227,6 +228,7 @@ async def test_an_operator_who_invokes_the_listener_gets_the_error(
         assert type(error).__name__ in (result.remark or "")
 
 
+@pytest.mark.slow
 @each_error
 @each_kind
 async def test_a_check_that_fails_leaves_its_transaction_open(

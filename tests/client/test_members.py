@@ -78,6 +78,7 @@ async def leave(member: PushConsumer, random: Random) -> None:
     assert not member.is_open
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_in_order_failing_members_hand_over_everything(
     tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
@@ -116,6 +117,7 @@ async def test_in_order_failing_members_hand_over_everything(
     assert len(set(ledger.done.items)) + rest >= count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_concurrent_iterating_members_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
     """Iterations end by errors in their bodies, and members by every kind of close."""

@@ -55,6 +55,7 @@ async def awaited(function: Callable[[], object]) -> object:
     return function()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("closed", [False, True], ids=["left open", "closed"])
 def test_a_client_works_in_a_second_asyncio_run(tmp_path: Path, use: str, closed: bool) -> None:

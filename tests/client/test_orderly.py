@@ -171,6 +171,7 @@ async def test_an_ordered_iteration_gets_unacknowledged_messages_again(tmp_path:
         assert await committed(running) == 3
 
 
+@pytest.mark.slow
 async def test_a_queue_moves_to_another_member_only_when_nothing_is_in_flight(tmp_path: Path) -> None:
     """The first member is held up in every queue while the second comes; what it has in hand ends before the rest."""
 

@@ -31,6 +31,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import HeartbeatData, UnregisterClientRequestHeader
 from rucola.remoting.connection import Connection, Processor, Reply
 from support.cluster import Cluster, Tally, cluster
+from support.queue_clients import queue_clients
 
 
 async def sent(producer: Producer, messages: Iterable[Message], **options: float) -> list[SendResult]:
@@ -84,13 +85,7 @@ async def test_queues_rotate_and_a_chosen_queue_is_kept(tmp_path: Path) -> None:
 
 
 async def test_a_oneway_message_is_stored_without_a_response(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
-    ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         waiting = asyncio.create_task(consumer.pull(queue, 0, suspend_ms=15_000))
         await producer.send_oneway(Message("T", b"gone"))
         assert [message.body for message in (await waiting).messages] == [b"gone"]

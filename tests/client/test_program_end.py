@@ -81,6 +81,7 @@ def committed(namesrv: str) -> int:
         return sum(reader.committed(queue) or 0 for queue in reader.queues("T"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 @pytest.mark.parametrize("orderly", [False, True])
 def test_unseen_messages_reach_the_next_member_without_a_retry(tmp_path: Path, kind: str, orderly: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.client import MessageQueue, Producer, PullConsumer, PullStatus
+from rucola.client import MessageQueue, PullConsumer, PullStatus
 from rucola.errors import BrokerError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message import Message, MessageInner
 from rucola.message.compression import CompressionType
@@ -18,18 +18,13 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.remoting.connection import Connection, Reply
 from support.cluster import cluster
+from support.queue_clients import queue_clients
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 
 
 async def test_a_queue_is_read_from_beginning_to_end(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
-    ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 0)
         await producer.send_batch(Message("T", f"{i}".encode()) for i in range(70))
         assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 70)
@@ -56,13 +51,7 @@ async def test_masters_are_listed_while_they_are_registered(tmp_path: Path) -> N
 
 
 async def test_offsets_outside_the_queue_are_corrected(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
-    ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         await producer.send_batch(Message("T", b"x") for _ in range(5))
         beyond = await consumer.pull(queue, 99)
         assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 5)
@@ -70,13 +59,7 @@ async def test_offsets_outside_the_queue_are_corrected(tmp_path: Path) -> None:
 
 
 async def test_a_pull_selects_by_tags(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
-    ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         # "Aa" and "BB" have one hash, so that the broker cannot tell them apart.
         await producer.send_batch(Message("T", tag.encode(), tags=tag) for tag in ("Aa", "BB", "C", "Aa", "D"))
         found = await consumer.pull(queue, 0, subscription="Aa || D")
@@ -89,13 +72,7 @@ async def test_a_pull_selects_by_tags(tmp_path: Path) -> None:
 
 
 async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
-    ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         held = asyncio.create_task(consumer.pull(queue, 0, suspend_ms=15_000))
         await producer.send(Message("T", b"late"))
         assert [message.body for message in (await held).messages] == [b"late"]
@@ -105,13 +82,9 @@ async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> N
 
 async def test_offsets_are_committed_alone_and_with_a_pull(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
+        queue_clients(tmp_path) as (running, producer, consumer, queue),
         PullConsumer("other", running.namesrv) as other,
     ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
         await producer.send_batch(Message("T", b"x") for _ in range(5))
         await consumer.commit(queue, 3)
         assert await consumer.committed(queue) == 3
@@ -121,13 +94,7 @@ async def test_offsets_are_committed_alone_and_with_a_pull(tmp_path: Path) -> No
 
 
 async def test_search_offset_finds_an_offset_by_time(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path) as running,
-        Producer("g", running.namesrv) as producer,
-        PullConsumer("g", running.namesrv) as consumer,
-    ):
-        await running.create_topic(await running.start_broker(), "T", queues=1)
-        (queue,) = await consumer.queues("T")
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         for _ in range(5):
             await producer.send(Message("T", b"x"))
         messages = (await consumer.pull(queue, 0)).messages

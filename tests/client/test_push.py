@@ -241,6 +241,7 @@ async def test_subscriptions_can_change_while_open(tmp_path: Path) -> None:
             consumer.subscribe("no topic")
 
 
+@pytest.mark.slow
 async def test_consumption_continues_after_a_broker_restart(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
         assert sorted(await take(consumer, 10)) == list(range(10))

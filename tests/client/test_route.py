@@ -162,6 +162,7 @@ async def test_a_slow_name_server_is_still_used(monkeypatch: pytest.MonkeyPatch)
         await slow.stop()
 
 
+@pytest.mark.slow
 async def test_all_name_servers_together_take_at_most_the_timeout() -> None:
     async with SilentNameServer() as one, SilentNameServer() as two, SilentNameServer() as three:
         remoting = RemotingClient()

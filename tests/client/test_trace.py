@@ -138,6 +138,7 @@ async def test_a_trace_shows_the_result_of_a_listener(tmp_path: Path) -> None:
         assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
 
 
+@pytest.mark.slow
 async def test_a_consumer_with_tracing_sends_traces(tmp_path: Path) -> None:
     async with traced_cluster(tmp_path) as scene:
         heard: Tally[MessageExt] = Tally()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from rucola.demo import flights
 
 
+@pytest.mark.slow
 def test_every_flight_is_loaded() -> None:
     assert sum(1 for _ in flights.rows()) == flights.COUNT
 

@@ -48,6 +48,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", recorded(), ids=lambda sequence: sequence.name[:60])
 def test_sequence(sequence: Sequence, outcomes: dict[str, Outcome]) -> None:
     listed = [line for reason in reasons() for line in reason["lines"].get(sequence.name, ())]

@@ -214,6 +214,7 @@ def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: Client) -> 
         assert retry_topic(f"G{topic}") in asyncio.run(topics())
 
 
+@pytest.mark.slow
 def test_clients_survive_a_server_restart(installed: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     ports = ("0", "0")

@@ -105,6 +105,7 @@ def test_a_full_disk_fails_a_put_and_passes(
     assert check(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "number"), [*NO_PLACE, ("sync_pages", errno.EIO), ("fdatasync", errno.EIO), ("fsync", errno.EIO)]
 )

@@ -227,6 +227,7 @@ async def test_a_silent_broker_is_unregistered_and_disconnected() -> None:
         await broker.close()
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 

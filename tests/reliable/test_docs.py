@@ -34,6 +34,7 @@ def commands() -> list[list[str]]:
     return [line.split() for line in re.findall(r"^\$ (.*)$", TUTORIAL, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_tutorial_works_as_written(tutorial: ExitStack, rocketmq: RocketMQ, tmp_path: Path) -> None:
     said: dict[str, str] = {}
     for program, *arguments in commands():

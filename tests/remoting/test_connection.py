@@ -287,6 +287,7 @@ async def test_two_hundred_connections_are_served_and_closed() -> None:
         assert server.connections == set()
 
 
+@pytest.mark.slow
 async def test_only_idle_connections_are_closed() -> None:
     async with running_server({ECHO: echo}) as server:
         idle, used = await RawPeer.to(server), await RawPeer.to(server)
@@ -310,6 +311,7 @@ async def test_only_idle_connections_are_closed() -> None:
         await used.close()
 
 
+@pytest.mark.slow
 async def test_five_thousand_idle_connections_take_little_memory_and_delay_no_other() -> None:
     """A connection takes a few KB, most of them asyncio's; `close_idle` closes all of them."""
 

@@ -132,6 +132,7 @@ def messages(draw: st.DrawFn) -> MessageInner:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=st.data(), log_offset=st.sampled_from([0, 1 << 30, 7 << 40]))
 def test_any_records_decode_as_single_records(data: st.DataObject, log_offset: int) -> None:

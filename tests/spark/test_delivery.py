@@ -193,6 +193,7 @@ def test_messages_share_requests_if_the_brokers_support_it() -> None:
     assert cut(*[Message("%RETRY%g", b"x")] * 2) == [(0, 1), (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "kind"), [("queueId", "string"), ("shardingKey", "int"), ("brokerName", "int")])
 def test_a_column_of_another_type_is_refused(column: str, kind: str, spark: SparkSession) -> None:
     schema = spark.createDataFrame([], f"body string, {column} {kind}").schema

@@ -195,6 +195,7 @@ def test_many_rows_are_split_into_several_files(
     )
 
 
+@pytest.mark.slow
 def test_small_jobs_do_not_load_pandas(small_store: SmallStore, tmp_path: Path) -> None:
     """That would take as long as the jobs themselves."""
     fill(small_store, 20)

@@ -162,6 +162,7 @@ def test_views_by_id_equal_the_golden_answers(served: MessageStore, queries: dic
 # recovery ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
 def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / "recovery" / variant
@@ -203,6 +204,7 @@ def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, 
     assert missing == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
 def test_recovery_is_idempotent(golden: Path, tmp_path: Path, variant: str) -> None:
     source = golden / "recovery" / variant

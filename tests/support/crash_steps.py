@@ -23,6 +23,7 @@ from rucola.client import Message, MessageExt, Producer, PushConsumer
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.reliable import Outbox, Policy, RedisClaims, Relay, Tables, idempotent
 from rucola.reliable.database import Database
+from support.outbox import until
 
 GROUP = "billing"
 LEASE_MS = 1000
@@ -149,7 +150,7 @@ def relay_order(scene: Scene, kill_at: str) -> None:
     async def main() -> None:
         policy = Policy(lease_ms=LEASE_MS, poll_ms=50, confirm_timeout_ms=60_000)
         async with Relay(scene.url, scene.namesrv, tables=scene.tables, policy=policy):
-            await _until(lambda: scene.status() not in (None, "NEW"))
+            await until(lambda: scene.status() not in (None, "NEW"), 40)
 
     asyncio.run(main())
 
@@ -180,15 +181,9 @@ def consume_order(scene: Scene, kill_at: str) -> None:
         consumer.subscribe(scene.topic)
         consumer.listen(listener)
         async with consumer:
-            await _until(lambda: scene.status() == "CONFIRMED")
+            await until(lambda: scene.status() == "CONFIRMED", 40)
 
     asyncio.run(main())
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 (nothing tells of it)
-            await asyncio.sleep(0.05)
 
 
 class Processes:
@@ -196,7 +191,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["crashing"])
+        self._context.set_forkserver_preload([__name__])
         self._lock = threading.Lock()
 
     def run(self, role: Callable[[Scene, str], None], scene: Scene, kill_at: str = "") -> None:

@@ -23,6 +23,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text(e
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_program_{number}": source for number, source in enumerate(PROGRAMS, 1)})
     result = pytester.runpytest_inprocess("-q", "-W", "error", "-p", "no:asyncio")
@@ -52,6 +53,7 @@ def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: p
     pytester.runpytest_inprocess("-q", "-p", "no:asyncio").assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_no_module_of_rucola_is_rewritten(pytester: pytest.Pytester) -> None:
     """pytest would rewrite all of them, since one is a plugin, and take twice the time for the import."""
     pytester.makepyfile(
@@ -167,6 +169,7 @@ def test_time_can_be_advanced_in_steps(rocketmq: RocketMQ) -> None:
     assert [message.body for message in rocketmq.wait_for_messages("Reminders", 2)] == [b"ten seconds", b"a minute"]
 
 
+@pytest.mark.slow
 def test_clients_survive_hours_that_pass_for_the_broker_alone(rocketmq: RocketMQ) -> None:
     consumed: queue.Queue[bytes] = queue.Queue()
     with Producer("shop") as producer, PushConsumer("kitchen") as kitchen:

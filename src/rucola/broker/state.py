@@ -24,7 +24,6 @@ from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.message.delay import parse_delay_levels
 from rucola.store.message_store import MessageStore
 
 
@@ -53,4 +52,4 @@ class BrokerState:
     @property
     def delay_level_count(self) -> int:
         """The number of delay levels (messageDelayLevel)."""
-        return len(parse_delay_levels(self.store.config.message_delay_level))
+        return self.delayed.level_count

@@ -35,7 +35,6 @@ class DeliveryServices:
         self._environment = environment
         self._clock = clock
         self._storage = storage
-        self.level_count = len(delays_ms)
         self.puts = InternalPuts(store, self._on_buffered)
         self._buffered_puts = DueTask("buffered puts", self._put_buffered, clock)
         self.delayed = ScheduleMessageService(store, self.puts, delays_ms, directory / "delayOffset.json")
@@ -43,7 +42,7 @@ class DeliveryServices:
         self._timers = TimerMessageService(store, self.puts, directory / "timer.json")
         self._timer_delivery = DueTask("timer delivery", self._deliver_timers, clock)
         self.transactions = TransactionalMessageService(
-            config, store, self.puts, metadata.topics, offsets, self.level_count
+            config, store, self.puts, metadata.topics, offsets, len(delays_ms)
         )
         self._transaction_check = TransactionCheckService(
             self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock

@@ -88,6 +88,11 @@ class ScheduleMessageService:
         self._check_duplicates_until_ms = 0
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
+    @property
+    def level_count(self) -> int:
+        """The number of delay levels (messageDelayLevel)."""
+        return len(self._delays_ms)
+
     def load(self) -> None:
         """Load the offset of each level. Raises StoreCorrupt if the file cannot be parsed.
 
@@ -97,7 +102,7 @@ class ScheduleMessageService:
         document = config_files.read_config(self._path)
         stored = parse_delay_offsets(self._path, document) if document else {}
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
-        for level in sorted({*range(1, len(self._delays_ms) + 1), *waiting, *stored}):
+        for level in sorted({*range(1, self.level_count + 1), *waiting, *stored}):
             queue = (SCHEDULE_TOPIC, level - 1)
             begin, end = self._store.min_offset(*queue), self._store.max_offset(*queue)
             # A crash may have destroyed the end of the queue, and retention its beginning.
@@ -129,7 +134,7 @@ class ScheduleMessageService:
         units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, DELIVERY_BATCH)
         # 2. Find the latest due time that a unit of this level can have. A later one is damaged, or was stored under a
         #    longer delay, and is delivered now, as Apache does. A level that is no longer configured has no limit.
-        known = level <= len(self._delays_ms)
+        known = level <= self.level_count
         latest_ms = now_ms + self._delays_ms[level - 1] if known else max((unit[2] for unit in units), default=0)
         # 3. Deliver until a message that is not due yet. A failed put stops this level; its offset stays.
         kind = f"delay level {level}"

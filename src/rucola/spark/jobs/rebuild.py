@@ -28,6 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import sync_directory
 from rucola.spark.error_translation import translate_spark_errors
+from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.session import AnySession, resolve_session
 from rucola.store.config import StoreConfig
 from rucola.store.tools.parallel_rebuild import (
@@ -41,7 +42,7 @@ from rucola.store.tools.parallel_rebuild import (
     write_consume_queue,
     write_index_file,
 )
-from rucola.store.tools.rebuild import ProgressCallback, RebuildResult
+from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_by
 
 _UNITS_SCHEMA: Final = pa.schema(

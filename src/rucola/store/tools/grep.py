@@ -17,7 +17,7 @@ compared after decompression: text as its UTF-8 bytes, a regular expression on t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rucola.errors import StoreCorrupt
@@ -28,8 +28,7 @@ from rucola.message.record import decode, peek
 from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import RecordRun
-
-ProgressCallback = Callable[[int, int], None]
+from rucola.store.tools.progress import ProgressCallback
 
 _FOREVER = (1 << 63) - 1
 _INDEX_HITS = 1 << 31

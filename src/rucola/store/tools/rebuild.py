@@ -36,9 +36,7 @@ from rucola.store.index import Index, IndexFile, index_paths
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.scan import RecordRun, scan
-
-ProgressCallback = Callable[[int, int], None]
-"""A callback that gets (bytes done, bytes in total) of a walk through the log."""
+from rucola.store.tools.progress import ProgressCallback
 
 _DERIVED: Final = ("consumequeue", "index")
 _STAGING: Final = "rebuild.tmp"

@@ -46,8 +46,9 @@ from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
+from rucola.store.tools.progress import ProgressCallback
 from rucola.store.tools.queue_reconstruction import Reconstruction, RecordLocation, SurvivingUnits, reconstruct_queues
-from rucola.store.tools.rebuild import ProgressCallback, RebuildResult, build, detect_config
+from rucola.store.tools.rebuild import RebuildResult, build, detect_config
 from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
 
 REPAIRED: Final = "REPAIRED"

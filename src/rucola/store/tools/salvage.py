@@ -21,7 +21,7 @@ Queues are not checked here; see `queue_reconstruction`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -34,11 +34,10 @@ from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.consume_queue import check_queue_name
 from rucola.store.mapped_file import MappedFile, file_paths
 from rucola.store.scan import ScanEnd, scan_file
+from rucola.store.tools.progress import ProgressCallback
 
 QueueName = tuple[str, int]
 """(topic, queue id)."""
-ProgressCallback = Callable[[int, int], None]
-"""A callback that gets (bytes done, bytes in total)."""
 
 _MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
 _SMALLEST: Final = MIN_RECORD_SIZE + 1
