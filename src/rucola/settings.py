@@ -26,11 +26,19 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
+
+# The unit of a setting is part of its type; the reference of keys in docs/ shows it.
+Milliseconds = Annotated[int, "ms"]
+Seconds = Annotated[int, "s"]
+Hours = Annotated[int, "h"]
+Bytes = Annotated[int, "bytes"]
+Percent = Annotated[int, "%"]
+Port = Annotated[int, "port"]
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
