@@ -114,7 +114,7 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 def to_properties(config: Any) -> dict[str, str]:
     """Convert a dataclass to keys and values; fields that are None are omitted."""
     values = {key_of(field): getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {key: _text(value) for key, value in values.items() if value is not None}
+    return {key: to_text(value) for key, value in values.items() if value is not None}
 
 
 def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
@@ -155,7 +155,8 @@ def _escape(value: str) -> str:
     return value.strip().replace("\\", "\\\\")
 
 
-def _text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """Return a value as a configuration file has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.name if isinstance(value, Enum) else str(value)
