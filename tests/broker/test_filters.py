@@ -19,7 +19,7 @@ from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import CheckClientRequestBody
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, subscription
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from support.broker_peer import Peer, broker_peer
@@ -47,7 +47,7 @@ def bodies(answer: RemotingCommand) -> list[bytes]:
 
 @pytest.fixture
 def table(tmp_path: Path) -> ConsumerFilterTable:
-    return ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
+    return ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig(enable_property_filter=True))
 
 
 def test_bloom_filter_positions_equal_apaches() -> None:
@@ -79,7 +79,7 @@ def test_apaches_filter_file_round_trips(golden: Path, tmp_path: Path, table: Co
 def test_loaded_filters_count_as_offline_until_a_heartbeat(tmp_path: Path, table: ConsumerFilterTable) -> None:
     table.register("g", [by_properties("a > 1")], T0)
     table.snapshot_writer(T0)()
-    again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
+    again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig(enable_property_filter=True))
     again.load(T0 + 60_000)
     data = again.get("T", "g")
     assert data is not None
@@ -281,3 +281,9 @@ async def test_a_large_body_that_does_not_match_is_skipped(tmp_path: Path) -> No
         answer = await peer.pull(subscription="a = 2", expression_type="SQL92")
         assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == 3
         assert len(bodies(answer)) == 1
+
+
+async def test_a_broker_without_property_filters_neither_compiles_nor_stores_one(tmp_path: Path) -> None:
+    table = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
+    table.register("g", [subscription("T", "a > 5", "SQL92")], 1_800_000_000_000)
+    assert table.get("T", "g") is None

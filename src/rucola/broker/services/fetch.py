@@ -137,10 +137,12 @@ class FetchService:
         matched: Matches | None = None
         if request.sys_flag & pull.SUBSCRIPTION:
             wanted = subscription(request.topic, request.subscription, request.expression_type or "TAG")
+            check_supported(wanted, self._state.config)  # before an expression of any size is compiled
             if not wanted.is_tag_type:
                 matched = matches(wanted.expression_type, wanted.sub_string)
         else:
             wanted = self._subscription(request, group)
+            check_supported(wanted, self._state.config)
             if not wanted.is_tag_type:
                 matched = self._state.filters.matches(request.topic, request.consumer_group)
                 if matched is None:
@@ -148,7 +150,6 @@ class FetchService:
                         Reason.FILTER_NOT_FOUND,
                         "The broker's consumer filter data is not exist!Your expression may be wrong!",
                     )
-        check_supported(wanted, self._state.config)
         if self._state.config.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
             matched = self._retry_filter(request.topic.removeprefix(RETRY_PREFIX))
         return MessageFilter(accepts(wanted) if wanted.is_tag_type else None, matched)

@@ -109,7 +109,7 @@ class ConsumerFilterTable:
         for topic, subscription in subscribed.items():
             if subscription.is_tag_type or not subscription.sub_string:
                 self._remove(topic, group)
-            else:
+            elif self._config.enable_property_filter:  # else no pull may use it: do not compile what a client sends
                 self._register(group, subscription, now_ms)
 
     def unregister(self, group: str, now_ms: int) -> None:
