@@ -259,6 +259,35 @@ def test_a_lake_without_its_snapshot_is_an_error(tmp_path: Path, left: str) -> N
         pass
 
 
+@pytest.mark.parametrize("path", ["../victim", "topic=a/../../victim", "/victim", ""])
+@pytest.mark.parametrize("field", ["moves from", "moves to", "replaces", "removes", "asides to"])
+def test_metadata_that_names_files_outside_the_lake_is_refused(tmp_path: Path, field: str, path: str) -> None:
+    root = tmp_path / "lake"
+    first_commit(root)
+    victim = tmp_path / "victim"
+    victim.write_text("not a file of the lake")
+    name, _, side = field.partition(" ")
+    value: Any = {"from": {path: "topic=a/x"}, "to": {"topic=a/x": path}}.get(side, [path])
+    commit = {"number": 2, "at_ms": 1, "moves": {}, "rows": [], "keys": []} | {name: value}
+    (root / "_rucola" / "pending.json").write_text(json.dumps(commit))
+    with pytest.raises(StoreCorrupt, match="leads out of the lake"), open_lake(root):
+        pass
+    assert victim.read_text() == "not a file of the lake"
+
+
+@pytest.mark.parametrize("kind", ["rows", "keys", "replaced"])
+def test_a_snapshot_that_names_files_outside_the_lake_is_refused(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "lake"
+    first_commit(root)
+    path = root / "_rucola" / "snapshot.json"
+    snapshot = json.loads(path.read_bytes())
+    entry = snapshot[kind][0] if snapshot[kind] else {"at_ms": 1}
+    snapshot[kind] = [entry | {"path": "../outside.parquet"}]
+    path.write_text(json.dumps(snapshot))
+    with pytest.raises(StoreCorrupt, match="leads out of the lake"):
+        read_snapshot(root)
+
+
 def test_the_package_offers_read_lake_without_importing_arrow_or_spark() -> None:
     program = (
         "import sys\n"

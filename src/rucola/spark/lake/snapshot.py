@@ -13,6 +13,9 @@ reading it as empty would hide its messages, so `read_snapshot` raises.
 A commit rewrites about 250 bytes per file, so a lake of 100,000 files costs 25 MB per commit. Compaction keeps the
 number of files near that of topics times days.
 
+Commits delete, move and replace the files that the metadata names. Therefore every path is checked when it is read: one
+that leads out of the lake makes the file of metadata unreadable (StoreCorrupt).
+
 This module does not need Spark.
 """
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
 
 import msgspec
@@ -65,6 +68,9 @@ class RowFile:
     least: int
     most: int
 
+    def __post_init__(self) -> None:
+        _check_inside(self.path)
+
 
 @dataclass(frozen=True)
 class KeyFile:
@@ -80,6 +86,9 @@ class KeyFile:
     least: int
     most: int
 
+    def __post_init__(self) -> None:
+        _check_inside(self.path)
+
 
 @dataclass(frozen=True)
 class ReplacedFile:
@@ -90,6 +99,9 @@ class ReplacedFile:
 
     path: str
     at_ms: int
+
+    def __post_init__(self) -> None:
+        _check_inside(self.path)
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,10 @@ class PendingCommit:
     is_repair: bool = False
     asides: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _check_inside(*self.moves, *self.moves.values(), *self.replaces, *self.removes)
+        _check_inside(*self.asides, *self.asides.values())
+
     def after(self, before: Snapshot) -> Snapshot:
         """Return the snapshot after this commit, given the one before."""
         if self.is_repair:
@@ -136,6 +152,14 @@ class PendingCommit:
             {**before.progress, **self.progress},
             tuple(each for each in before.replaced if each.path not in self.removes) + replaced,
         )
+
+
+def _check_inside(*paths: str) -> None:
+    """Raise ValueError for a path that is not below the lake; msgspec reports it as a validation error."""
+    for path in paths:
+        parts = PurePosixPath(path)
+        if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in path:
+            raise ValueError(f"path {path!r} leads out of the lake")
 
 
 def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchiveProgress:
