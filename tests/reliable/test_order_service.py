@@ -21,7 +21,7 @@ from support.servers import run, server
 pytestmark = pytest.mark.slow
 
 ORDERS_A_KILL = 25
-KILLS_A_PROGRAM = 3
+KILLS_A_PROGRAM = 2
 IN_PARALLEL = 6
 SETTLE_S = 180
 
