@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
-from support.databases import DatabaseServer
+from support.databases import create_database
 from support.order_service import OrderService
 from support.outbox import until
 from support.servers import run, server
@@ -26,7 +26,6 @@ IN_PARALLEL = 6
 SETTLE_S = 180
 
 Start = Callable[..., OrderService]
-_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -40,16 +39,6 @@ def order_service(tmp_path: Path) -> Iterator[Start]:
             return service
 
         yield start
-
-
-def new_database(server: DatabaseServer) -> str:
-    """Create a database of its own on a PostgreSQL server: the service's tables have fixed names."""
-    name = f"orders{next(_numbers)}"
-    engine = create_engine(server.url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return engine.url.set(database=name).render_as_string(hide_password=False)
 
 
 def settled(service: OrderService) -> bool:
@@ -89,7 +78,7 @@ async def test_each_accepted_order_is_billed_once_whatever_is_killed(
     database: str, order_service: Start, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if database == "postgresql":
-        service = order_service(new_database(request.getfixturevalue("postgresql")))
+        service = order_service(create_database(request.getfixturevalue("postgresql")))
     else:
         service = order_service()
     await service.start_app()
