@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from support.databases import DatabaseServer, create_database
 from support.walkthrough import Walkthrough
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -59,3 +62,17 @@ def test_defaults_on_the_page_are_those_of_the_program() -> None:
     assert (policy.lease_ms, policy.poll_ms, LANES, LEAST_PURGE_AFTER_MS) == (30_000, 2000, 16, 77 * 3_600_000)
     for words in ("for 6 h", "for 24 h", "30 s", "2 s at most", "16 lanes", "77 hours"):
         assert words in PAGE
+
+
+@pytest.mark.slow
+def test_readme_of_the_order_service_works_as_written(
+    reader: MakeReader, postgresql: DatabaseServer, tmp_path: Path
+) -> None:
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    url = create_database(postgresql)
+    reader({"postgresql+psycopg://shop@localhost/shop": url}).follow(
+        (REPOSITORY / "examples" / "order_service" / "README.md").read_text(encoding="utf-8")
+    )
+    assert rows(tmp_path / "examples" / "orders.db", "SELECT count(*) FROM invoices") == [1]
+    with closing(psycopg.connect(url.replace("+psycopg", ""))) as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)
