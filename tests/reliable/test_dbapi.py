@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, text, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from rucola.client import Message, MessageExt
@@ -183,3 +186,91 @@ def test_coroutine_function_has_no_transaction_of_its_own(sqlite_db: OutboxDatab
 
     with pytest.raises(ReliableError, match="plain function"):
         idempotent(sqlite_db.async_engine(), GROUP, transaction=PlainBusiness(sqlite_db).transaction)(handler)
+
+
+DJANGO = """
+import sys
+from contextlib import contextmanager
+import django
+from django.conf import settings
+database = {"sqlite": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[2]}}.get(sys.argv[1])
+if database is None:
+    host, port, name = sys.argv[2].split(",")
+    database = {"ENGINE": "django.db.backends.postgresql", "HOST": host, "PORT": port, "USER": "rucola", "NAME": name}
+settings.configure(DATABASES={"default": database}, USE_TZ=True)
+django.setup()
+
+from django.db import connection, transaction
+from sqlalchemy import create_engine
+from rucola.client import Message, MessageExt
+from rucola.message import properties
+from rucola.reliable import Outbox, ReliableError, Tables, idempotent
+
+url, prefix = sys.argv[3:]
+outbox = Outbox(["billing"], tables=Tables(prefix))
+commits = []
+outbox.on_commit(lambda: commits.append(connection.in_atomic_block))
+try:
+    outbox.add(connection, Message("T", b"alone"))
+except ReliableError as error:
+    assert "transaction.atomic()" in str(error)
+    print("refused")
+
+with transaction.atomic():
+    kept = outbox.add(connection, Message("T", b"kept: 100 %s \\x00", properties={"name": "J\\u00f6rg's"}))
+    try:
+        with transaction.atomic():
+            outbox.add(connection, Message("T", b"savepoint"))
+            raise KeyError
+    except KeyError:
+        pass
+    assert commits == []
+try:
+    with transaction.atomic():
+        outbox.add(connection, Message("T", b"rolled back"))
+        raise KeyError
+except KeyError:
+    pass
+print("woken", commits)
+
+doomed = [True]
+
+def handler(message, connection):
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {prefix}done VALUES ('effect', 'of the business', 1)")
+    transaction.set_rollback(doomed.pop())  # ends the block with a rollback, and without an error
+
+@contextmanager
+def atomic():
+    with transaction.atomic(durable=True):
+        yield connection
+
+listener = idempotent(create_engine(url), "billing", tables=Tables(prefix), transaction=atomic)(handler)
+message = MessageExt("T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: kept}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", 0, 0, b"")
+try:
+    listener(message)
+except ReliableError as error:
+    print(str(error).partition("ended ")[2])
+doomed.append(False)
+listener(message)
+listener(message)
+print(listener.counts.done, listener.counts.failed, listener.counts.duplicates)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_django_connection_joins_its_atomic_block(database: str, request: pytest.FixtureRequest) -> None:
+    db: OutboxDatabase = request.getfixturevalue(f"{database}_db")
+    url = db.engine().url
+    where = str(url.database) if database == "sqlite" else f"{url.host},{url.port},{url.database}"
+    program = [sys.executable, "-c", DJANGO, database, where, db.url, db.tables.prefix]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["refused", "woken [False]", "without a commit", "1 1 1"]
+    (stub,) = stubs(db)
+    assert (stub.body, stub.status) == (b"kept: 100 %s \x00", "CONFIRMED")
+    assert json.loads(stub.properties) == {"name": "J\u00f6rg's"}
+    with db.engine().connect() as connection:
+        done_ids = set(connection.scalars(select(db.tables.done.c.message_id)))
+    assert done_ids == {"effect", stub.message_id}
