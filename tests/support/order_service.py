@@ -117,10 +117,12 @@ class OrderService:
         """Post an order, again and again until there is a response that is no server error: status and body."""
         while True:
             await self.serving.wait()
+            process = self.app.process
             try:
                 status, body = await self.request("POST", "/orders", key, {"item": item, "cents": cents})
             except (OSError, http.client.HTTPException):
-                assert self.app.process.poll() is not None or not self.serving.is_set(), "it refuses, but is alive"
+                was_killed = process is not self.app.process or not self.serving.is_set()
+                assert was_killed, self.app.output()
                 continue
             if status < 500:
                 return status, json.loads(body)
