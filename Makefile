@@ -12,7 +12,7 @@ VENV := .venv
 NATIVE := .venv-native
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := hatch_build.py src tests examples $(wildcard benchmarks)
+SOURCES := hatch_build.py src tests examples docs/conf.py docs/extensions $(wildcard benchmarks)
 
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
@@ -49,6 +49,11 @@ lint: $(STAMP) ## check style, formatting and types
 	@$(VENV)/bin/ruff check $(SOURCES)
 	@$(VENV)/bin/ruff format --check $(SOURCES)
 	@$(VENV)/bin/mypy
+
+.PHONY: docs
+docs: $(STAMP) ## build the documentation site into build/docs; a warning is an error
+	@$(VENV)/bin/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 .PHONY: bench
 bench: setup ## run the benchmarks next to reference figures of the same run; write them as JSON

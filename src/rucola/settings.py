@@ -26,11 +26,19 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
+
+# The unit of a setting is part of its type; the reference of keys in docs/ shows it.
+Milliseconds = Annotated[int, "ms"]
+Seconds = Annotated[int, "s"]
+Hours = Annotated[int, "h"]
+Bytes = Annotated[int, "bytes"]
+Percent = Annotated[int, "%"]
+Port = Annotated[int, "port"]
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -106,7 +114,7 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 def to_properties(config: Any) -> dict[str, str]:
     """Convert a dataclass to keys and values; fields that are None are omitted."""
     values = {key_of(field): getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {key: _text(value) for key, value in values.items() if value is not None}
+    return {key: to_text(value) for key, value in values.items() if value is not None}
 
 
 def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
@@ -147,7 +155,8 @@ def _escape(value: str) -> str:
     return value.strip().replace("\\", "\\\\")
 
 
-def _text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """Return a value as a configuration file has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.name if isinstance(value, Enum) else str(value)

@@ -25,6 +25,7 @@ from rucola.message.host import encode_host
 from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
+from rucola.settings import Bytes, Milliseconds, Port, Seconds
 from rucola.store.config import StoreConfig
 
 
@@ -38,79 +39,148 @@ class MetricsExporterType(Enum):
 
 @dataclass(slots=True)
 class BrokerConfig:
-    """Name, addresses and behaviour of a broker. Times are in milliseconds.
+    """Name, addresses and behaviour of a broker; the docstring of a field is its entry in the reference."""
 
-    Defaults that depend on others:
+    # Identity
 
-        broker_ip1 (announced to clients)     bind_address, or an address of this machine if bound to all
-        broker_ip2 (announced to slaves)      broker_ip1
-        ha_listen_port                        listen_port + 1, or any free port if listen_port is 0
-        metrics_prom_exporter_host            bind_address
-    """
-
-    # Identity: a master has id 0; its slaves have the same name, and unique ids above 0.
     broker_cluster_name: str = "DefaultCluster"
+    """Cluster that the broker joins. Set it if one name server knows several clusters."""
     broker_name: str = dataclasses.field(default_factory=socket.gethostname)
+    """Name of the broker; by default the host name. A master and its slaves have the same name.
+
+    Set it always: queues, offsets and offsetMsgIds of consumers refer to it, so it must not change with the machine.
+    """
     broker_id: int = 0
-    # Addresses for clients (1) and slaves (2), and the ports of both.
+    """0 on a master, a unique number above 0 on each slave. A master always has 0, whatever the file says."""
+
+    # Addresses
+
     broker_ip1: str = dataclasses.field(default="", metadata={"key": "brokerIP1"})
+    """Address announced to clients; by default bindAddress, or an address of this machine if bound to all.
+
+    Set it if clients reach the broker by another address, for example behind NAT or in a container.
+    """
     bind_address: str = "0.0.0.0"
-    listen_port: int = 10911
+    """Address on which the broker listens. Set it to 127.0.0.1 to admit only this machine."""
+    listen_port: Port = 10911
+    """Port for clients; 0 selects a free port."""
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
-    ha_listen_port: int = -1
-    # Replication, see docs/high-availability.md.
-    ha_master_address: str = ""
-    ha_send_heartbeat_interval: int = 5000
-    ha_housekeeping_interval: int = 20_000
-    ha_transfer_batch_size: int = 32 * 1024
-    ha_slave_fallbehind_max: int = 256 * 1024 * 1024
-    slave_timeout: int = 3000
-    slave_read_enable: bool = False
-    # Name servers; permission; topics and groups that exist from the start or that requests may create.
+    """Address announced to slaves; by default brokerIP1. Set it if replication has a network of its own."""
+    ha_listen_port: Port = -1
+    """Port for slaves; by default listenPort + 1, or any free port if listenPort is 0."""
     namesrv_addr: str = ""
+    """Addresses of the name servers, `host:port` joined by `;`. Without it clients must know the broker's address."""
+
+    # Replication
+
+    ha_master_address: str = ""
+    """Address `host:port` from which a slave copies the log; by default the one that the name server returns."""
+    ha_send_heartbeat_interval: Milliseconds = 5000
+    """Time between two heartbeats on an idle replication connection. Lower it to notice a dead peer sooner."""
+    ha_housekeeping_interval: Milliseconds = 20_000
+    """Time of silence after which a replication connection is closed. Keep it several heartbeats long."""
+    ha_transfer_batch_size: Bytes = 32 * 1024
+    """Maximum size of one transfer to a slave. A slave of Apache reads no more than 32 KiB at once."""
+    ha_slave_fallbehind_max: Bytes = 256 * 1024 * 1024
+    """Lag beyond which a slave does not count as available for SYNC_MASTER.
+
+    Lower it if producers should see SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
+    """
+    slave_timeout: Milliseconds = 3000
+    """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
+    slave_read_enable: bool = False
+    """Whether consumers that are far behind are told to pull from a slave. Enable it to unburden the master's disk."""
+
+    # Topics and groups
+
     broker_permission: int = PERM_READ | PERM_WRITE
+    """Permission of the whole broker: 6 read and write, 4 read, 2 write. Set 4 to drain a broker before its removal."""
     default_topic_queue_nums: int = 8
+    """Maximum number of queues of a topic that a send creates."""
     auto_create_topic_enable: bool = True
+    """Whether a send to an unknown topic creates it. Disable it in production, so that a typo is an error."""
     auto_create_subscription_group: bool = True
+    """Whether the first pull or heartbeat of an unknown group creates it. Disable it in production, as above."""
     cluster_topic_enable: bool = True
+    """Whether the topic with the name of the cluster can be read and written."""
     broker_topic_enable: bool = True
-    # Message trace.
+    """Whether the topic with the name of the broker can be read and written."""
+
+    # Message trace
+
     trace_topic_enable: bool = False
+    """Whether the broker creates the trace topic. Enable it on the brokers that store traces."""
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
+    """Name of the trace topic."""
     trace_on: bool = True
+    """Whether producers and consumers with tracing send traces of messages of this broker."""
     region_id: str = "DefaultRegion"
-    # Requests: long polling, idle connections, and flow control (wait_time_*, see `broker.flow_control`).
+    """Region in the traces of this broker's messages."""
+
+    # Requests and flow control
+
     long_polling_enable: bool = True
-    short_polling_time_mills: int = 1000
-    server_channel_max_idle_time_seconds: int = 120
-    os_page_cache_busy_time_out_mills: int = 1000
+    """Whether a pull that finds nothing is held as long as the client allows. Disabled: shortPollingTimeMills."""
+    short_polling_time_mills: Milliseconds = 1000
+    """Time for which a pull that finds nothing is held without long polling."""
+    server_channel_max_idle_time_seconds: Seconds = 120
+    """Time after which an idle connection is closed; 0 never closes one. Clients send a heartbeat every 30 s."""
+    os_page_cache_busy_time_out_mills: Milliseconds = 1000
+    """Time that a put may take before sends are refused as the disk is too slow; needs brokerFastFailureEnable."""
     broker_fast_failure_enable: bool = False
-    wait_time_mills_in_send_queue: int = 200
-    wait_time_mills_in_pull_queue: int = 5000
-    wait_time_mills_in_transaction_queue: int = 3000
-    wait_time_mills_in_heartbeat_queue: int = 31_000
+    """Whether requests are refused, rather than delayed, while the broker is overloaded; see waitTimeMillsIn*Queue."""
+    wait_time_mills_in_send_queue: Milliseconds = 200
+    """Age beyond which a send is refused under overload. Raise it if producers should wait rather than retry."""
+    wait_time_mills_in_pull_queue: Milliseconds = 5000
+    """Age beyond which a pull is refused under overload."""
+    wait_time_mills_in_transaction_queue: Milliseconds = 3000
+    """Age beyond which the end of a transaction is refused under overload."""
+    wait_time_mills_in_heartbeat_queue: Milliseconds = 31_000
+    """Age beyond which a heartbeat is refused under overload."""
     notify_consumer_ids_changed_enable: bool = True
-    # Periodic tasks, see `broker.background.scheduler`.
-    flush_consumer_offset_interval: int = 5000
-    register_name_server_period: int = 30_000
-    register_broker_timeout_mills: int = 6000
-    # Transactions, see `broker.delivery.transactions`.
-    reject_transaction_message: bool = False
-    transaction_time_out: int = 6000
-    transaction_check_interval: int = 60_000
-    transaction_check_max: int = 15
-    # Filters by properties (SQL92).
-    enable_property_filter: bool = False
-    filter_support_retry: bool = False
-    filter_data_clean_time_span: int = 24 * 3600 * 1000
-    # Request/reply, and limits of batches and of queries by key.
+    """Whether members of a group are notified at once if one joins or leaves. Otherwise they rebalance every 20 s."""
     store_reply_message_enable: bool = True
-    max_msgs_num_batch: int = 64
+    """Whether replies to requests are stored as well as sent to the requester."""
     default_query_max_num: int = 32
-    # Metrics, see `broker.metrics`.
+    """Maximum number of messages in the response to a query by unique key."""
+
+    # Periodic tasks
+
+    flush_consumer_offset_interval: Milliseconds = 5000
+    """Time between two writes of the consumer offsets. After a crash, messages consumed since then are redelivered."""
+    register_name_server_period: Milliseconds = 30_000
+    """Time between two registrations. A name server forgets a broker after two minutes without one."""
+    register_broker_timeout_mills: Milliseconds = 6000
+    """Time that a registration may take per name server."""
+
+    # Transactions
+
+    reject_transaction_message: bool = False
+    """Whether transactional messages are refused."""
+    transaction_time_out: Milliseconds = 6000
+    """Age at which an open transaction is checked first. Raise it if local transactions take longer."""
+    transaction_check_interval: Milliseconds = 60_000
+    """Time between two checks of open transactions."""
+    transaction_check_max: int = 15
+    """Number of checks after which an open transaction is moved to TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    # Filters by properties (SQL92)
+
+    enable_property_filter: bool = False
+    """Whether consumers may select messages by SQL92 expressions over properties, which the broker evaluates."""
+    filter_support_retry: bool = False
+    """Whether such a filter also applies to messages that are retried."""
+    filter_data_clean_time_span: Milliseconds = 24 * 3600 * 1000
+    """Time for which the filter of a group without members is kept."""
+
+    # Metrics
+
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    """PROM serves metrics to Prometheus over HTTP; see docs/metrics.md."""
     metrics_prom_exporter_host: str = ""
-    metrics_prom_exporter_port: int = 5557
+    """Address of the metrics endpoint; by default bindAddress."""
+    metrics_prom_exporter_port: Port = 5557
+    """Port of the metrics endpoint."""
 
     def __post_init__(self) -> None:
         if not self.broker_ip1:

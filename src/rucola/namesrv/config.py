@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rucola.settings import Port, Seconds
+
 
 @dataclass(slots=True, frozen=True)
 class NamesrvConfig:
     """Where the name server listens and what it stores."""
 
     bind_address: str = "0.0.0.0"
-    listen_port: int = 9876
+    """Address on which the name server listens. Set it to 127.0.0.1 to admit only this machine."""
+    listen_port: Port = 9876
+    """Port on which the name server listens; 0 selects a free port."""
     kv_config_path: str = ""
-    """The file of the key-value table; if empty, the table is kept in memory only."""
+    """File of the key-value table; by default it is kept in memory. Set it if ordered topics are configured in it."""
     config_store_path: str = ""
-    """The file that a changed configuration is written to; if empty, changes last until the name server stops."""
+    """File that a changed configuration is written to; by default a change lasts until the name server stops."""
     order_message_enable: bool = False
     """Whether routes include the order configuration of their topic."""
-    server_channel_max_idle_time_seconds: int = 120
-    """After how long an idle connection is closed; 0 never closes one."""
+    server_channel_max_idle_time_seconds: Seconds = 120
+    """Time after which an idle connection is closed; 0 never closes one."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
+from rucola.settings import Bytes, Hours, Milliseconds, Percent
 from rucola.store.consume_queue import UNIT_SIZE
 
 
@@ -36,43 +37,91 @@ class StoreConfig:
     """The settings of a store. Names and defaults are those of Apache's broker.conf, in snake_case.
 
     `store_host` is the broker's address as every record has it, 8 or 20 bytes (`message.host.encode_host`); it must be
-    set before the store is opened. Times are in milliseconds, except `file_reserved_time` in hours; ratios are
-    percentages of the disk.
+    set before the store is opened. The docstring of a field is its entry in the reference of keys.
     """
 
+    # Directories and files
+
     store_path_root_dir: Path = Path("~/store")
+    """Directory of the store. Put it on a disk of its own."""
     store_host: bytes = b""
     store_path_commit_log: Path | None = None
-    mapped_file_size_commit_log: int = 1024 * 1024 * 1024
-    mapped_file_size_consume_queue: int = 300_000 * UNIT_SIZE
+    """Directory of the CommitLog; by default `commitlog` in the store. Set it to give the log the faster disk."""
+    mapped_file_size_commit_log: Bytes = 1024 * 1024 * 1024
+    """Size of a CommitLog file, the unit of retention. Lower it for small disks; it cannot change later."""
+    mapped_file_size_consume_queue: Bytes = 300_000 * UNIT_SIZE
+    """Size of a ConsumeQueue file: 20 bytes per message. Lower it for very many queues; it cannot change later."""
     max_hash_slot_num: int = 5_000_000
+    """Number of hash slots of an IndexFile, 4 bytes each."""
     max_index_num: int = 20_000_000
+    """Number of entries of an IndexFile, 20 bytes each."""
     message_index_enable: bool = True
+    """Whether messages are indexed by their keys. Without it queries by key and unique key find nothing."""
+
+    # Limits
+
     max_msgs_num_batch: int = 64
-    max_message_size: int = 4 * 1024 * 1024
-    max_transfer_bytes_on_message_in_memory: int = 256 * 1024
+    """Maximum number of messages in the response to a query by key."""
+    max_message_size: Bytes = 4 * 1024 * 1024
+    """Maximum size of a message's body. The client's limit must be raised with it."""
+    max_transfer_bytes_on_message_in_memory: Bytes = 256 * 1024
+    """Maximum size of the response to a pull of messages in memory. At least one message is returned."""
     max_transfer_count_on_message_in_memory: int = 32
-    max_transfer_bytes_on_message_in_disk: int = 64 * 1024
+    """Maximum number of messages in the response to a pull of messages in memory. Raise it for many small messages."""
+    max_transfer_bytes_on_message_in_disk: Bytes = 64 * 1024
+    """Maximum size of the response to a pull of messages on disk."""
     max_transfer_count_on_message_in_disk: int = 8
-    access_message_in_memory_max_ratio: int = 40
+    """Maximum number of messages in the response to a pull of messages on disk."""
+    access_message_in_memory_max_ratio: Percent = 40
+    """Part of the machine's memory that the newest messages are expected to stay in; older ones count as on disk."""
+
+    # Durability
+
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
+    """SYNC_MASTER acknowledges when a slave has the message, ASYNC_MASTER at once; SLAVE follows a master."""
     offset_check_in_slave: bool = False
+    """Whether a slave answers pulls outside its queues with a corrected offset, as a master does."""
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
-    flush_interval_commit_log: int = 500
-    sync_flush_timeout: int = 5000
+    """SYNC_FLUSH acknowledges when the message is on disk, ASYNC_FLUSH at once.
+
+    With ASYNC_FLUSH a crash of the process loses nothing; a power failure loses the last half second.
+    """
+    flush_interval_commit_log: Milliseconds = 500
+    """Time between two flushes of the log with ASYNC_FLUSH."""
+    sync_flush_timeout: Milliseconds = 5000
+    """Time for which SYNC_FLUSH waits for the disk before it answers FLUSH_DISK_TIMEOUT."""
+
+    # Delayed messages
+
     message_delay_level: str = DEFAULT_DELAY_LEVELS
-    file_reserved_time: int = 72
+    """Delays of the levels 1, 2, …, with the units s, m, h and d. Retries use levels from 3 on."""
+
+    # Retention
+
+    file_reserved_time: Hours = 72
+    """Time for which messages are kept. A CommitLog file is deleted if its last message is older."""
     delete_when: str = "04"
-    clean_resource_interval: int = 10_000
-    delete_commit_log_files_interval: int = 100
-    destroy_maped_file_interval_forcibly: int = 120_000
-    disk_max_used_space_ratio: int = 75
+    """Hours of the day at which old files are deleted, joined by `;`. They are also deleted if the disk is full."""
+    clean_resource_interval: Milliseconds = 10_000
+    """Time between two checks of retention and disk space."""
+    delete_commit_log_files_interval: Milliseconds = 100
+    """Pause between two deletions of files, so that the disk is not busy with them alone."""
+    destroy_maped_file_interval_forcibly: Milliseconds = 120_000
+    """Time after which a deleted file that is still read is closed."""
+    disk_max_used_space_ratio: Percent = 75
+    """Used disk space above which old files are deleted at any hour."""
     clean_file_forcibly_enable: bool = True
-    disk_space_clean_forcibly_ratio: int = 85
-    disk_space_warning_level_ratio: int = 90
+    """Whether the oldest files are deleted although they are not old enough, if the disk is nearly full."""
+    disk_space_clean_forcibly_ratio: Percent = 85
+    """Used disk space above which cleanFileForciblyEnable takes effect."""
+    disk_space_warning_level_ratio: Percent = 90
+    """Used disk space above which messages are refused."""
     delete_only_archived: bool = False
+    """Whether files are kept until the archive has them. Needs archiveProgressPath; see docs/pipeline-archive.md."""
     archive_progress_path: Path | None = None
+    """File in which `rucola pipeline archive` records its progress in the lake."""
     archive_name: str = ""
+    """Name of this store in the lake; by default its path."""
 
     @property
     def is_slave(self) -> bool:

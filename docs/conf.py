@@ -1,0 +1,32 @@
+"""The documentation site: `make docs` builds it into build/docs, with warnings as errors."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+project = "Rucola"
+version = version("rucola")
+release = version
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "reference"]
+exclude_patterns = ["extensions"]
+
+html_theme = "furo"
+html_title = f"Rucola {version}"
+html_show_sourcelink = False
+html_copy_source = False
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "signature"
+autodoc_type_aliases = {"Listener": "Listener"}
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100
+python_use_unqualified_type_names = True

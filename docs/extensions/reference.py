@@ -1,0 +1,124 @@
+"""Sphinx extension: tables of settings, and docstrings that are written as plain text.
+
+The directive `settings` shows a dataclass of settings, one table per section:
+
+    ```{settings} rucola.broker.config.BrokerConfig
+    ```
+
+Docstrings of the package mark code by single backticks and indent examples and tables. `to_rest` converts both to
+reStructuredText for autodoc.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from rucola import settings
+
+_CODE = re.compile(r"(?<![`:\\])`([^`]+)`(?!`)")
+
+
+class Setting(NamedTuple):
+    """One key of a configuration file, as the reference shows it."""
+
+    section: str
+    key: str
+    type: str
+    default: str
+    text: str
+
+
+def settings_of(kind: type[Any]) -> Iterator[Setting]:
+    """Yield the documented fields of a dataclass of settings in their order.
+
+    A comment on a line of its own before a field begins a section. A field without a docstring is derived from others,
+    not set.
+    """
+    source = inspect.getsource(kind)
+    lines = source.splitlines()
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = get_type_hints(kind, include_extras=True)
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    for statement, following in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
+            continue
+        field = fields[statement.target.id]
+        above = reversed(lines[: statement.lineno - 1])
+        section = next((line.strip(" #") for line in above if line.startswith("    # ")), "")
+        text = " ".join(inspect.cleandoc(str(following.value.value)).split())
+        yield Setting(section, settings.key_of(field), _type(hints[field.name]), _default(field), text)
+
+
+class SettingsTables(SphinxDirective):
+    """The settings of the dataclass that the argument names, as one table per section."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        module, _, name = self.arguments[0].rpartition(".")
+        lines: list[str] = []
+        section = None
+        for setting in settings_of(getattr(importlib.import_module(module), name)):
+            if setting.section != section:
+                section = setting.section
+                lines += ["", f"**{section}**" if section else "", ""]
+                lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+            text = setting.text.replace("|", "\\|")
+            lines.append(f"| `{setting.key}` | {setting.type} | {setting.default} | {text} |")
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def _type(hint: Any) -> str:
+    if metadata := getattr(hint, "__metadata__", None):
+        return "port" if metadata[0] == "port" else f"integer, {metadata[0]}"
+    (kind,) = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(f"`{name}`" for name in kind.__members__)
+    return {bool: "true or false", int: "integer", str: "text", Path: "path"}[kind]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING or field.default in ("", None, -1):
+        return ""
+    return f"`{settings.to_text(field.default)}`"
+
+
+def to_rest(lines: list[str]) -> list[str]:
+    """Convert a docstring: code in single backticks, and indented blocks, which become literal blocks."""
+    converted: list[str] = []
+    in_block = False
+    for line in lines:
+        is_indented = line.startswith("    ")
+        if is_indented and not in_block and not (converted and converted[-1].strip()):
+            converted += ["::", ""]
+            in_block = True
+        elif line.strip() and not is_indented:
+            in_block = False
+        converted.append(line if in_block else _CODE.sub(r"``\1``", line))
+    return converted
+
+
+def _convert_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    lines[:] = to_rest(lines)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directive and the conversion of docstrings."""
+    app.add_directive("settings", SettingsTables)
+    app.connect("autodoc-process-docstring", _convert_docstring)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
