@@ -39,8 +39,6 @@ VARIABLE = {
     r"127\.0\.0\.1:\d+": "ADDRESS",
     r" to \S+, queue \d+": " to BROKER, queue N",
     r"queue \d+": "queue N",
-    r"queue_id\":\d+": "queue_id:N",
-    r"\[\d{3,}\]": "[PID]",
     r"[ \t]+": " ",
 }
 DEADLINE_S = 60
