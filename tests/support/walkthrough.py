@@ -111,6 +111,7 @@ class Walkthrough:
         wait_for(lambda: set(_lines(shown)) <= set(_lines(log.read_text())), process)
         if ready := READY.search(log.read_text()):
             self.replacements |= {"127.0.0.1:9876": ready[1], "127.0.0.1:10911": ready[2]}
+            self.environment["NAMESRV_ADDR"] = ready[1]  # for programs that would take port 9876 by default
 
     def _replaced(self, text: str) -> str:
         for old, new in self.replacements.items():
