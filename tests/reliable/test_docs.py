@@ -1,76 +1,48 @@
-"""docs/reliable.md does what it says: its tutorial runs as written, each program as a process."""
+"""docs/reliable.md, the recipes and the example's README do what they say: each is carried out as written."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psycopg
 import pytest
-from sqlalchemy import create_engine, text
 
-from rucola.testing.rocketmq import RocketMQ
-from support.outbox import until
-from support.servers import RUCOLA, server
+from support.databases import DatabaseServer, create_database
+from support.walkthrough import Walkthrough
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reliable.md").read_text(encoding="utf-8")
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = (REPOSITORY / "docs" / "reliable.md").read_text(encoding="utf-8")
 TUTORIAL = PAGE[PAGE.index("## Tutorial") : PAGE.index("## States")]
+
+MakeReader = Callable[..., Walkthrough]
 
 
 @pytest.fixture
-def tutorial(tmp_path: Path, rocketmq: RocketMQ, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.chdir(tmp_path)
-    for name, source in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TUTORIAL, re.DOTALL):
-        Path(name).write_text(source.replace("127.0.0.1:9876", rocketmq.namesrv))
-    with ExitStack() as running:
-        yield running
+def reader(tmp_path: Path) -> Iterator[MakeReader]:
+    """Makes a reader in an empty directory."""
+    with ExitStack() as stack:
+
+        def make(replacements: Mapping[str, str] | None = None) -> Walkthrough:
+            walkthrough = Walkthrough(tmp_path, replacements)
+            stack.callback(walkthrough.close)
+            return walkthrough
+
+        yield make
 
 
-def commands() -> list[list[str]]:
-    return [line.split() for line in re.findall(r"^\$ (.*)$", TUTORIAL, re.MULTILINE)]
+def rows(database: Path, query: str) -> list[str]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [row[0] for row in connection.execute(query)]
 
 
 @pytest.mark.slow
-def test_tutorial_works_as_written(tutorial: ExitStack, rocketmq: RocketMQ, tmp_path: Path) -> None:
-    said: dict[str, str] = {}
-    for program, *arguments in commands():
-        arguments = [argument.replace("127.0.0.1:9876", rocketmq.namesrv) for argument in arguments]
-        if program == "rucola" and arguments[0] == "standalone":
-            continue  # runs already
-        if program == "rucola" and "relay" in arguments:
-            tutorial.enter_context(server(*arguments, log=tmp_path / "relay.log"))
-            rocketmq.wait_for_messages("Orders")
-        elif arguments == ["billing.py"]:
-            billing = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
-            tutorial.callback(billing.wait)
-            tutorial.callback(billing.kill)
-            assert billing.stdout is not None
-            tutorial.callback(billing.stdout.close)
-            assert billing.stdout.readline() == "billed 1 pizza\n"
-            _wait_for("SELECT count(*) FROM rucola_stub WHERE status = 'CONFIRMED'", 1)
-        else:
-            command = [*RUCOLA, *arguments] if program == "rucola" else [sys.executable, *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-            assert done.returncode == 0, done.stderr
-            said[" ".join([program, *arguments[:2]])] = done.stdout
-    message_id = said["python order.py pizza"].split()[1]
-    assert re.search(rf"{message_id}\s+NEW", said["rucola reliable list"])
-    assert re.search(r"CONFIRMED\s+1", said["rucola reliable stats"])
-    _wait_for("SELECT count(*) FROM invoices", 1)
-
-
-def _wait_for(query: str, count: int) -> None:
-    import asyncio
-
-    def holds() -> bool:
-        with create_engine("sqlite:///shop.db").connect() as connection:
-            return connection.scalar(text(query)) == count
-
-    asyncio.run(until(holds))
+def test_tutorial_works_as_written(reader: MakeReader, tmp_path: Path) -> None:
+    reader().follow(TUTORIAL)
+    assert rows(tmp_path / "shop.db", "SELECT text FROM invoices ORDER BY text") == ["1 pizza", "2 pasta"]
 
 
 def test_every_state_is_explained() -> None:
@@ -90,3 +62,17 @@ def test_defaults_on_the_page_are_those_of_the_program() -> None:
     assert (policy.lease_ms, policy.poll_ms, LANES, LEAST_PURGE_AFTER_MS) == (30_000, 2000, 16, 77 * 3_600_000)
     for words in ("for 6 h", "for 24 h", "30 s", "2 s at most", "16 lanes", "77 hours"):
         assert words in PAGE
+
+
+@pytest.mark.slow
+def test_readme_of_the_order_service_works_as_written(
+    reader: MakeReader, postgresql: DatabaseServer, tmp_path: Path
+) -> None:
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    url = create_database(postgresql)
+    reader({"postgresql+psycopg://shop@localhost/shop": url}).follow(
+        (REPOSITORY / "examples" / "order_service" / "README.md").read_text(encoding="utf-8")
+    )
+    assert rows(tmp_path / "examples" / "orders.db", "SELECT count(*) FROM invoices") == [1]
+    with closing(psycopg.connect(url.replace("+psycopg", ""))) as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)

@@ -6,6 +6,7 @@ switched off, since no test cuts the power of a database's machine.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -137,6 +138,19 @@ class OutboxDatabase:
 
     def async_engine(self) -> AsyncEngine:
         return create_async_engine(self.async_url, poolclass=NullPool)
+
+
+_database_numbers = itertools.count(1)
+
+
+def create_database(server: DatabaseServer) -> str:
+    """Create an empty database on a server, for programs whose tables have fixed names; its URL."""
+    name = f"db{next(_database_numbers)}"
+    engine = create_engine(server.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return engine.url.set(database=name).render_as_string(hide_password=False)
 
 
 def as_user(user: str | None, command: list[str]) -> list[str]:

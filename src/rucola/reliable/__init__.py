@@ -3,7 +3,7 @@
 Reading order:
 
     schema, migration                                       the tables and their versions
-    outbox                                                  the sender's side
+    outbox, dbapi                                           the sender's side; connections of plain SQL and Django
     lanes, claims, batch_sender, policy, checks, alerts     the parts of the relay
     relay                                                   the loop that runs them
     receipts, redis_claims, idempotent                      the consumer's side

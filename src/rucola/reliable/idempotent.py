@@ -38,10 +38,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -50,6 +51,7 @@ from rucola.message import MessageExt, properties
 from rucola.message.topics import check_group
 from rucola.reliable import migration, receipts
 from rucola.reliable.database import Database
+from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.receipts import AlreadyDone, ClaimState, GroupDelivery, Voided
 from rucola.reliable.redis_claims import RedisClaims
@@ -62,6 +64,9 @@ WARNING_INTERVAL_S = 60.0
 
 Handler: TypeAlias = Callable[[MessageExt, Any], Any]
 """Business function of a message and a Session, or an AsyncSession for a coroutine function. It must not commit."""
+
+BusinessTransaction: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Opens a transaction, yields its DB-API connection or Django's, and commits, or rolls back after an error."""
 
 
 class UnknownMessage(Enum):
@@ -106,18 +111,22 @@ def idempotent(
     redis: RedisClaims | None = None,
     lease_ms: int = LEASE_MS,
     unknown: UnknownMessage = UnknownMessage.PROCESS,
+    transaction: BusinessTransaction | None = None,
 ) -> Callable[[Handler], IdempotentFunction]:
     """Return a decorator that turns a function of a message and a session into a listener.
 
     `database` is the business's: an AsyncEngine for a coroutine function, an Engine for a plain one. `ledger` is the
     database with the stubs, if different. `lease_ms` is the time for which a crashed worker blocks its message. The
     guarantees are described at the head of this module.
+
+    `transaction` replaces the session for handlers that use Django's ORM or plain SQL: the handler, a plain function,
+    gets the connection that it yields. It must be one on `database`.
     """
 
     def decorate(handler: Handler) -> IdempotentFunction:
         is_async = inspect.iscoroutinefunction(handler)
         kind: type[_Listener] = _AsyncListener if is_async else _SyncListener
-        options = _Options(group, tables or Tables(), redis, lease_ms, unknown)
+        options = _Options(group, tables or Tables(), redis, lease_ms, unknown, transaction)
         listener = kind(handler, database, ledger, options)
         # Return a function instead of the object, since consumers check whether a listener is a coroutine function.
         return listener.function()
@@ -141,6 +150,7 @@ class _Options(NamedTuple):
     redis: RedisClaims | None
     lease_ms: int
     unknown: UnknownMessage
+    transaction: BusinessTransaction | None
 
 
 class _Listener:
@@ -156,7 +166,9 @@ class _Listener:
         options: _Options,
     ) -> None:
         check_group(options.group)
-        self.group, self._tables, self._redis, self._lease_ms, self._unknown = options
+        self.group, self._tables, self._redis, self._lease_ms, self._unknown, self._transaction = options
+        if self._transaction is not None and self.is_async:
+            raise ReliableError("`transaction` needs a plain function: a coroutine function gets an AsyncSession")
         self.counts = DeliveryCounts()
         self._handler = handler
         self._business = _database(database, handler, self.is_async)
@@ -256,10 +268,12 @@ class _Listener:
             yield Step("business_transaction", (migration.check, self._tables))
         self._is_checked = True
 
-    def _finish(self, session: Session, delivery: GroupDelivery) -> bool:
-        """Execute the last statements of the business transaction; return whether the message has a stub."""
+    def _finish_session(self, session: Session, delivery: GroupDelivery) -> bool:
         session.flush()  # raise errors of business statements here, before those of our own
-        connection = session.connection()
+        return self._finish(session.connection(), delivery)
+
+    def _finish(self, connection: Connection | DriverConnection, delivery: GroupDelivery) -> bool:
+        """Execute the last statements of the business transaction; return whether the message has a stub."""
         if not self._is_one_database:
             receipts.insert_done(connection, self._tables, delivery)
             return True
@@ -341,7 +355,7 @@ class _AsyncListener(_Listener):
         try:
             async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
                 await self._handler(message, session)
-                has_stub = await session.run_sync(self._finish, delivery)
+                has_stub = await session.run_sync(self._finish_session, delivery)
                 await session.commit()
                 return has_stub
         finally:
@@ -418,13 +432,25 @@ class _SyncListener(_Listener):
     def _transact(self, message: MessageExt, delivery: GroupDelivery, key: str) -> bool:
         self._begin_renewing(delivery, key)
         try:
+            if self._transaction is not None:
+                return self._transact_with(self._transaction, message, delivery)
             with Session(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
                 self._handler(message, session)
-                has_stub = self._finish(session, delivery)
+                has_stub = self._finish_session(session, delivery)
                 session.commit()
                 return has_stub
         finally:
             del self._in_flight[delivery.token]
+
+    def _transact_with(self, transaction: BusinessTransaction, message: MessageExt, delivery: GroupDelivery) -> bool:
+        with transaction() as connection:
+            self._handler(message, connection)
+            has_stub = self._finish(DriverConnection(connection), delivery)
+        # This transaction is not ours, and some end without a commit or an error: Django's, if it was marked for
+        # rollback; PyMySQL's `with connection`. The message must not be acknowledged then.
+        if not self._business.run_one_sync(receipts.is_done, self._tables, delivery):
+            raise ReliableError(f"the transaction for message {delivery.message_id} ended without a commit")
+        return has_stub
 
     def _begin_renewing(self, delivery: GroupDelivery, key: str) -> None:
         """Register a delivery with the renewer thread, which ends when no delivery is in flight."""

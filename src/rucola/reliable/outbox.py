@@ -10,6 +10,7 @@ message does not exist. `add` is a plain function and accepts every kind of tran
     Session, AsyncSession    the stub joins the session's unit of work: stubs of one flush share an INSERT
     Connection               executed at once; `await connection.run_sync(outbox.add, message)` for AsyncConnection
     a DB-API connection      of sqlite3, psycopg or PyMySQL: executed at once by a cursor of it
+    django.db.connection     the same, inside transaction.atomic(); the relay of this process is woken on commit
 
 The message id is the message's UNIQ_KEY and one of its KEYS, so a broker finds the message by either, and all copies
 share one id. Adding two messages with the same unique key fails the second transaction.
@@ -21,11 +22,10 @@ import json
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
-from sqlalchemy import Connection, Dialect, RowMapping, Table, event, insert
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy import Compiled, Connection, RowMapping, Table, event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, registry
 
@@ -35,23 +35,12 @@ from rucola.message import Message, properties
 from rucola.message.delay import due_time_ms, parse_delay_levels
 from rucola.message.ids import unique_id
 from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, RETRY_PREFIX, check_group, check_topic
+from rucola.reliable.dbapi import DBAPIConnection, DriverConnection
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.schema import LANES, MAX_ID_LENGTH, MAX_KEY_LENGTH, NEW, Tables
 
-
-class DBAPIConnection(Protocol):
-    """The part of a DB-API connection that the outbox uses."""
-
-    def cursor(self) -> Any: ...
-
-
 Transaction: TypeAlias = Session | AsyncSession | Connection | DBAPIConnection
 
-_DIALECTS: Final[dict[str, Callable[..., Dialect]]] = {
-    "sqlite3": sqlite.dialect,
-    "psycopg": postgresql.dialect,
-    "pymysql": mysql.dialect,
-}
 _REFUSED_PROPERTIES: Final = {
     properties.TRAN_MSG: "the outbox takes the place of a transactional message",
     properties.RETRY_TOPIC: "it belongs to the broker",
@@ -76,8 +65,8 @@ class Outbox:
         self.groups = awaited(_awaiting(groups))
         self.max_message_size = max_message_size
         self._stub = _mapped(self.tables.stub)
-        # By driver: the INSERT in the driver's parameter style, and the order of its positional parameters, if any.
-        self._inserts: dict[str, tuple[str, list[str] | None]] = {}
+        # The INSERT of a stub by driver, so that it is compiled once.
+        self._inserts: dict[str, Compiled] = {}
         self._after_commit: list[Callable[[], None]] = []
         # Sessions that already have an after_commit listener; weak, so that the outbox keeps none of them alive.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -94,7 +83,7 @@ class Outbox:
 
         Messages with the same `shard_key` are sent to one queue in the order in which they were added; concurrent
         transactions have no order. Raises InvalidMessage, before anything is written, for a message that no broker
-        accepts, and ReliableError for an unsupported kind of transaction.
+        accepts, and ReliableError for an unsupported kind of transaction or a DB-API connection in autocommit mode.
         """
         row = self._row(message, shard_key, self.groups if groups is None else groups)
         match transaction:
@@ -116,7 +105,7 @@ class Outbox:
         self._after_commit.append(callback)
 
     def committed(self) -> None:
-        """Wake the relay of this process after the commit of a Connection or a DB-API connection."""
+        """Wake the relay of this process after the commit of a Connection or a driver's connection."""
         for callback in self._after_commit:
             callback()
 
@@ -126,23 +115,14 @@ class Outbox:
             self._sessions.add(session)
             event.listen(session, "after_commit", lambda session: self.committed())
 
-    def _add_by_driver(self, connection: DBAPIConnection, row: dict[str, Any]) -> None:
-        driver = next((name for kind in type(connection).__mro__ if (name := _driver_of(kind)) in _DIALECTS), None)
-        if driver is None or not hasattr(connection, "cursor") or "Async" in type(connection).__name__:
-            raise ReliableError(
-                f"a message cannot be added to {type(connection).__module__}.{type(connection).__qualname__}: use a "
-                "Session, an AsyncSession, a Connection of SQLAlchemy, or a connection of sqlite3, psycopg or PyMySQL"
-            )
-        if driver not in self._inserts:
-            dialect = _DIALECTS[driver](paramstyle="qmark" if driver == "sqlite3" else "pyformat")
-            compiled = insert(self.tables.stub).values(row).inline().compile(dialect=dialect)
-            self._inserts[driver] = str(compiled), compiled.positiontup
-        statement, names = self._inserts[driver]
-        cursor = connection.cursor()
-        try:
-            cursor.execute(statement, row if names is None else [row[name] for name in names])
-        finally:
-            cursor.close()
+    def _add_by_driver(self, transaction: DBAPIConnection, row: dict[str, Any]) -> None:
+        connection = DriverConnection(transaction)
+        if connection.driver not in self._inserts:
+            statement = insert(self.tables.stub).values(row).inline()
+            self._inserts[connection.driver] = statement.compile(dialect=connection.dialect)
+        connection.run(self._inserts[connection.driver], row)
+        if self._after_commit:
+            connection.on_commit(self.committed)
 
     def _row(self, message: Message, shard_key: str | None, groups: Iterable[str]) -> dict[str, Any]:
         message_id = _check_message(message, self.max_message_size)
@@ -227,10 +207,6 @@ def _delay_ms(message: Message) -> int:
     except ValueError:
         raise InvalidMessage(f"a message for {message.topic} has a delay that is no number: {texts}") from None
     return due_time_ms(parse_delay_levels(), message.delay_level, 0) if message.delay_level > 0 else 0
-
-
-def _driver_of(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
 
 
 def _mapped(table: Table) -> Callable[..., Any]:

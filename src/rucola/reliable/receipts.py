@@ -33,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
+from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import LeaseLost
 from rucola.reliable.schema import CONFIRMED, VOID, Tables, now_ms
 
@@ -135,7 +136,7 @@ def forget(connection: Connection, tables: Tables, delivery: GroupDelivery) -> N
     connection.execute(delete(receipt).where(*_of(receipt, delivery), is_ours))
 
 
-def insert_done(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
+def insert_done(connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery) -> None:
     """Insert the `done` row in the transaction of the effect. AlreadyDone if another transaction did."""
     try:
         connection.execute(_insert_done(tables, delivery))
@@ -143,7 +144,7 @@ def insert_done(connection: Connection, tables: Tables, delivery: GroupDelivery)
         raise AlreadyDone from None
 
 
-def finish(connection: Connection, tables: Tables, delivery: GroupDelivery) -> bool:
+def finish(connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery) -> bool:
     """Finish a message in the business transaction; return whether it has a stub.
 
     1. Insert the `done` row: AlreadyDone if another transaction was first.

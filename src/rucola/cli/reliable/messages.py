@@ -235,7 +235,7 @@ def _print_stubs(found: list[StubView]) -> None:
                 stub.status,
                 stub.sends,
                 format_duration(stub.age_ms),
-                format_duration(stub.due_in_ms),
+                "now" if stub.due_in_ms is not None and stub.due_in_ms <= 0 else format_duration(stub.due_in_ms),
                 stub.topic,
             ]
             for stub in found
@@ -253,6 +253,7 @@ def _print_stub(shown: MessageView, stub: StubView) -> None:
         click.echo(f"awaits     {', '.join(stub.awaiting)}")
     if stub.broker is not None:
         offset = "unknown" if stub.queue_offset is None else stub.queue_offset
-        click.echo(f"sent       {stub.sends} times, last to {stub.broker}, queue {stub.queue_id}, offset {offset}")
+        times = "once" if stub.sends == 1 else f"{stub.sends} times, last"
+        click.echo(f"sent       {times} to {stub.broker}, queue {stub.queue_id}, offset {offset}")
     if stub.error is not None:
         click.echo(f"why        {stub.error}")

@@ -1,0 +1,138 @@
+"""DB-API connections of applications: sqlite3, psycopg and PyMySQL, on their own or below Django.
+
+`DriverConnection` runs statements of this package on such a connection, as a part of the transaction that the
+application has begun on it. It never commits or rolls back. A `django.db.connection` is accepted as well; it is
+recognized by the name of its module, so Django need not be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+from sqlalchemy import ClauseElement, Compiled, Dialect
+from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.exc import IntegrityError
+
+from rucola.reliable.errors import ReliableError
+
+_PSYCOPG_IDLE: Final = 0
+_MYSQL_IN_TRANSACTION: Final = 1
+
+
+class DBAPIConnection(Protocol):
+    """The part of a DB-API connection that is used; a `django.db.connection` has it, too."""
+
+    def cursor(self) -> Any: ...
+
+
+class _Driver(NamedTuple):
+    """SQL dialect of a driver, and how to tell that the next statement would be committed on its own."""
+
+    dialect: Dialect
+    is_autocommit: Callable[[Any], bool]
+
+
+def _is_autocommit_sqlite(connection: Any) -> bool:
+    # Python 3.12 has the attribute `autocommit`; before, only `isolation_level=None` selects this mode.
+    is_off = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+    return is_off and not connection.in_transaction
+
+
+def _is_autocommit_psycopg(connection: Any) -> bool:
+    return bool(connection.autocommit) and connection.info.transaction_status == _PSYCOPG_IDLE
+
+
+def _is_autocommit_pymysql(connection: Any) -> bool:
+    return bool(connection.get_autocommit()) and not connection.server_status & _MYSQL_IN_TRANSACTION
+
+
+_make_psycopg_dialect: Callable[..., Dialect] = PGDialect_psycopg  # its constructor has no annotations
+
+_DRIVERS: Final = {
+    "sqlite3": _Driver(SQLiteDialect_pysqlite(paramstyle="qmark"), _is_autocommit_sqlite),
+    "psycopg": _Driver(_make_psycopg_dialect(paramstyle="pyformat"), _is_autocommit_psycopg),
+    "pymysql": _Driver(MySQLDialect_pymysql(paramstyle="pyformat"), _is_autocommit_pymysql),
+}
+SUPPORTED: Final = "a connection of sqlite3, psycopg or PyMySQL, or Django's connection over one of these"
+
+
+class DriverResult(NamedTuple):
+    """The rows and the row count of a statement, with the methods of SQLAlchemy's Result that this package uses."""
+
+    rows: list[Any]
+    rowcount: int
+
+    def one(self) -> Any:
+        (row,) = self.rows
+        return row
+
+
+class DriverConnection:
+    """A transaction on a DB-API connection, with the part of SQLAlchemy's Connection that this package uses.
+
+    ReliableError if the connection is of another driver, or in autocommit mode: a message or a `done` row would then be
+    committed without the application's changes.
+    """
+
+    def __init__(self, connection: DBAPIConnection) -> None:
+        self._connection: Any = connection
+        self._django: Any = None
+        if type(connection).__module__.startswith("django."):
+            self._django = connection
+            self._django.ensure_connection()
+            self._connection = self._django.connection
+        name = next((name for kind in type(self._connection).__mro__ if (name := _package(kind)) in _DRIVERS), None)
+        if name is None or not hasattr(connection, "cursor") or "Async" in type(connection).__name__:
+            kind = type(self._connection)
+            raise ReliableError(f"{kind.__module__}.{kind.__qualname__} is not supported: use {SUPPORTED}")
+        self.dialect, is_autocommit = _DRIVERS[name]
+        self.driver = name
+        if is_autocommit(self._connection):
+            raise ReliableError(
+                "the connection is in autocommit mode and outside a transaction, so the message would be committed "
+                "without your changes: begin a transaction first (in Django, use transaction.atomic())"
+            )
+
+    def execute(self, statement: ClauseElement) -> DriverResult:
+        """Execute a statement; IntegrityError of SQLAlchemy for the driver's, other errors are the driver's own."""
+        compiled = statement.compile(dialect=self.dialect)
+        return self.run(compiled, compiled.params)
+
+    def scalar(self, statement: ClauseElement) -> Any:
+        """Return the first column of the first row; None if there is no row."""
+        rows = self.execute(statement).rows
+        return rows[0][0] if rows else None
+
+    def run(self, compiled: Compiled, values: Mapping[str, Any]) -> DriverResult:
+        """Execute a statement that was compiled for this dialect, with these values of its parameters."""
+        # A statement with positional parameters has their names in order.
+        names: list[str] | None = getattr(compiled, "positiontup", None)
+        parameters = values if names is None else [values[name] for name in names]
+        with self._cursor(str(compiled)) as cursor:
+            cursor.execute(str(compiled), parameters)
+            return DriverResult(list(cursor.fetchall()) if cursor.description else [], cursor.rowcount)
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call back after the commit, if this is Django's connection; no driver announces its commits."""
+        if self._django is not None:
+            self._django.on_commit(callback)
+
+    @contextmanager
+    def _cursor(self, statement: str) -> Iterator[Any]:
+        cursor = self._connection.cursor()
+        try:
+            yield cursor
+        except Exception as error:
+            if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
+                raise IntegrityError(statement, None, error) from error
+            raise
+        finally:
+            cursor.close()
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
