@@ -172,7 +172,7 @@ def test_cleaning_commands_report_each_broker(cluster: GoldenCluster, command: s
 def test_query_msg_trace_shows_a_trace(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p traced -m true")
     (send,) = cluster.json(f"queryMsgTraceById -i {sent['msgId']}")["sends"]
-    assert (send["topic"], send["offset_msg_id"]) == ("GB", sent["offsetMsgId"])
+    assert (send["topic"], send["offsetMsgId"]) == ("GB", sent["offsetMsgId"])
     header, row, *_ = cluster.rows(f"queryMsgTraceById -i {sent['msgId']}")
     assert header == ["#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"]
     assert (row[:2], row[-1]) == (["Pub", "TOOLS_PRODUCER"], "success")

@@ -59,7 +59,7 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
 
 
 def test_an_error_is_one_line_and_ends_with_1() -> None:
-    result = run("admin", "topicStatus", "-n", "nowhere", "-t", "Orders")
+    result = run("admin", "topicStatus", "-n", "nowhere.invalid:1", "-t", "Orders")
     assert result.returncode == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()

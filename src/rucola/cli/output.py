@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,8 +15,38 @@ import msgspec
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one indented JSON document."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    """Print a value as one indented JSON document (see `to_json`)."""
+    click.echo(msgspec.json.format(msgspec.json.encode(to_json(value)), indent=2))
+
+
+def to_json(value: Any) -> Any:
+    """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase.
+
+    Keys of dicts are data, such as names of topics, and stay as they are. Paths become text.
+    """
+    match value:
+        case msgspec.Struct():
+            # Fields that the struct's own encoding omits are omitted here, too.
+            encoded = msgspec.to_builtins(value, enc_hook=str)
+            return {
+                _camel_case(field.encode_name): to_json(getattr(value, field.name))
+                for field in msgspec.structs.fields(type(value))
+                if field.encode_name in encoded
+            }
+        case list() | tuple() | set() | frozenset():
+            return [to_json(one) for one in value]
+        case dict():
+            return {key: to_json(one) for key, one in value.items()}
+        case Path():
+            return str(value)
+    if dataclasses.is_dataclass(value):
+        return {_camel_case(field.name): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+def _camel_case(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(map(str.capitalize, tail))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
@@ -46,16 +77,6 @@ def time_text(timestamp_ms: int) -> str:
         return ""
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
-
-
-def parse_time_option(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Parse a time option (a click callback): milliseconds since 1970, or a local time in ISO 8601."""
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isascii() and text.isdigit() else int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        raise click.BadParameter("give milliseconds, or a time such as 2013-01-01T05:15:00") from None
 
 
 @contextmanager

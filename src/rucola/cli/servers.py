@@ -14,17 +14,21 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rucola import settings
+from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig, from_properties
+from rucola.broker.config import BrokerConfig
 from rucola.cli.log_format import configure_logging, log_format_option
+from rucola.cli.option_types import ADDRESSES
 from rucola.errors import ConfigError
+from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.remoting.batching_event_loop import BatchingEventLoop
@@ -118,8 +122,7 @@ def namesrv(config_file: Path | None, print_config: bool, log_format: str) -> No
     """
     configure_logging(log_format)
     properties = read_properties(config_file)
-    config = settings.fill(NamesrvConfig, properties)
-    _warn_unused(settings.unknown([NamesrvConfig], properties), config_file)
+    config = namesrv_settings(properties, config_file)
     if print_config:
         click.echo(settings.render(settings.to_properties(config)), nl=False)
         return
@@ -136,6 +139,7 @@ async def _namesrv(config: NamesrvConfig) -> None:
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
+    type=ADDRESSES,
     envvar="NAMESRV_ADDR",
     help="Name servers to register at: host:port;host:port.",
 )
@@ -184,13 +188,33 @@ def read_properties(config_file: Path | None) -> dict[str, str]:
 
 
 def broker_settings(properties: dict[str, str], config_file: Path | None) -> tuple[BrokerConfig, StoreConfig]:
-    """Parse properties into broker and store settings, and warn of unknown keys; ConfigError names file and key."""
+    """Parse properties into broker and store settings; ConfigError names file and key."""
+    with _named(config_file):
+        config, store_config, unused = broker_config.from_properties(properties)
+    _log_unused(unused, config_file)
+    return config, store_config
+
+
+def namesrv_settings(properties: dict[str, str], config_file: Path | None) -> NamesrvConfig:
+    """Parse properties into settings of a name server; ConfigError names file and key."""
+    with _named(config_file):
+        config, unused = namesrv_config.from_properties(properties)
+    _log_unused(unused, config_file)
+    return config
+
+
+@contextmanager
+def _named(config_file: Path | None) -> Iterator[None]:
+    """Add the name of the configuration file to a ConfigError."""
     try:
-        config, store_config, unused = from_properties(properties)
+        yield
     except ConfigError as error:
         raise ConfigError(f"{config_file}: {error}" if config_file else str(error)) from None
-    _warn_unused(unused, config_file)
-    return config, store_config
+
+
+def _log_unused(keys: list[str], config_file: Path | None) -> None:
+    if keys:
+        logger.warning("%s: keys of Apache's that have no effect here: %s", config_file, ", ".join(sorted(keys)))
 
 
 def set_store_directory(properties: dict[str, str], store: Path) -> None:
@@ -202,11 +226,6 @@ def set_store_directory(properties: dict[str, str], store: Path) -> None:
     if log is not None and Path(log).is_relative_to(old_root):
         properties["storePathCommitLog"] = str(store / Path(log).relative_to(old_root))
     properties["storePathRootDir"] = str(store)
-
-
-def _warn_unused(keys: list[str], config_file: Path | None) -> None:
-    if keys:
-        logger.warning("%s: unknown keys are ignored: %s", config_file, ", ".join(sorted(keys)))
 
 
 def _run(server: Coroutine[Any, Any, None]) -> None:

@@ -1,11 +1,21 @@
 """Settings of a name server, by the keys of Apache's namesrv.conf.
 
-Corresponds to `NamesrvConfig` of Apache RocketMQ 4.9.8; keys of its thread pools and buffers have no effect here.
+Corresponds to `NamesrvConfig` of Apache RocketMQ 4.9.8; `WITHOUT_EFFECT` lists its other keys. Deliberate difference: a
+key that neither has is an error, while Apache ignores it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rucola import settings
+from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
+
+WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
+"""Keys of Apache's namesrv.conf that have no meaning here."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -14,10 +24,10 @@ class NamesrvConfig:
 
     bind_address: str = "0.0.0.0"
     listen_port: int = 9876
-    kv_config_path: str = ""
-    """The file of the key-value table; if empty, the table is kept in memory only."""
-    config_store_path: str = ""
-    """The file that a changed configuration is written to; if empty, changes last until the name server stops."""
+    kv_config_path: Path | None = None
+    """The file of the key-value table; without one, the table is kept in memory only."""
+    config_store_path: Path | None = None
+    """The file that a changed configuration is written to; without one, changes last until the name server stops."""
     order_message_enable: bool = False
     """Whether routes include the order configuration of their topic."""
     server_channel_max_idle_time_seconds: int = 120
@@ -30,3 +40,12 @@ class NamesrvConfig:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
         return listed | {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort"}
+
+
+def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:
+    """Parse a namesrv.conf: return the settings, and Apache's keys in it that have no effect here.
+
+    Raises ConfigError, which names the key, for an invalid value or an unknown key.
+    """
+    unused = settings.without_effect((NamesrvConfig,), WITHOUT_EFFECT, properties)
+    return settings.fill(NamesrvConfig, properties), unused

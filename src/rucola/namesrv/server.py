@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from rucola.access import Interceptor
 from rucola.namesrv.config import NamesrvConfig
@@ -55,7 +54,7 @@ class Namesrv:
         )
         self.routes = RouteTable()
         self._clock_ms = clock_ms
-        self._kv_config = KVConfig(Path(config.kv_config_path) if config.kv_config_path else None)
+        self._kv_config = KVConfig(config.kv_config_path)
         self._configuration = ConfigurationService(config)
         adapters = (
             RouteAdapter(RouteService(self.routes, self._kv_config, self._configuration, clock_ms)),

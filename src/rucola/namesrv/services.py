@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from rucola import settings
@@ -189,6 +188,6 @@ class ConfigurationService:
         if self.config.config_store_path:
             try:
                 content = settings.render(self.properties()).encode("utf-8")
-                replace_file(Path(self.config.config_store_path), content)
+                replace_file(self.config.config_store_path, content)
             except OSError as error:
                 raise ConfigError(f"{self.config.config_store_path} cannot be written: {error.strerror}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -37,14 +37,19 @@ class StoreConfig:
 
     `store_host` is the broker's address as every record has it, 8 or 20 bytes (`message.host.encode_host`); it must be
     set before the store is opened. Times are in milliseconds, except `file_reserved_time` in hours; ratios are
-    percentages of the disk.
+    percentages of the disk. A `~` at the begin of a path is the home directory.
     """
 
     store_path_root_dir: Path = Path("~/store")
     store_host: bytes = b""
     store_path_commit_log: Path | None = None
-    mapped_file_size_commit_log: int = 1024 * 1024 * 1024
-    mapped_file_size_consume_queue: int = 300_000 * UNIT_SIZE
+    # Releases of Apache before 4.9 spell these two keys with one p.
+    mapped_file_size_commit_log: int = field(
+        default=1024 * 1024 * 1024, metadata={"former": ("mapedFileSizeCommitLog",)}
+    )
+    mapped_file_size_consume_queue: int = field(
+        default=300_000 * UNIT_SIZE, metadata={"former": ("mapedFileSizeConsumeQueue",)}
+    )
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
     message_index_enable: bool = True
@@ -73,6 +78,13 @@ class StoreConfig:
     delete_only_archived: bool = False
     archive_progress_path: Path | None = None
     archive_name: str = ""
+
+    def __post_init__(self) -> None:
+        self.store_path_root_dir = Path(self.store_path_root_dir).expanduser()
+        if self.store_path_commit_log is not None:
+            self.store_path_commit_log = Path(self.store_path_commit_log).expanduser()
+        if self.archive_progress_path is not None:
+            self.archive_progress_path = Path(self.archive_progress_path).expanduser()
 
     @property
     def is_slave(self) -> bool:

@@ -21,7 +21,7 @@ from rucola import settings
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.config import BrokerConfig
 from rucola.broker.state import BrokerState
-from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.errors import RemoteProtocolError
 from rucola.files import replace_file
 from rucola.store.config import StoreConfig
 
@@ -95,9 +95,8 @@ class ConfigurationService:
             raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
         # 1. Validate everything first: a change is applied as a whole or not at all.
         present = self.properties()
-        unknown = sorted(wanted.keys() - present.keys())
-        if unknown:
-            raise ConfigError(f"{', '.join(unknown)}: this broker has no such setting; getBrokerConfig lists all")
+        for key in sorted(wanted.keys() - present.keys()):
+            raise settings.unknown_key(key, present)
         for_broker = settings.changes(BrokerConfig, wanted)
         for_store = settings.changes(StoreConfig, wanted)
         fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present[key])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rucola.cli.option_types import ADDRESSES
 from rucola.cli.output import print_json, print_table
 from rucola.cli.pipeline.command import (
     json_option,
@@ -50,7 +51,12 @@ lake_option = click.option(
     help="Name of a store in the lake, one for each --store in the same order; by default its path.",
 )
 @click.option(
-    "-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Archive the live brokers of a name server."
+    "-n",
+    "--namesrvAddr",
+    "name_server",
+    type=ADDRESSES,
+    metavar="HOST:PORT[;...]",
+    help="Archive the live brokers of a name server.",
 )
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory of the lake to write."

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-import msgspec
 
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.option_types import ADDRESSES
+from rucola.cli.output import print_json, print_table, time_text, to_json
 from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
@@ -73,6 +73,7 @@ def list_(
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
+    type=ADDRESSES,
     envvar="NAMESRV_ADDR",
     show_envvar=True,
     help="Name servers; with this option, brokers are queried, too.",
@@ -103,7 +104,7 @@ def show(
             click.echo(f"brokers were not queried: {error}", err=True)
     next_step = operations.next_step(shown.stub) if shown.stub is not None else ""
     if as_json:
-        print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
+        print_json(to_json(shown) | {"next": next_step, "stored": stored})
         return
     if shown.stub is not None:
         _print_stub(shown, shown.stub)

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from rucola.cli.output import parse_time_option, print_json, print_table, progress_bar, time_text
+from rucola.cli.option_types import SINCE_HELP, TIME
+from rucola.cli.output import print_json, print_table, progress_bar, time_text
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check as check_store
@@ -60,12 +61,12 @@ def stat(directory: Path, config_file: Path | None, as_json: bool) -> None:
     \b
     Examples:
       rucola store stat data
-      rucola store stat data --json | jq '.queues[] | {topic, queue_id, messages: .in_log.messages}'
+      rucola store stat data --json | jq '.queues[] | {topic, queueId, messages: .inLog.messages}'
     """
     with progress_bar(f"stat {directory}") as progress:
         counted = stat_store(directory, index_slots=index_slots(config_file), progress=progress)
     if as_json:
-        print_json(msgspec.to_builtins(counted, enc_hook=str))
+        print_json(counted)
         return
     _print_stat(counted)
 
@@ -150,10 +151,10 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     "-b",
     "--begin",
     "begin_ms",
-    callback=parse_time_option,
-    help="Only messages stored at this time or later: 2013-01-01T05:15:00 in local time, or milliseconds.",
+    type=TIME,
+    help=SINCE_HELP,
 )
-@click.option("-e", "--end", "end_ms", callback=parse_time_option, help="Only messages stored before this time.")
+@click.option("-e", "--end", "end_ms", type=TIME, help="Only messages stored before this time.")
 @click.option("-s", "--text", help="Only messages whose body contains this text.")
 @click.option("-r", "--regex", callback=_pattern, help="Only messages whose body matches this regular expression.")
 @click.option(
@@ -199,7 +200,7 @@ def grep(
     if table and as_json:
         raise click.UsageError("--table and --json exclude each other")
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
-        raise click.UsageError("-b must be before -e")
+        raise click.UsageError(f"-b {begin_ms} is not before -e {end_ms}")
     query = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
         query.end_ms = end_ms
