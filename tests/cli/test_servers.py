@@ -60,7 +60,11 @@ def test_the_descriptor_table_is_grown_at_start(tmp_path: Path) -> None:
 async def test_objects_of_the_start_are_frozen_for_the_garbage_collector(capsys: pytest.CaptureFixture[str]) -> None:
     assert gc.get_freeze_count() == 0
     try:
-        serving = asyncio.ensure_future(serve_until_cancelled("ready"))
+
+        async def reload() -> None:
+            raise AssertionError
+
+        serving = asyncio.ensure_future(serve_until_cancelled("ready", reload))
         await asyncio.sleep(0)
         serving.cancel()
         assert capsys.readouterr().out == "ready\n"
