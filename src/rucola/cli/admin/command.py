@@ -11,6 +11,7 @@ import click
 
 from rucola.admin import AdminClient, MessageQueue
 from rucola.cli.option_types import ADDRESS, ADDRESSES, SINCE_HELP, TIME
+from rucola.cli.output import wide_option
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def command(name: str) -> Callable[[F], click.Command]:
             "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar="NAMESRV_ADDR", required=True,
             show_envvar=True, help="Name servers, host:port;host:port.",
         )(with_json)  # fmt: skip
-        return admin.command(name)(with_namesrv)
+        return admin.command(name)(wide_option(with_namesrv))
 
     return decorate
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rucola.cli.option_types import ADDRESSES
-from rucola.cli.output import print_json, print_table, progress_bar
+from rucola.cli.output import print_json, print_table, progress_bar, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 @master_option
 @spark_option
 @json_option
+@wide_option
 @click.pass_context
 def replay(
     ctx: click.Context,

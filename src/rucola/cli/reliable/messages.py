@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rucola.cli.option_types import ADDRESSES
-from rucola.cli.output import print_json, print_table, time_text, to_json
+from rucola.cli.output import print_json, print_table, time_text, to_json, wide_option
 from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
@@ -45,6 +45,7 @@ BODY_PREVIEW = 200
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages.")
 @json_option
 @database_options
+@wide_option
 def list_(
     database: str, prefix: str, schema: str | None, status: tuple[str, ...], topic: str | None, group: str | None,
     shard_key: str | None, older_than: float | None, limit: int, as_json: bool,
@@ -124,6 +125,7 @@ def show(
 @dry_run_option
 @yes_option
 @database_options
+@wide_option
 def resend(**options: Any) -> None:
     """Schedule messages to be sent again at once by a relay, with a new count of sends.
 
@@ -144,6 +146,7 @@ def resend(**options: Any) -> None:
 @dry_run_option
 @yes_option
 @database_options
+@wide_option
 def confirm(for_group: str | None, **options: Any) -> None:
     """Confirm messages whose effect is known to have happened.
 
@@ -164,6 +167,7 @@ def confirm(for_group: str | None, **options: Any) -> None:
 @dry_run_option
 @yes_option
 @database_options
+@wide_option
 def void(**options: Any) -> None:
     """Void messages: relays stop sending them, and consumers drop them. CONFIRMED messages are not changed.
 
@@ -178,6 +182,7 @@ def void(**options: Any) -> None:
 @click.command()
 @json_option
 @database_options
+@wide_option
 def stats(database: str, prefix: str, schema: str | None, as_json: bool) -> None:
     """Count messages by state, with the age of the oldest message.
 

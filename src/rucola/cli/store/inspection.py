@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rucola.cli.option_types import SINCE_HELP, TIME
-from rucola.cli.output import print_json, print_table, progress_bar, time_text
+from rucola.cli.output import print_json, print_table, progress_bar, time_text, wide_option
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check as check_store
@@ -55,6 +55,7 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
 @directory_argument
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with times in milliseconds.")
+@wide_option
 def stat(directory: Path, config_file: Path | None, as_json: bool) -> None:
     """Show statistics of the store DIR: log, queues, index, checkpoint and configuration.
 
@@ -166,6 +167,7 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("-n", "--max", "max_count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--table", is_flag=True, help="Print a table of offsets, times, tags and keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, as dump does (the default).")
+@wide_option
 @click.pass_context
 def grep(
     ctx: click.Context,

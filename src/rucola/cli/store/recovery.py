@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rucola.cli.output import print_json, print_table, progress_bar, to_json
+from rucola.cli.output import print_json, print_table, progress_bar, to_json, wide_option
 from rucola.cli.store.directory import config_option, directory_argument, store_settings
 from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_store
@@ -59,6 +59,7 @@ def format_rebuilt(done: RebuildResult) -> str:
     help="New directory for the repaired copy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@wide_option
 def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) -> None:
     """Write a repaired copy of the store DIR, and report what is missing from it and why. DIR is only read.
 
