@@ -19,7 +19,7 @@ from rucola.cli.admin.command import (
 )
 from rucola.cli.message_view import message_json
 from rucola.cli.option_types import SINCE_HELP, TIME, check_window
-from rucola.cli.output import print_table, time_text
+from rucola.cli.output import print_table, printable, time_text
 from rucola.client import PullConsumer
 
 tags_option = click.option(
@@ -33,10 +33,11 @@ def _line(message: MessageExt, charset: str, with_body: bool) -> str:
         body = message.body.decode(charset, "replace") if with_body else "NOT PRINT BODY"
     except LookupError:
         raise click.BadParameter(f"unknown character encoding {charset}", param_hint="-c") from None
-    return (
+    head = printable(
         f"MSGID: {message.msg_id} {message.topic}@{message.queue_id}:{message.queue_offset} "
-        f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''} BODY: {body}"
+        f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
     )
+    return f"{head} BODY: " + printable(body, keep="\t\n")
 
 
 def _show(message: MessageExt, as_json: bool, charset: str, with_body: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rucola.cli.option_types import ADDRESSES
-from rucola.cli.output import print_json, print_table, time_text, to_json, wide_option
+from rucola.cli.output import print_json, print_table, printable, time_text, to_json, wide_option
 from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
@@ -250,7 +250,8 @@ def _print_stubs(found: list[StubView]) -> None:
 
 
 def _print_stub(shown: MessageView, stub: StubView) -> None:
-    click.echo(f"message    {stub.message_id}, topic {stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
+    labels = f"tags {shown.tags or '-'}, keys {shown.keys or '-'}"
+    click.echo(printable(f"message    {stub.message_id}, topic {stub.topic}, {labels}"))
     click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
     click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
     if stub.shard_key is not None:
