@@ -47,7 +47,7 @@ def test_help_imports_no_subpackage() -> None:
     program = "import sys, rucola.cli.main\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     own = {name for name in loaded if name.startswith("rucola")}
-    assert own == {"rucola", "rucola.cli", "rucola.cli.main", "rucola.errors"}
+    assert own == {"rucola", "rucola.cli", "rucola.cli.main", "rucola.cli.suggestions", "rucola.errors"}
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["admin", "nonsense"], ["admin", "topicStatus", "-n", "a:1"]])

@@ -12,13 +12,44 @@ import click
 from rucola.admin import AdminClient, MessageQueue
 from rucola.cli.option_types import ADDRESS, ADDRESSES, SINCE_HELP, TIME
 from rucola.cli.output import wide_option
+from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group()
+class AdminCommands(SuggestingGroup):
+    """The commands of `rucola admin`, by subject."""
+
+    subjects = {
+        "Topics": (
+            "topicList", "topicStatus", "topicRoute", "topicClusterList", "updateTopic", "updateTopicPerm",
+            "updateTopicList", "deleteTopic", "updateOrderConf", "allocateMQ", "queryCq",
+        ),
+        "Messages": (
+            "queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey", "queryMsgByOffset", "queryMsgTraceById", "printMsg",
+            "printMsgByQueue", "consumeMessage", "sendMessage",
+        ),
+        "Consumer and producer groups": (
+            "consumerProgress", "consumerStatus", "consumerConnection", "producerConnection", "producer",
+            "brokerConsumeStats", "updateSubGroup", "updateSubGroupList", "getConsumerConfig", "deleteSubGroup",
+        ),
+        "Consumer offsets": ("resetOffsetByTime", "resetOffset", "skipAccumulatedMessage", "cloneGroupOffset"),
+        "Dead letters": ("dlqList", "printDlq", "exportDlq", "redriveDlq"),
+        "Clusters, brokers and name servers": (
+            "clusterList", "brokerStatus", "statsAll", "getBrokerConfig", "updateBrokerConfig", "getNamesrvConfig",
+            "updateNamesrvConfig", "updateKvConfig", "deleteKvConfig", "wipeWritePerm", "addWritePerm",
+        ),
+        "Measuring and monitoring": ("clusterRT", "checkMsgSendRT", "sendMsgStatus", "startMonitoring"),
+        "Clean-up and export": (
+            "cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog", "exportMetadata", "exportConfigs",
+            "exportMetrics",
+        ),
+    }  # fmt: skip
+
+
+@click.group(cls=AdminCommands)
 def admin() -> None:
     """Query and change a running cluster, with the names and flags of mqadmin.
 

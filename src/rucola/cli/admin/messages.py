@@ -223,7 +223,7 @@ def query_msg_by_unique_key(
     client_id: str | None,
     lake: Path | None,
 ) -> None:
-    """Show the message with a unique key; the oldest one if several have it.
+    """Show the message with a unique key, or an offsetMsgId; the oldest one if several have it.
 
     With -g and -d that client consumes the message now, regardless of the offset of its group. With --archive a lake is
     searched, too.
@@ -239,10 +239,9 @@ def query_msg_by_unique_key(
 
     async def request(client: AdminClient) -> KeyQueryResult:
         result = await client.messages.query_by_unique_key(topic, unique_key)
-        if lake is None and not result.messages and await client.messages.is_offset_msg_id(unique_key):
-            raise ConfigError(
-                f"{unique_key} is an offsetMsgId, which is not in the index: use queryMsgById -i {unique_key}"
-            )
+        # As RocketMQ's tool does: an offsetMsgId, which has the same form but is in no index, finds its message, too.
+        if not result.messages and await client.messages.is_offset_msg_id(unique_key):
+            result.messages.append(await client.messages.get(unique_key))
         return result
 
     def live() -> KeyQueryResult:
