@@ -210,6 +210,6 @@ def misdirected(code: int, address: str) -> str | None:
     """Return what to do about a request that a server does not support, if it belongs to the other kind of server."""
     if code in NAME_SERVER_REQUESTS:
         return f"{address} is a broker, and {name_of(code)} is for name servers: give the address of one, port 9876"
-    if code in RequestCode._value2member_map_:  # or it is a broker of a version without this request
+    if any(code == known for known in RequestCode):  # or it is a broker of a version without this request
         return f"{name_of(code)} is for brokers: is {address} a name server? `rucola admin clusterList` lists brokers"
     return None

@@ -9,18 +9,17 @@ from pathlib import Path
 import click
 import msgspec
 
+from rucola.admin import MessageExt
 from rucola.cli.option_types import SINCE_HELP, TIME
 from rucola.cli.output import print_json, print_table, printable, progress_bar, time_text, wide_option
 from rucola.cli.store.body_view import BodyView, body_options, match_context
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
-from rucola.message import MessageExt
-from rucola.message.compression import decompress
 from rucola.store.directory_reader import StoreReader
 from rucola.store.lock import is_served
 from rucola.store.tools.check import check as check_store
 from rucola.store.tools.dump import dump as dump_store
 from rucola.store.tools.dump import message_row
-from rucola.store.tools.grep import SearchQuery
+from rucola.store.tools.grep import SearchQuery, body_of
 from rucola.store.tools.grep import grep as grep_store
 from rucola.store.tools.stat import IndexFileStat, QueueStat, StoreStat
 from rucola.store.tools.stat import stat as stat_store
@@ -222,10 +221,7 @@ def grep(
       rucola store grep data -r 'pizza|pasta' -n 10
       rucola store grep data -s pizza --body text --bodyLimit 500
     """
-    if table and (as_json or body_format):
-        raise click.UsageError("--table cannot be combined with --json or --body")
-    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
-        raise click.UsageError(f"-b {begin_ms} is not before -e {end_ms}")
+    _check_options(table and (as_json or body_format is not None), begin_ms, end_ms)
     query = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
         query.end_ms = end_ms
@@ -247,8 +243,7 @@ def grep(
             elif view is not None and not as_json:
                 click.echo(_block(message, query, view))
             else:
-                row = message_row(message, reader.unit_of(message), view.fields if view is not None else None)
-                click.echo(msgspec.json.encode(row | dict(zip(("match",), _match(query, message), strict=False))))
+                click.echo(_json_line(message, query, view, reader))
             if count == max_count:
                 break
     if rows:
@@ -261,7 +256,7 @@ def _match(query: SearchQuery, message: MessageExt) -> tuple[str, ...]:
     """Return the match in its context, if the query searches bodies."""
     if not query.searches_bodies:
         return ()
-    body = decompress(message.body, message.sys_flag)
+    body = body_of(message)
     span = query.match(body)
     return () if span is None else (match_context(body, span),)
 
@@ -272,4 +267,18 @@ def _block(message: MessageExt, query: SearchQuery, view: BodyView) -> str:
     words = f"TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
     head = printable(f"{position} {time_text(message.store_timestamp)} {message.msg_id} {words}")
     match = [f"  match: {context}" for context in _match(query, message)]
-    return "\n".join([head, *match, view.block(decompress(message.body, message.sys_flag))])
+    return "\n".join([head, *match, view.block(body_of(message))])
+
+
+def _json_line(message: MessageExt, query: SearchQuery, view: BodyView | None, reader: StoreReader) -> bytes:
+    """Return a message as one line of JSON, with its body and its match if they are wanted."""
+    row = message_row(message, reader.unit_of(message), view.fields if view is not None else None)
+    return msgspec.json.encode(row | dict(zip(("match",), _match(query, message), strict=False)))
+
+
+def _check_options(has_two_formats: bool, begin_ms: int | None, end_ms: int | None) -> None:
+    """Raise UsageError if options of `grep` contradict each other."""
+    if has_two_formats:
+        raise click.UsageError("--table cannot be combined with --json or --body")
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise click.UsageError(f"-b {begin_ms} is not before -e {end_ms}")

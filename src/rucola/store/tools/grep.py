@@ -57,7 +57,7 @@ class SearchQuery:
             and self.tag in (None, message.tags)
             and self.begin_ms <= message.store_timestamp < self.end_ms
             and (self.key is None or self.key in (message.unique_key, *(message.keys or "").split(" ")))
-            and (not self.searches_bodies or self.match(decompress(message.body, message.sys_flag)) is not None)
+            and (not self.searches_bodies or self.match(body_of(message)) is not None)
         )
 
     @property
@@ -81,6 +81,11 @@ class SearchQuery:
             match = self.pattern.search(body)
             return None if match is None else match.span()
         return found
+
+
+def body_of(message: MessageExt) -> bytes:
+    """Return the decompressed body of a message that has it as stored."""
+    return decompress(message.body, message.sys_flag)
 
 
 def grep(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None = None) -> Iterator[MessageExt]:
