@@ -113,6 +113,26 @@ def test_keys_fill_fields_of_every_type() -> None:
     }
 
 
+def test_a_former_spelling_is_read_but_the_current_one_wins() -> None:
+    @dataclass
+    class Sizes:
+        mapped_size: int = field(default=1, metadata={"former": ("mapedSize",)})
+
+    assert settings.fill(Sizes, {"mapedSize": "2"}) == Sizes(2)
+    assert settings.fill(Sizes, {"mapedSize": "2", "mappedSize": "3"}) == Sizes(3)
+    assert settings.unknown([Sizes], {"mapedSize": "2"}) == []
+    assert settings.to_properties(Sizes(4)) == {"mappedSize": "4"}
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    assert settings.without_effect([Config], {"theirKey"}, {"brokerName": "a", "theirKey": "1"}) == ["theirKey"]
+    for key, near in (("brokerNam", "brokerName"), ("LISTENPORT", "listenPort"), ("theirKeys", "theirKey")):
+        with pytest.raises(ConfigError, match=f"^{key}: there is no such setting; did you mean {near}\\?$"):
+            settings.without_effect([Config], {"theirKey"}, {key: "1"})
+    with pytest.raises(ConfigError, match=r"^zzz: there is no such setting$"):
+        settings.without_effect([Config], (), {"zzz": "1"})
+
+
 def test_the_file_overrides_defaults() -> None:
     assert settings.fill(Config, {"brokerName": "b"}, broker_name="x", listen_port=0) == Config("b", 0)
 

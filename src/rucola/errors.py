@@ -105,6 +105,11 @@ class BrokerError(RemotingError):
         return BrokerError, (self.code, self.remark, self.address)
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Tell whether an error means that a server was not reached, or did not respond."""
+    return isinstance(error, RemotingConnectError | RemotingTimeout)
+
+
 class TopicNotFound(RemotingError):
     """No name server has a route for the topic."""
 

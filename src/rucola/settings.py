@@ -12,7 +12,8 @@ A key and its value are separated by `=`, `:` or white space; a backslash at the
 
 A dataclass declares the settings of one server: the field `broker_cluster_name` has the key `brokerClusterName`. If the
 key does not follow from the field's name, the field declares it: `field(metadata={"key": "brokerIP1"})`. Values are
-integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text.
+integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text. A field may
+declare former spellings of its key, which are read as well: `field(metadata={"former": ("mapedFileSizeCommitLog",)})`.
 
 Counterpart of `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: an
 invalid value is an error that names the key, while Apache silently keeps the default.
@@ -21,9 +22,10 @@ invalid value is an error that names the key, while Apache silently keeps the de
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -123,11 +125,14 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
     Raises ConfigError, which names the key, for an invalid value.
     """
     hints = get_type_hints(kind)
-    return {
-        field.name: _value(key, properties[key].strip(), hints[field.name])
-        for field in dataclasses.fields(kind)
-        if (key := key_of(field)) in properties
-    }
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        # If a file has both spellings, the current one wins.
+        for key in _spellings(field):
+            if key in properties:
+                found[field.name] = _value(key, properties[key].strip(), hints[field.name])
+                break
+    return found
 
 
 def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
@@ -137,8 +142,38 @@ def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
 
 def unknown(kinds: Iterable[type[Any]], properties: Mapping[str, str]) -> list[str]:
     """Return the keys that belong to none of the dataclasses."""
-    known = {key_of(field) for kind in kinds for field in dataclasses.fields(kind)}
+    known = _known(kinds)
     return [key for key in properties if key not in known]
+
+
+def without_effect(kinds: Iterable[type[Any]], ignored: Collection[str], properties: Mapping[str, str]) -> list[str]:
+    """Return the keys that belong to none of the dataclasses, but are listed in `ignored`.
+
+    Raises ConfigError, with the nearest known keys, for a key that is neither: it is most likely misspelled, and what
+    it should change would silently stay as it is.
+    """
+    kinds = tuple(kinds)
+    unused = unknown(kinds, properties)
+    for key in unused:
+        if key not in ignored:
+            raise unknown_key(key, _known(kinds) | set(ignored))
+    return unused
+
+
+def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a key that does not exist, with the nearest known key."""
+    by_lower_case = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(key.lower(), by_lower_case, n=1)
+    hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
+    return ConfigError(f"{key}: there is no such setting{hint}")
+
+
+def _known(kinds: Iterable[type[Any]]) -> set[str]:
+    return {key for kind in kinds for field in dataclasses.fields(kind) for key in _spellings(field)}
+
+
+def _spellings(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    return key_of(field), *field.metadata.get("former", ())
 
 
 def _is_continued(line: str) -> bool:
@@ -170,6 +205,8 @@ def _value(key: str, text: str, hint: Any) -> Any:
             return int(text)
         if isinstance(hint, type) and issubclass(hint, Enum):
             return hint[text]
+        if hint == Path | None and not text:
+            return None
         if hint is Path or hint == Path | None:
             return Path(os.path.expanduser(os.path.expandvars(text)))
         return text

@@ -11,7 +11,7 @@ import pytest
 
 from rucola.admin import LATEST, AdminClient, TrackType
 from rucola.broker.broker import Broker
-from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer
+from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer, ReconsumeLater
 from rucola.errors import BrokerError, ConfigError
 from rucola.message import Message
 from rucola.protocol.body import decode_body
@@ -40,6 +40,8 @@ class Scene:
     async def consume(self, message: MessageExt) -> None:
         if message.body == b"bad":
             raise ValueError("bad message")
+        if message.body == b"later":
+            raise ReconsumeLater(3)
         self.consumed.add(message)
 
 
@@ -159,6 +161,9 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
         assert (await scene.consumed.reach(11))[-1].offset_msg_id == first.offset_msg_id
         async with Producer("p", scene.running.namesrv) as producer:
             bad = await producer.send(Message("T", b"bad"))
+            later = await producer.send(Message("T", b"later"))
+        result = await scene.admin.messages.consume_directly("c", scene.client_id, later.offset_msg_id)
+        assert result.consume_result == "CR_LATER"
         result = await scene.admin.messages.consume_directly("c", scene.client_id, bad.offset_msg_id)
         assert result.consume_result == "CR_THROW_EXCEPTION"
         assert result.remark == "ValueError: bad message"

@@ -94,11 +94,11 @@ def test_offsets_are_reset_to_a_number(cluster: GoldenCluster) -> None:
     assert cluster.json("consumerProgress -g G_g_tag -t GA")["queues"][2]["consumerOffset"] == 8
 
 
-def test_offset_ids_and_unique_keys_are_told_apart(cluster: GoldenCluster) -> None:
+def test_a_message_is_found_by_its_offset_id_as_by_its_unique_key(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p x")
-    mistaken = cluster.admin(f"queryMsgByUniqueKey -t GB -i {sent['offsetMsgId']}")
-    assert mistaken.exit_code == 1
-    assert "is an offsetMsgId" in mistaken.stderr
+    shown = cluster.done(f"queryMsgByUniqueKey -t GB -i {sent['offsetMsgId']}")
+    assert shown == cluster.done(f"queryMsgByUniqueKey -t GB -i {sent['msgId']}")
+    assert sent["offsetMsgId"] in shown
     unknown = cluster.admin(f"queryMsgByUniqueKey -t GB -i {'F' * 32}")
     assert unknown.exit_code == 0
     assert "not found in the searchable range" in unknown.stderr
@@ -172,7 +172,7 @@ def test_cleaning_commands_report_each_broker(cluster: GoldenCluster, command: s
 def test_query_msg_trace_shows_a_trace(cluster: GoldenCluster) -> None:
     sent = cluster.json("sendMessage -t GB -p traced -m true")
     (send,) = cluster.json(f"queryMsgTraceById -i {sent['msgId']}")["sends"]
-    assert (send["topic"], send["offset_msg_id"]) == ("GB", sent["offsetMsgId"])
+    assert (send["topic"], send["offsetMsgId"]) == ("GB", sent["offsetMsgId"])
     header, row, *_ = cluster.rows(f"queryMsgTraceById -i {sent['msgId']}")
     assert header == ["#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"]
     assert (row[:2], row[-1]) == (["Pub", "TOOLS_PRODUCER"], "success")

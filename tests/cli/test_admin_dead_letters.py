@@ -96,7 +96,7 @@ def test_dead_letters_are_exported(cluster: GoldenCluster, tmp_path: Path) -> No
         ("exportDlq -g nobody -o unwritten", 1, "group nobody has no dead letters"),
         ("redriveDlq -g nobody --yes", 1, "nobody"),
         ("redriveDlq -g nobody -i , --yes", 2, "-i"),
-        ("redriveDlq -g nobody -b then --yes", 1, "then"),
+        ("redriveDlq -g nobody -b then --yes", 2, "then"),
         ("redriveDlq -g nobody -s 0 --yes", 2, "0"),
     ],
 )

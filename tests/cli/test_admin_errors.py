@@ -92,9 +92,9 @@ def run(command: str, path: Path, *more: str, **environment: str) -> Result:
     return CliRunner().invoke(main, ["admin", command, *shlex.split(arguments), *more], env=environment)
 
 
-def says(result: Result, what: str) -> None:
-    """Assert that a command failed with one line that has this text."""
-    assert result.exit_code == 1, (result.output, result.exception)
+def says(result: Result, what: str, code: int = 1) -> None:
+    """Assert that a command failed with one line that has this text; with code 2 after its usage."""
+    assert result.exit_code == code, (result.output, result.exception)
     assert isinstance(result.exception, SystemExit), "nothing else may get out"
     *_, last = result.stderr.splitlines()
     assert what in last
@@ -166,17 +166,22 @@ def test_an_unknown_group_is_named(cluster: GoldenCluster, command: str) -> None
         ("queryMsgByOffset -t GA -b broker-a -i 99 -o 0", "queueId[99]"),
         ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 99999999999999999999 --yes", "is outside of"),
         ("updateNamesrvConfig -k noSuchKey -v 1", "has no setting noSuchKey; getNamesrvConfig lists all"),
-        ("updateBrokerConfig -c DefaultCluster -k noSuchKey -v 1", "noSuchKey: this broker has no such setting"),
+        ("updateBrokerConfig -c DefaultCluster -k noSuchKey -v 1", "noSuchKey: there is no such setting"),
         ("updateTopic -c DefaultCluster -t T -r 1000000000", "readQueueNums is 1000000000; 0 to 65536"),
         ("updateSubGroup -c DefaultCluster -g g -q 1000000000", "retryQueueNums is 1000000000; 0 to 65536"),
-        ("brokerStatus -b localhost", "'localhost' is no address: write host:port"),
-        ("brokerStatus -b localhost:99999", "'localhost:99999' is no address: write host:port"),
+        ("updateBrokerConfig -c DefaultCluster -k maxMesageSize -v 1", "did you mean maxMessageSize?"),
         ("brokerStatus -b ..:10911", "'..:10911' is no address: write host:port"),
-        ("brokerStatus -b :10911", "':10911' is no address: write host:port"),
     ],
 )
 def test_unknown_brokers_queues_and_clients_are_named(cluster: GoldenCluster, command: str, what: str) -> None:
     says(cluster.admin(command), what)
+
+
+@pytest.mark.parametrize("option", ["-b", "-n"])
+@pytest.mark.parametrize("address", ["localhost", "localhost:99999", ":10911"])
+def test_an_invalid_address_is_a_wrong_command_line(cluster: GoldenCluster, option: str, address: str) -> None:
+    command = f"brokerStatus -b {cluster.broker} {option} {address}"
+    says(cluster.admin(command), f"'{address}' is no address: write host:port", code=2)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +197,7 @@ def test_unknown_brokers_queues_and_clients_are_named(cluster: GoldenCluster, co
 )
 def test_a_reversed_time_range_is_refused(cluster: GoldenCluster, command: str, options: str) -> None:
     begin, end = options.split()
-    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000")
+    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000", code=2)
 
 
 @pytest.mark.parametrize("command", ["clusterList", "clusterRT -a 1", "startMonitoring"])
@@ -202,7 +207,7 @@ def test_a_zero_interval_is_refused(cluster: GoldenCluster, command: str) -> Non
     assert "-i" in result.stderr
 
 
-@pytest.mark.parametrize("time", ["yesterday", "2013-01-01", "2013-13-01#00:00:00:000", "-5"])
+@pytest.mark.parametrize("time", ["yesterday", "2013-13-01", "2013-13-01#00:00:00:000", "2013-01-01T25:00", "-5"])
 @pytest.mark.parametrize(
     "command",
     [
@@ -220,7 +225,7 @@ def test_a_zero_interval_is_refused(cluster: GoldenCluster, command: str) -> Non
     ],
 )
 def test_an_invalid_time_is_refused(cluster: GoldenCluster, command: str, time: str) -> None:
-    says(cluster.admin(command.format(f"'{time}'")), time)
+    says(cluster.admin(command.format(f"'{time}'")), time, code=2)
 
 
 @pytest.mark.parametrize("msg_id", ["4711", 31 * "0", 32 * "g", "7F00000100002A9F" + 16 * "F"])

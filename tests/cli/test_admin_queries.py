@@ -56,14 +56,14 @@ def test_stats_of_all_topics_have_what_mqadmin_shows(cluster: GoldenCluster) -> 
         if len(row) == 7 and not row[1].startswith("CID_"):
             assert ahead[row[0], row[1]] == row[2]
     (topic,) = cluster.json("statsAll -t GA")
-    assert [(group["consumer_group"], group["accumulation"]) for group in topic["groups"]] == [("G_g_tag", 41)]
+    assert [(group["consumerGroup"], group["accumulation"]) for group in topic["groups"]] == [("G_g_tag", 41)]
 
 
 def test_topic_stats_count_traffic(cluster: GoldenCluster) -> None:
     for body in ("a", "b"):
         cluster.done(f"sendMessage -t GReply -p {body}")
     (topic,) = cluster.json("statsAll -a -t GReply")
-    assert topic["came"]["day_count"] == 2
+    assert topic["came"]["dayCount"] == 2
     assert topic["came"]["tps"] > 0
     assert cluster.json("brokerStatus -c DefaultCluster")[cluster.broker]["msgPutTotalTodayNow"] >= "2"
 

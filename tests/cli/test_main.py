@@ -47,7 +47,7 @@ def test_help_imports_no_subpackage() -> None:
     program = "import sys, rucola.cli.main\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     own = {name for name in loaded if name.startswith("rucola")}
-    assert own == {"rucola", "rucola.cli", "rucola.cli.main", "rucola.errors"}
+    assert own == {"rucola", "rucola.cli", "rucola.cli.main", "rucola.cli.suggestions", "rucola.errors"}
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["admin", "nonsense"], ["admin", "topicStatus", "-n", "a:1"]])
@@ -59,7 +59,7 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
 
 
 def test_an_error_is_one_line_and_ends_with_1() -> None:
-    result = run("admin", "topicStatus", "-n", "nowhere", "-t", "Orders")
+    result = run("admin", "topicStatus", "-n", "nowhere.invalid:1", "-t", "Orders")
     assert result.returncode == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()

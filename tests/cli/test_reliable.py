@@ -57,7 +57,7 @@ def test_list_show_and_stats_print_stubs(shop: Shop) -> None:
     listed = json.loads(
         shop.ask("list", "--status", "stuck", "-g", "billing", "-t", "Orders", "--limit", "1", "--json")
     )
-    assert [stub["message_id"] for stub in listed] == [first]
+    assert [stub["messageId"] for stub in listed] == [first]
     assert json.loads(shop.ask("list", "--status", "NEW", "--json")) == []
     shown = shop.ask("show", first)
     for text in ("pizza 0", "STUCK", "billing", "why it is stuck", "queue 1, offset 7", "resend, confirm or void"):
@@ -83,7 +83,7 @@ def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     counts = json.loads(shop.ask("stats", "--json"))["counts"]
     assert {status: count for status, count in counts.items() if count} == {"NEW": 1, "CONFIRMED": 1, "VOID": 1}
     assert "there is no message unknown" in shop.ask("void", "unknown", "--yes", code=1)
-    assert "name messages" in shop.ask("void", "--yes", code=1)
+    assert "name messages" in shop.ask("void", "--yes", code=2)
 
 
 def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
@@ -95,12 +95,12 @@ def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
             update(stub).where(stub.c.message_id != unsettled).values(status="CONFIRMED", confirmed_at=1, due_at=None)
         )
         connection.execute(update(stub).where(stub.c.message_id == recent).values(confirmed_at=1 << 60))
-    assert "not below 77 hours" in shop.ask("purge", "--older-than", "76", "--yes", code=1)
+    assert "not below 77 hours" in shop.ask("purge", "--older-than", "76", "--yes", code=2)
     assert "would remove 1 rows of rucola_stub" in shop.ask("purge", "--dry-run")
     assert shop.ask("purge", "--yes") == "removed 1 rows\n"
     assert shop.ask("purge", "--yes", "--json") == '{\n  "removed": 0\n}\n'
     left = json.loads(shop.ask("list", "--status", "NEW", "--status", "CONFIRMED", "--json"))
-    assert [stub["message_id"] for stub in left] == [recent, unsettled]
+    assert [stub["messageId"] for stub in left] == [recent, unsettled]
     assert old not in str(left)
 
 
@@ -134,5 +134,5 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     assert "migrate" in shop.ask("init", code=1)
     assert "1.0" in shop.ask("migrate")
     assert run("reliable", "list").returncode == 2
-    refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=1)
+    refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=2)
     assert "--mail-to" in refused

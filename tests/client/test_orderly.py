@@ -298,7 +298,7 @@ async def test_locks_are_kept_until_they_expire_while_the_broker_is_silent(
             assert locks.holds(queue)
             monkeypatch.setattr(queue_locks, "LOCK_LIFE_MS", 0)
             assert not locks.holds(queue)
-    assert "broker broker-a confirms no locks now" in caplog.text
+    assert "group c: request of locks at broker broker-a failed, retrying" in caplog.text
 
 
 async def test_ordered_broadcasting_needs_no_lock(tmp_path: Path) -> None:

@@ -203,4 +203,4 @@ async def test_a_send_succeeds_and_logs_if_the_trace_topic_is_missing(
         await scene.trace.flush()
         with pytest.raises(TopicNotFound):
             await scene.admin.traces.query("any")
-        assert "entries of the message trace were lost" in caplog.text
+        assert "message trace, whose entries are lost, failed" in caplog.text

@@ -47,7 +47,7 @@ def test_the_command_prints_what_it_wrote(spark: SparkSession, small_store: Smal
     assert result.exit_code == 0, result.output
     done = json.loads(result.stdout)
     assert (done["messages"], done["queues"], done["units"]) == (60, 2, 60)
-    assert (done["index_entries"], done["index_files"]) == (120, 3)
+    assert (done["indexEntries"], done["indexFiles"]) == (120, 3)
     for queue in ("0", "1"):
         theirs = small_store.path / "consumequeue" / "Tä" / queue / f"{0:020d}"
         assert (tmp_path / "out" / "consumequeue" / "Tä" / queue / f"{0:020d}").read_bytes() == theirs.read_bytes()

@@ -20,6 +20,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.startup import start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
+from rucola.broker.services.broker_services import BrokerServices
 from rucola.store.config import StoreConfig
 
 
@@ -50,6 +51,7 @@ class Broker:
         self.store_config = store_config
         self._environment = BrokerEnvironment(config, store_config, clock, probe_disk, config_file, tuple(interceptors))
         self._running = AsyncExitStack()
+        self._services: BrokerServices | None = None
 
     @property
     def address(self) -> str:
@@ -59,8 +61,13 @@ class Broker:
     async def start(self) -> None:
         """Open the store and begin to serve. Raises StoreError, ConfigError or RemotingError."""
         async with AsyncExitStack() as starting:
-            await start_broker(self._environment, starting)
+            self._services = await start_broker(self._environment, starting)
             self._running = starting.pop_all()
+
+    async def reload(self) -> None:
+        """Read `config_file` again (see `services.configuration`). Raises ConfigError, and then nothing is changed."""
+        if self._services is not None:
+            await self._services.configuration.reload()
 
     async def stop(self) -> None:
         """Stop serving and close the store. Everything that was acknowledged is on disk afterwards."""

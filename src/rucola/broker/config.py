@@ -5,7 +5,8 @@ fields of `rucola.store.config.StoreConfig`; `from_properties` distributes the k
 without a meaning here (thread pools, buffer pools) are accepted and reported as unused, so that an existing broker.conf
 works unchanged.
 
-Corresponds to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8.
+Corresponds to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8. Deliberate difference: a key that
+neither system has is an error, while Apache ignores it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from rucola import settings
 from rucola.errors import ConfigError, RemotingConnectError
@@ -25,8 +26,37 @@ from rucola.message.host import encode_host
 from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
+from rucola.remoting.netty_keys import NETTY_CLIENT_KEYS, NETTY_SERVER_KEYS
 from rucola.settings import Bytes, Milliseconds, Port, Seconds
 from rucola.store.config import StoreConfig
+
+_UNUSED: Final = """
+    aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
+    clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums commercialBaseCount commercialBigCount
+    commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
+    commitCommitLogThoroughInterval commitIntervalCommitLog compressedRegister configBlackList
+    consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums
+    debugLockEnable deleteConsumeQueueFilesInterval disableConsumeIfConsumerReadSlowly diskFallRecorded
+    dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableBatchPush enableCalcFilterBitMap
+    enableConsumeQueueExt enableDetailStat enableDLegerCommitLog enableLmq enableMultiDispatch
+    enableScheduleAsyncDeliver enableScheduleMessageStats endTransactionPoolQueueCapacity
+    endTransactionThreadPoolNums expectConsumerNumUseFilter fastFailIfNoBufferInStorePool
+    fetchNamesrvAddrByAddressServer filterServerNums flushCommitLogLeastPages flushCommitLogThoroughInterval
+    flushCommitLogTimed flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval
+    flushConsumerOffsetHistoryInterval flushDelayOffsetInterval flushIntervalConsumeQueue
+    flushLeastPagesWhenWarmMapedFile forceRegister heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
+    highSpeedMode isolateLogEnable mappedFileSizeConsumeQueueExt maxDelayTime maxErrorRateOfBloomFilter
+    maxLmqConsumeQueueNum messageIndexSafe messageStorePlugIn preferredLeaderId
+    processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+    putMessageFutureThreadPoolNums putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
+    queryThreadPoolQueueCapacity readOnlyCommitLogStorePaths redeleteHangedFileInterval
+    replyThreadPoolQueueCapacity rocketmqHome scheduleAsyncDeliverMaxPendingLimit
+    scheduleAsyncDeliverMaxResendNum2Blocked sendMessageThreadPoolNums sendThreadPoolQueueCapacity
+    startAcceptSendRequestTimeStamp storePathDLedgerCommitLog transferMsgByHeap transientStorePoolEnable
+    transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
+"""
+WITHOUT_EFFECT: Final = frozenset(_UNUSED.split()) | NETTY_CLIENT_KEYS | NETTY_SERVER_KEYS
+"""Keys of Apache's broker.conf that have no meaning here."""
 
 
 class MetricsExporterType(Enum):
@@ -221,11 +251,12 @@ def local_address() -> str:
 
 
 def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[BrokerConfig, StoreConfig, list[str]]:
-    """Parse a broker.conf: return both configurations, and the keys that neither uses.
+    """Parse a broker.conf: return both configurations, and Apache's keys in it that have no effect here.
 
     `defaults` are field names of either, with the values of absent keys. Raises ConfigError, which names the key,
-    for an invalid value.
+    for an invalid value or an unknown key.
     """
+    unused = settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, properties)
     broker = settings.fill(BrokerConfig, properties, **_fields_of(BrokerConfig, defaults))
     for address in broker.namesrv_addresses:
         try:
@@ -245,7 +276,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
         broker.broker_id = MASTER_ID
     elif broker.broker_id <= MASTER_ID:
         raise ConfigError(f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs a unique id above 0")
-    return broker, store, settings.unknown((BrokerConfig, StoreConfig), properties)
+    return broker, store, unused
 
 
 def _fields_of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:

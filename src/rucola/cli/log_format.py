@@ -1,4 +1,4 @@
-"""Log formats of the servers: plain text, or one JSON object per line (`--logFormat json`).
+"""Log of the servers: its level, and its format, plain text or one JSON object per line (`--logFormat json`).
 
     {"time":"2013-01-01T05:15:00.000Z","level":"WARNING","logger":"rucola.broker.background.group_commit","message":"...","error":"..."}
 
@@ -9,18 +9,44 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
 FORMATS = ("text", "json")
 
-log_format_option = click.option(
-    "--logFormat", "log_format", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True,
-    help="Format of the log on stderr.",
-)  # fmt: skip
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def log_options(command: Command) -> Command:
+    """Add the options of the log, which is configured before the command runs."""
+    # Both values only configure the log: no command has parameters for them.
+    command = click.option(
+        "--logLevel", type=click.Choice(LEVELS, case_sensitive=False), default="INFO", show_default=True,
+        expose_value=False, is_eager=True, callback=_set_level, help="Lowest level that is logged.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--logFormat", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True, expose_value=False,
+        is_eager=True, callback=_set_format, help="Format of the log on stderr.",
+    )(command)  # fmt: skip
+
+
+def _set_format(ctx: click.Context, parameter: click.Parameter, value: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if value == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s"))
+    logging.basicConfig(handlers=[handler])
+
+
+def _set_level(ctx: click.Context, parameter: click.Parameter, value: str) -> None:
+    logging.getLogger().setLevel(value)
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,13 +63,3 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
-
-
-def configure_logging(log_format: str) -> None:
-    """Configure the root logger to write records of level INFO and above to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 import rucola
+from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import MQError, StoreCorrupt
 
 # Read when numpy is loaded. Without it numpy starts one thread per core for linear algebra, which Rucola does not use.
@@ -39,7 +40,7 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """Command group that imports a command of `COMMANDS` on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

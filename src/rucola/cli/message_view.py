@@ -6,7 +6,10 @@ import base64
 from typing import Any
 
 from rucola.admin import MessageExt
-from rucola.cli.output import time_text
+from rucola.cli.output import printable, time_text
+
+_LAYOUT = "\t\r\n"
+"""Control characters that are part of a text."""
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
@@ -61,7 +64,10 @@ def message_text(message: MessageExt) -> str:
         "Properties": "{" + ", ".join(f"{name}={value}" for name, value in message.properties.items()) + "}",
         "Message Body": f"{len(message.body)} bytes that are not text" if body is None else body,
     }
-    return "\n".join(f"{name + ':':<20} {value}" for name, value in lines.items())
+    return "\n".join(
+        f"{name + ':':<20} {printable(str(value), keep=_LAYOUT if name == 'Message Body' else '')}"
+        for name, value in lines.items()
+    )
 
 
 def _text_of(body: bytes) -> str | None:
@@ -70,4 +76,4 @@ def _text_of(body: bytes) -> str | None:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    return text if all(character.isprintable() or character in "\t\r\n" for character in text) else None
+    return text if all(character.isprintable() or character in _LAYOUT for character in text) else None

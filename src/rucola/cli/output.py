@@ -2,42 +2,211 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_WIDE: Final = "rucola.wide"
+_GAP: Final = 2
+_LEAST_WIDTH: Final = 12
+"""Width to which names and texts may be shortened."""
+_WHOLE: Final = frozenset(
+    [
+        "#Message ID",
+        "#MsgId",
+        "MESSAGE ID",
+        "#Offset Message ID",
+        "#ClientId",
+        "#Client",
+        "#ClientHost",
+        "#ClientAddr",
+        "#Client IP",
+        "#RemoteIP",
+        "#Addr",
+        "#BrokerAddrs",
+        "#QID",
+        "#queueId",
+        "#BID",
+    ]
+)
+"""Columns with ids and addresses, which are useless if they are cut."""
+_LEAST_IMPORTANT: Final = (
+    "#Language", "#ClassFilter", "#Version", "#SPACE", "#PCWait(ms)", "#Hour", "#Slots", "#Slots used", "#Room",
+    "#Keys", "#Tags", "#Tag", "#Bytes", "#First", "#Repeated Bodies", "#Repeated Ids", "#Reconsume Times", "#FromCheck",
+    "#Type",
+    "#OutTPS(LOAD)", "#InTPS(LOAD)", "#OutTPS", "#InTPS", "#Min Offset", "#Physical Offset", "#Cluster Name",
+    "#ClusterName", "#LastTime", "#Last Updated", "#LastUpdate", "#Stored", "#Store Time", "#Store Timestamp", "#Last",
+)  # fmt: skip
+"""Columns that are left out first, in this order."""
+
 
 def print_json(value: Any) -> None:
-    """Print a value as one indented JSON document."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    """Print a value as one indented JSON document (see `to_json`)."""
+    click.echo(msgspec.json.format(msgspec.json.encode(to_json(value)), indent=2))
+
+
+def to_json(value: Any) -> Any:
+    """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase.
+
+    Keys of dicts are data, such as names of topics, and stay as they are. Paths become text.
+    """
+    match value:
+        case msgspec.Struct():
+            # Fields that the struct's own encoding omits are omitted here, too.
+            encoded = msgspec.to_builtins(value, enc_hook=str)
+            return {
+                _camel_case(field.encode_name): to_json(getattr(value, field.name))
+                for field in msgspec.structs.fields(type(value))
+                if field.encode_name in encoded
+            }
+        case list() | tuple() | set() | frozenset():
+            return [to_json(one) for one in value]
+        case dict():
+            return {key: to_json(one) for key, one in value.items()}
+        case Path():
+            return str(value)
+    if dataclasses.is_dataclass(value):
+        return {_camel_case(field.name): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+def _camel_case(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(map(str.capitalize, tail))
+
+
+def wide_option(command: Command) -> Command:
+    """Add `--wide` to a command that prints tables; `print_table` looks it up."""
+    return click.option(
+        "--wide", is_flag=True, expose_value=False, callback=_note_wide, help="Show all columns of tables in full."
+    )(command)
+
+
+def _note_wide(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    ctx.meta[_WIDE] = value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
     """Print rows under column names, numbers right-aligned; with `footer` a line separates the last row.
 
-    On a terminal, long cells are folded to its width. Other output is never wrapped, since a program may parse it.
+    On a terminal the table is fitted to its width (see `fit`), and a line on stderr names the columns that are left
+    out. With `--wide`, and in a pipe, whose reader may be a program, nothing is shortened or left out.
     """
     from rich.console import Console  # imported here: loading rich takes longer than many a command
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     lines = [list(row) for row in rows]
-    for number, column in enumerate(columns):
-        numeric = any(isinstance(line[number], int | float) for line in lines)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for count, line in enumerate(lines, 1):
-        table.add_row(*map(str, line), end_section=footer and count == len(lines) - 1)
-    # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.
+    numeric = [any(isinstance(line[number], int | float) for line in lines) for number in range(len(columns))]
+    cells = [[printable(str(cell)) for cell in line] for line in lines]
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=100_000)
-    console.print(table)
+    context = click.get_current_context(silent=True)
+    is_fitted = console.is_terminal and not (context is not None and context.meta.get(_WIDE))
+    shown = dict(enumerate(_natural_widths(columns, cells)))
+    if is_fitted:
+        shown = fit(columns, cells, numeric, console.width)
+    else:
+        # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.
+        console = Console(highlight=False, markup=False, width=1_000_000)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for number, width in shown.items():
+        table.add_column(
+            columns[number], justify="right" if numeric[number] else "left", overflow="fold", min_width=width,
+            max_width=width, no_wrap=not is_fitted,
+        )  # fmt: skip
+    for count, line in enumerate(cells, 1):
+        table.add_row(
+            *(shorten(line[number], width) for number, width in shown.items()),
+            end_section=footer and count == len(cells) - 1,
+        )
+    # Ids are printed whole even if they alone are wider than the terminal.
+    console.print(table, crop=False, width=max(console.width, sum(shown.values()) + _GAP * len(shown)))
+    if left_out := [name for number, name in enumerate(columns) if number not in shown]:
+        click.echo(f"not shown: {', '.join(left_out)}; --wide shows all columns", err=True)
+
+
+def fit(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> dict[int, int]:
+    """Choose the columns that fit into `width`, with their widths: {index of the column: width}.
+
+    Ids, addresses and numbers are never cut. Names and texts are shortened first, the widest most. If that does not
+    suffice, columns are left out: those of `_LEAST_IMPORTANT` first, then from the right, but never the first column
+    and never an id.
+    """
+    natural = _natural_widths(columns, cells)
+    longest_word = [max(map(len, name.split(" "))) for name in columns]
+    content = [
+        max([cell_width(line[number]) for line in cells] + [longest_word[number]]) for number in range(len(columns))
+    ]
+    is_whole = [numeric[number] or columns[number] in _WHOLE for number in range(len(columns))]
+    shown = list(range(len(columns)))
+    while True:
+        room = width - _GAP * (len(shown) - 1)
+        if sum(natural[number] for number in shown) <= room:
+            return {number: natural[number] for number in shown}
+        # Titles are broken between their words before any content is shortened.
+        widths = {number: content[number] for number in shown}
+        elastic = [number for number in shown if not is_whole[number]]
+        while sum(widths.values()) > room:
+            widest = max(elastic, key=lambda number: widths[number], default=None)
+            if widest is None or widths[widest] <= max(_LEAST_WIDTH, longest_word[widest]):
+                break
+            widths[widest] -= 1
+        if sum(widths.values()) <= room:
+            return widths
+        droppable = [number for number in shown[1:] if columns[number] not in _WHOLE]
+        if not droppable:
+            return widths
+        ranks = {name: rank for rank, name in enumerate(_LEAST_IMPORTANT)}
+        shown.remove(min(droppable, key=lambda number: (ranks.get(columns[number], len(ranks)), -number)))
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten a text to a width in terminal columns by an ellipsis in its middle, since names differ at both ends."""
+    if cell_width(text) <= width:
+        return text
+    head, tail = list(text[: len(text) // 2]), list(text[len(text) // 2 :])
+    while (head or tail) and cell_width("".join(head)) + cell_width("".join(tail)) >= width:
+        if len(head) > len(tail):
+            head.pop()
+        else:
+            del tail[0]
+    return "".join(head) + "…" + "".join(tail)
+
+
+def cell_width(text: str) -> int:
+    """Return the columns that a text occupies on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _natural_widths(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max([cell_width(name)] + [cell_width(line[number]) for line in cells]) for number, name in enumerate(columns)
+    ]
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Replace control characters, which could change the terminal, by escapes such as `\\x1b`.
+
+    Also replaced are characters that reorder or hide text. `keep` lists characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape", "backslashreplace").decode("ascii")
+        for one in text
+    )
 
 
 def time_text(timestamp_ms: int) -> str:
@@ -46,16 +215,6 @@ def time_text(timestamp_ms: int) -> str:
         return ""
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
-
-
-def parse_time_option(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Parse a time option (a click callback): milliseconds since 1970, or a local time in ISO 8601."""
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isascii() and text.isdigit() else int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        raise click.BadParameter("give milliseconds, or a time such as 2013-01-01T05:15:00") from None
 
 
 @contextmanager

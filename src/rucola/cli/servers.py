@@ -14,17 +14,23 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Coroutine
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rucola import settings
+from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig, from_properties
-from rucola.cli.log_format import configure_logging, log_format_option
-from rucola.errors import ConfigError
+from rucola.broker.config import BrokerConfig
+from rucola.cli import banner, systemd
+from rucola.cli.log_format import log_options
+from rucola.cli.option_types import ADDRESSES
+from rucola.errors import ConfigError, MQError
+from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.remoting.batching_event_loop import BatchingEventLoop
@@ -66,10 +72,8 @@ IMPORTANT_SETTINGS = """
 )
 @click.option("--broker-port", type=PORT, show_default="10911", help="Port of the broker; 0 picks a free port.")
 @config_option
-@log_format_option
-def standalone(
-    store: Path, namesrv_port: int, broker_port: int | None, config_file: Path | None, log_format: str
-) -> None:
+@log_options
+def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_file: Path | None) -> None:
     """Run a name server and a broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
@@ -81,7 +85,6 @@ def standalone(
       rucola standalone --store data --namesrv-port 0 --broker-port 0
       rucola standalone --store data -c broker.conf
     """
-    configure_logging(log_format)
     properties = read_properties(config_file)
     set_store_directory(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
@@ -98,37 +101,40 @@ async def _standalone(properties: dict[str, str], namesrv_port: int, config_file
         config, store_config = broker_settings(properties, config_file)
         config.namesrv_addr = f"{config.broker_ip1}:{namesrv.port}"
         async with Broker(config, store_config, config_file=config_file) as broker:
-            await serve_until_cancelled(f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}")
+            banner.log_broker(broker)
+            ready = f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}"
+            await serve_until_cancelled(ready, broker.reload)
 
 
 @click.command()
 @click.option("-n", "--namesrvAddr", expose_value=False, help="Accepted for compatibility with mqnamesrv, and ignored.")
 @config_option
 @print_option
-@log_format_option
-def namesrv(config_file: Path | None, print_config: bool, log_format: str) -> None:
+@log_options
+def namesrv(config_file: Path | None, print_config: bool) -> None:
     """Run a name server, with the flags of mqnamesrv and the keys of its configuration file.
 
-    Prints `The Name Server boot success` when it is ready. SIGTERM and SIGINT stop it cleanly.
+    Prints `The Name Server boot success` when it is ready. SIGTERM and SIGINT stop it cleanly, SIGHUP reloads the
+    configuration file (see docs/operation.md).
 
     \b
     Examples:
       rucola namesrv
       rucola namesrv -c namesrv.conf
     """
-    configure_logging(log_format)
     properties = read_properties(config_file)
-    config = settings.fill(NamesrvConfig, properties)
-    _warn_unused(settings.unknown([NamesrvConfig], properties), config_file)
+    config = namesrv_settings(properties, config_file)
     if print_config:
         click.echo(settings.render(settings.to_properties(config)), nl=False)
         return
-    _run(_namesrv(config))
+    _run(_namesrv(config, config_file))
 
 
-async def _namesrv(config: NamesrvConfig) -> None:
-    async with Namesrv(config=config) as server:
-        await serve_until_cancelled(f"The Name Server boot success. It listens on {server.host}:{server.port}")
+async def _namesrv(config: NamesrvConfig, config_file: Path | None) -> None:
+    async with Namesrv(config=config, config_file=config_file) as server:
+        banner.log_namesrv(server, config)
+        ready = f"The Name Server boot success. It listens on {server.host}:{server.port}"
+        await serve_until_cancelled(ready, server.reload)
 
 
 @click.command()
@@ -136,6 +142,7 @@ async def _namesrv(config: NamesrvConfig) -> None:
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
+    type=ADDRESSES,
     envvar="NAMESRV_ADDR",
     help="Name servers to register at: host:port;host:port.",
 )
@@ -144,13 +151,12 @@ async def _namesrv(config: NamesrvConfig) -> None:
 @click.option(
     "-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the important settings, and exit."
 )
-@log_format_option
-def broker(
-    namesrv_addr: str | None, config_file: Path | None, print_config: bool, print_important: bool, log_format: str
-) -> None:
+@log_options
+def broker(namesrv_addr: str | None, config_file: Path | None, print_config: bool, print_important: bool) -> None:
     """Run a broker, with the flags of mqbroker and the keys of Apache's broker.conf.
 
-    Prints `The broker[NAME, HOST:PORT] boot success` when it is ready. SIGTERM and SIGINT stop it cleanly.
+    Prints `The broker[NAME, HOST:PORT] boot success` when it is ready. SIGTERM and SIGINT stop it cleanly, SIGHUP
+    reloads the configuration file (see docs/operation.md).
 
     \b
     Examples:
@@ -158,7 +164,6 @@ def broker(
       rucola broker -c broker.conf
       rucola broker -c broker.conf -p
     """
-    configure_logging(log_format)
     properties = read_properties(config_file)
     if namesrv_addr:
         properties["namesrvAddr"] = namesrv_addr
@@ -175,7 +180,9 @@ def broker(
 async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: Path | None) -> None:
     async with Broker(config, store_config, config_file=config_file) as server:
         registered = f" and name server is {config.namesrv_addr}" if config.namesrv_addr else ""
-        await serve_until_cancelled(f"The broker[{config.broker_name}, {server.address}] boot success.{registered}")
+        banner.log_broker(server)
+        ready = f"The broker[{config.broker_name}, {server.address}] boot success.{registered}"
+        await serve_until_cancelled(ready, server.reload)
 
 
 def read_properties(config_file: Path | None) -> dict[str, str]:
@@ -184,13 +191,33 @@ def read_properties(config_file: Path | None) -> dict[str, str]:
 
 
 def broker_settings(properties: dict[str, str], config_file: Path | None) -> tuple[BrokerConfig, StoreConfig]:
-    """Parse properties into broker and store settings, and warn of unknown keys; ConfigError names file and key."""
+    """Parse properties into broker and store settings; ConfigError names file and key."""
+    with _named(config_file):
+        config, store_config, unused = broker_config.from_properties(properties)
+    _log_unused(unused, config_file)
+    return config, store_config
+
+
+def namesrv_settings(properties: dict[str, str], config_file: Path | None) -> NamesrvConfig:
+    """Parse properties into settings of a name server; ConfigError names file and key."""
+    with _named(config_file):
+        config, unused = namesrv_config.from_properties(properties)
+    _log_unused(unused, config_file)
+    return config
+
+
+@contextmanager
+def _named(config_file: Path | None) -> Iterator[None]:
+    """Add the name of the configuration file to a ConfigError."""
     try:
-        config, store_config, unused = from_properties(properties)
+        yield
     except ConfigError as error:
         raise ConfigError(f"{config_file}: {error}" if config_file else str(error)) from None
-    _warn_unused(unused, config_file)
-    return config, store_config
+
+
+def _log_unused(keys: list[str], config_file: Path | None) -> None:
+    if keys:
+        logger.warning("%s: keys of Apache's that have no effect here: %s", config_file, ", ".join(sorted(keys)))
 
 
 def set_store_directory(properties: dict[str, str], store: Path) -> None:
@@ -202,11 +229,6 @@ def set_store_directory(properties: dict[str, str], store: Path) -> None:
     if log is not None and Path(log).is_relative_to(old_root):
         properties["storePathCommitLog"] = str(store / Path(log).relative_to(old_root))
     properties["storePathRootDir"] = str(store)
-
-
-def _warn_unused(keys: list[str], config_file: Path | None) -> None:
-    if keys:
-        logger.warning("%s: unknown keys are ignored: %s", config_file, ", ".join(sorted(keys)))
 
 
 def _run(server: Coroutine[Any, Any, None]) -> None:
@@ -228,9 +250,15 @@ async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
     def stop(number: signal.Signals) -> None:
         if not received:
             logger.info("%s: stopping", number.name)
+            systemd.stopping()
             task.cancel()
         received.append(number)
 
+    # If the terminal of a server is closed, it gets SIGHUP and stops; a service has no terminal and reloads.
+    if sys.stdin is not None and sys.stdin.isatty():
+        loop.add_signal_handler(signal.SIGHUP, stop, signal.SIGHUP)
+    else:
+        loop.add_signal_handler(signal.SIGHUP, logger.info, "SIGHUP: nothing to reload during the start")
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     try:
@@ -240,12 +268,24 @@ async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
             raise
 
 
-async def serve_until_cancelled(ready: str) -> None:
-    """Print the line that announces readiness, then wait to be cancelled.
+async def serve_until_cancelled(ready: str, reload: Callable[[], Awaitable[None]]) -> None:
+    """Print the line that announces readiness, then reload at every SIGHUP until cancelled.
 
     Objects that exist now live until the end, so they are exempted from garbage collection: scanning them again would
     delay all messages by 10 ms each time, and by a multiple of that with ten thousand queues.
     """
+    hung_up = asyncio.Event()
+    if sys.stdin is None or not sys.stdin.isatty():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     gc.freeze()
     print(ready, flush=True)
-    await asyncio.Event().wait()
+    systemd.ready(ready)
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        systemd.reloading()
+        try:
+            await reload()
+        except MQError as error:
+            logger.error("SIGHUP: nothing is reloaded: %s", error)
+        systemd.ready(ready)

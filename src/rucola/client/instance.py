@@ -37,6 +37,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
 from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.broker_outages import BrokerOutages
 from rucola.client.lifecycle import Lifecycle, run_close_steps
 from rucola.client.operator_requests import OperableConsumer, OperatorRequests
 from rucola.client.request_reply import PendingReplies
@@ -130,6 +131,8 @@ class ClientInstance(Lifecycle):
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
         self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
+        self.outages = BrokerOutages()
+        """The outages that all loops of this client report to."""
         self._id_process = os.getpid()
         """The process for which the client id was made."""
         self._is_id_chosen = bool(client_id or instance_name)
@@ -169,6 +172,8 @@ class ClientInstance(Lifecycle):
                 f"client id {self.client_id} was chosen in process {self._id_process}, of which this process is a "
                 "fork: other forks would use the same id and get the same queues; make the client after the fork"
             )
+        self.outages = BrokerOutages()
+        """The outages that all loops of this client report to."""
         self._id_process = os.getpid()
         self.client_id = _new_client_id(self.name_servers.addresses[0])
 
@@ -275,13 +280,24 @@ class ClientInstance(Lifecycle):
         return all(await asyncio.gather(*(self._send_heartbeat(address, body, timeout_ms) for address in addresses)))
 
     async def _send_heartbeat(self, address: str, body: bytes, timeout_ms: float = REQUEST_TIMEOUT_MS) -> bool:
+        """Send a heartbeat; return whether the broker confirmed it."""
         request = RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
         try:
             await self.remoting.invoke_ok(address, request, timeout_ms)
         except MQError as error:
-            logger.info("heartbeat to broker %s failed: %s", address, error)
+            self.outages.failed(self._broker_title(address), f"heartbeat to {address}", error)
             return False
+        if self.outages.any_failing:
+            self.outages.succeeded(self._broker_title(address), f"heartbeat to {address}")
         return True
+
+    def _broker_title(self, address: str) -> str:
+        """Return the name of the broker with this address as outages name it, a slave's with its id."""
+        for name, addresses in self.routes.brokers.items():
+            for broker_id, known in addresses.items():
+                if known == address:
+                    return name if broker_id == MASTER_ID else f"{name}, slave {broker_id}"
+        return f"at {address}"
 
     async def _heartbeat_loop(self) -> None:
         wait_ms = HEARTBEAT_INTERVAL_MS

@@ -35,6 +35,7 @@ import msgspec
 from rucola.client.hedging import hedged
 from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.message.topics import AUTO_CREATE_TOPIC
+from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -161,6 +162,7 @@ class TopicRoutes:
         self._routes: dict[str, TopicRoute] = {}
         self._lookups: SingleFlight[tuple[str, bool], TopicRoute] = SingleFlight()
         """Running lookups by topic and whether a default route will do."""
+        self._outages = Outages(logger)
         self._brokers: dict[str, dict[int, str]] = {}
         """All addresses of all cached routes, by broker name and broker id; replaced as a whole."""
 
@@ -214,10 +216,13 @@ class TopicRoutes:
                 await self.refresh(topic)
             except TopicNotFound as error:
                 if not route.is_default:
-                    logger.warning("the name servers no longer have the route of a cached topic: %s", error)
+                    self._outages.failed(f"refresh of the route of topic {topic}", error)
             except MQError as error:
-                logger.warning("cannot refresh the route of topic %s: %s", topic, error)
+                self._outages.failed("refresh of the routes", error)
                 return
+            else:
+                self._outages.succeeded(f"refresh of the route of topic {topic}")
+        self._outages.succeeded("refresh of the routes")
 
     @property
     def brokers(self) -> dict[str, dict[int, str]]:

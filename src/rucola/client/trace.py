@@ -38,6 +38,7 @@ from rucola.message import Message, MessageExt, properties
 from rucola.message.batch import decode_batch
 from rucola.message.ids import unique_id
 from rucola.message.topics import TRACE_TOPIC
+from rucola.outages import Outages
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.trace import (
     ConsumeReturnType,
@@ -86,6 +87,7 @@ class MessageTrace(Lifecycle):
         """The encoded entries that wait to be sent, each with the message's id and keys."""
         self._has_pending = asyncio.Event()
         self._dropped_count = 0
+        self._outages = Outages(logger)
         """The number of entries dropped since the last flush."""
 
     @property
@@ -224,7 +226,9 @@ class MessageTrace(Lifecycle):
         try:
             await self._producer.send(message, timeout_ms=SEND_TIMEOUT_MS)
         except MQError as error:
-            logger.warning("entries of the message trace were lost: %s", error)
+            self._outages.failed("sending of the message trace, whose entries are lost,", error)
+        else:
+            self._outages.succeeded("sending of the message trace, whose entries are lost,")
 
 
 def _messages(topic: str, pending: Sequence[tuple[str, tuple[str, ...]]]) -> Iterator[Message]:

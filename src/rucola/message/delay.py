@@ -16,6 +16,8 @@ from typing import Final
 from rucola.errors import ConfigError
 
 DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+MAX_DELAY_LEVEL: Final = len(DEFAULT_DELAY_LEVELS.split())
+"""The number of levels of a broker whose messageDelayLevel is the default."""
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 

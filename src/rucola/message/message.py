@@ -30,6 +30,8 @@ class HasProperties:
 
     @tags.setter
     def tags(self, tags: str | None) -> None:
+        if tags is not None and not isinstance(tags, str):
+            raise InvalidMessage(f"tags are {tags!r}: they must be a str")
         self._set(properties.TAGS, tags)
 
     @property
@@ -39,8 +41,12 @@ class HasProperties:
 
     @keys.setter
     def keys(self, keys: str | Iterable[str] | None) -> None:
-        joined = keys if keys is None or isinstance(keys, str) else properties.KEY_SEPARATOR.join(keys)
-        self._set(properties.KEYS, joined)
+        if keys is not None and not isinstance(keys, str):
+            words = tuple(keys) if isinstance(keys, Iterable) else (keys,)
+            if not all(isinstance(word, str) for word in words) or isinstance(keys, bytes):
+                raise InvalidMessage(f"keys are {keys!r}: they must be a str, or several of them")
+            keys = properties.KEY_SEPARATOR.join(words)
+        self._set(properties.KEYS, keys)
 
     @property
     def unique_key(self) -> str | None:
@@ -62,6 +68,8 @@ class HasProperties:
 
     @delay_level.setter
     def delay_level(self, level: int) -> None:
+        if not isinstance(level, int) or level < 0:
+            raise InvalidMessage(f"the delay level is {level!r}: it must be an int, 0 for no delay or 1 and more")
         self._set(properties.DELAY, str(level) if level else None)
 
     def _set(self, name: str, value: str | None) -> None:
@@ -72,7 +80,7 @@ class HasProperties:
 
 
 class Message(HasProperties):
-    """A message to be sent: a topic, a body of bytes, and properties.
+    """A message to be sent: a topic, a body of bytes, and properties. InvalidMessage for values of other types.
 
     `tags`, `keys`, `unique_key` and `delay_level` are stored in `properties`. `flag` is a 32-bit number of the
     application, which the system carries and does not interpret.
@@ -92,6 +100,9 @@ class Message(HasProperties):
         self.topic = topic
         self.body = body
         self.properties: dict[str, str] = dict(properties) if properties else {}
+        for name, value in self.properties.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise InvalidMessage(f"property {name!r} is {value!r}: names and values must be str")
         self.flag = flag
         if tags is not None:
             self.tags = tags

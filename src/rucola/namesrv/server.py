@@ -34,8 +34,9 @@ def _monotonic_ms() -> int:
 class Namesrv:
     """A name server: `async with Namesrv("127.0.0.1", 0) as namesrv`, or `start` and `stop`.
 
-    `host` and `port` override those of `config`. With port 0 the system chooses one, and `port` has it after the start.
-    Each of `interceptors` sees every request (see `rucola.access`). `routes` may be read on the server's event loop.
+    `host` and `port` override those of `config`, and `reload` reads `config_file` again. With port 0 the system chooses
+    one, and `port` has it after the start. Each of `interceptors` sees every request (see `rucola.access`). `routes`
+    may be read on the server's event loop.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Namesrv:
         port: int | None = None,
         *,
         config: NamesrvConfig | None = None,
+        config_file: Path | None = None,
         clock_ms: Callable[[], int] = _monotonic_ms,
         interceptors: Iterable[Interceptor] = (),
     ) -> None:
@@ -55,8 +57,8 @@ class Namesrv:
         )
         self.routes = RouteTable()
         self._clock_ms = clock_ms
-        self._kv_config = KVConfig(Path(config.kv_config_path) if config.kv_config_path else None)
-        self._configuration = ConfigurationService(config)
+        self._kv_config = KVConfig(config.kv_config_path)
+        self._configuration = ConfigurationService(config, config_file)
         adapters = (
             RouteAdapter(RouteService(self.routes, self._kv_config, self._configuration, clock_ms)),
             KVAdapter(KVService(self._kv_config)),
@@ -87,6 +89,10 @@ class Namesrv:
         await self._server.start()
         self._configuration.config = dataclasses.replace(self._configuration.config, listen_port=self.port)
         self._scanning = asyncio.create_task(self._scan())
+
+    async def reload(self) -> None:
+        """Read `config_file` again. Raises ConfigError, and then nothing is changed."""
+        self._configuration.reload()
 
     async def stop(self) -> None:
         """Stop listening and close every connection."""

@@ -19,7 +19,7 @@ from rucola import settings
 from rucola.access import Caller, Reason, Refused
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
-from rucola.namesrv.config import NamesrvConfig
+from rucola.namesrv.config import NamesrvConfig, from_properties
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.routes import RouteTable
 from rucola.protocol.kv import ORDER_TOPIC_CONFIG
@@ -165,13 +165,36 @@ class KVService:
 class ConfigurationService:
     """The settings of a running name server."""
 
-    def __init__(self, config: NamesrvConfig) -> None:
+    def __init__(self, config: NamesrvConfig, file: Path | None = None) -> None:
+        self._file = file
+        self._at_start = {} if file is None else settings.read(file)
+        """The configuration file at the start: keys that need a restart are compared with it."""
         self.config = config
         """The settings that apply now; replaced as a whole by a change."""
 
     def properties(self) -> dict[str, str]:
         """Return all settings by the keys of namesrv.conf."""
         return settings.to_properties(self.config)
+
+    def reload(self) -> None:
+        """Read the configuration file again, and apply the keys that need no restart.
+
+        A key that was removed from the file gets its default. ConfigError if there is no file, or if it is invalid.
+        """
+        if self._file is None:
+            raise ConfigError("the name server was started without a configuration file (-c)")
+        given = settings.read(self._file)
+        wanted, _ = from_properties(given)
+        fixed = self.config.fixed_keys
+        shown, present = settings.to_properties(wanted), self.properties()
+        changed = {key: shown[key] for key in shown.keys() - fixed if shown[key] != present.get(key)}
+        self.config = dataclasses.replace(self.config, **settings.changes(NamesrvConfig, changed))
+        later = sorted(key for key in fixed if given.get(key) != self._at_start.get(key))
+        logger.info(
+            "%s reloaded; changed: %s; after a restart: %s",
+            self._file, ", ".join(f"{key}={value}" for key, value in sorted(changed.items())) or "nothing",
+            ", ".join(later) or "nothing",
+        )  # fmt: skip
 
     def update(self, caller: Caller, text: bytes) -> None:
         """Change the settings in `text`, and write all of them to configStorePath.
@@ -189,6 +212,6 @@ class ConfigurationService:
         if self.config.config_store_path:
             try:
                 content = settings.render(self.properties()).encode("utf-8")
-                replace_file(Path(self.config.config_store_path), content)
+                replace_file(self.config.config_store_path, content)
             except OSError as error:
                 raise ConfigError(f"{self.config.config_store_path} cannot be written: {error.strerror}") from None

@@ -177,3 +177,39 @@ def name_of(request_code: int) -> str:
     """Return `SEND_MESSAGE_V2 310` for a known request code, `request code 9999` for any other."""
     name = _REQUEST_NAMES.get(request_code)
     return f"{name} {request_code}" if name else f"request code {request_code}"
+
+
+NAME_SERVER_REQUESTS = frozenset(
+    {
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+        RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_NAMESRV_CONFIG,
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.GET_UNIT_TOPIC_LIST,
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.QUERY_DATA_VERSION,
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+    }
+)
+"""The requests that name servers answer; brokers answer all others."""
+
+
+def misdirected(code: int, address: str) -> str | None:
+    """Return what to do about a request that a server does not support, if it belongs to the other kind of server."""
+    if code in NAME_SERVER_REQUESTS:
+        return f"{address} is a broker, and {name_of(code)} is for name servers: give the address of one, port 9876"
+    if any(code == known for known in RequestCode):  # or it is a broker of a version without this request
+        return f"{name_of(code)} is for brokers: is {address} a name server? `rucola admin clusterList` lists brokers"
+    return None

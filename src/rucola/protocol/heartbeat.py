@@ -161,6 +161,20 @@ def subscription(
     )
 
 
+def check_tags(expression: str) -> None:
+    """Raise InvalidMessage for an expression that looks like another language than tags joined by `||`.
+
+    Brokers accept any text as a tag, so `a && b` would be one tag, which no message has.
+    """
+    if not isinstance(expression, str):
+        raise InvalidMessage(f"subscription {expression!r} is no text: write `TagA || TagB` or `*`")
+    if "&&" in expression or "|" in expression.replace("||", ""):
+        raise InvalidMessage(
+            f"subscription {expression!r}: tags can only be joined by `||`, as in `TagA || TagB`; conditions "
+            "over properties need expression_type SQL92"
+        )
+
+
 def _name(value: str | int, names: tuple[str, ...]) -> str:
     """Return the name of an enum's value, from a name or an ordinal. ValueError for an unknown ordinal."""
     if isinstance(value, str) and not value.isdigit():

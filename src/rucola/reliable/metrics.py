@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from rucola.outages import Outages
 from rucola.reliable import operations
 from rucola.reliable.database import Database
 from rucola.reliable.idempotent import IdempotentFunction
@@ -44,6 +45,7 @@ class ReliableCollector(Collector):
         self._database = None if engine is None else Database(engine)
         self._tables = tables or Tables()
         self._listeners = dict(listeners or {})
+        self._outages = Outages(logger)
 
     def collect(self) -> Iterator[Metric]:
         if self._database is not None:
@@ -64,10 +66,11 @@ class ReliableCollector(Collector):
         try:
             unsettled = database.run_sync(operations.unsettled, self._tables)
         except DBAPIError as error:
-            logger.warning("metrics of the outbox are unavailable: %s", error.orig)
+            self._outages.failed("a query for the metrics of the outbox", error.orig)
             up.add_metric((), 0)
             yield up
             return
+        self._outages.succeeded("a query for the metrics of the outbox")
         up.add_metric((), 1)
         yield up
         yield from _families(unsettled)

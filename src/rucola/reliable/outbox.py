@@ -29,7 +29,7 @@ from sqlalchemy import Compiled, Connection, RowMapping, Table, event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, registry
 
-from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
+from rucola.client.producer.send_request import MAX_MESSAGE_SIZE, check_labels
 from rucola.errors import InvalidMessage
 from rucola.message import Message, properties
 from rucola.message.delay import due_time_ms, parse_delay_levels
@@ -191,6 +191,7 @@ def _check_message(message: Message, max_message_size: int) -> str:
     if message_id not in keys:
         message.keys = [*keys, message_id]
     properties.join(message.properties)
+    check_labels(message)
     return message_id
 
 

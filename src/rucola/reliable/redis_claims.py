@@ -17,12 +17,14 @@ from redis import Redis
 from redis import asyncio as redis_asyncio
 from redis.exceptions import RedisError
 
+from rucola.outages import Outages
 from rucola.reliable.errors import ReliableError
 
 logger = logging.getLogger(__name__)
 
 BACKOFF_S: Final = 5.0
 TIMEOUT_S: Final = 0.5
+SUBJECT: Final = "a call of Redis (meanwhile, the database alone decides)"
 
 # Scripts run atomically in Redis: between a GET and a PEXPIRE of the client the key could change its owner.
 _RENEW: Final = (
@@ -49,6 +51,7 @@ class RedisClaims:
         self._backoff_s = backoff_s
         # Monotonic time until which Redis is not used. Threads race on it without harm: at worst one more call fails.
         self._backoff_until = 0.0
+        self._outages = Outages(logger)
 
     def bind(self, is_async: bool) -> None:
         """Prepare for async or blocking calls. ReliableError for a client of the other kind."""
@@ -75,38 +78,46 @@ class RedisClaims:
     async def take_async(self, key: str, token: str, lease_ms: int) -> bool | None:
         """Set the key as `take` does, on an event loop."""
         try:
-            return (
-                None if self._is_backing_off() else await self._client.set(key, token, nx=True, px=lease_ms) is not None
-            )
+            if self._is_backing_off():
+                return None
+            return self._answered(await self._client.set(key, token, nx=True, px=lease_ms) is not None)
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     async def renew_async(self, key: str, token: str, lease_ms: int) -> bool | None:
         try:
-            return None if self._is_backing_off() else bool(await self._client.eval(_RENEW, 1, key, token, lease_ms))
+            if self._is_backing_off():
+                return None
+            return self._answered(bool(await self._client.eval(_RENEW, 1, key, token, lease_ms)))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     async def release_async(self, key: str, token: str) -> bool | None:
         try:
-            return None if self._is_backing_off() else bool(await self._client.eval(_RELEASE, 1, key, token))
+            if self._is_backing_off():
+                return None
+            return self._answered(bool(await self._client.eval(_RELEASE, 1, key, token)))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
 
     def _ask(self, question: Any) -> bool | None:
         try:
-            return None if self._is_backing_off() else bool(question())
+            return None if self._is_backing_off() else self._answered(bool(question()))
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
+
+    def _answered(self, answer: bool) -> bool:
+        self._outages.succeeded(SUBJECT)
+        return answer
 
     def _is_backing_off(self) -> bool:
         return time.monotonic() < self._backoff_until
 
     def _failed(self, error: Exception) -> None:
         if not self._is_backing_off():
-            logger.warning("Redis failed, using only the database for %g s: %s", self._backoff_s, error)
+            self._outages.failed(SUBJECT, error)
         self._backoff_until = time.monotonic() + self._backoff_s

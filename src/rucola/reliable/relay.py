@@ -37,6 +37,7 @@ from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.errors import MQError, RemotingError
+from rucola.outages import Outages
 from rucola.reliable import lane_leases, migration, stub_claims
 from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, digest
 from rucola.reliable.batch_sender import BatchSender
@@ -88,6 +89,7 @@ class Relay:
         self._owns_producer = producer is None
         self._background = BackgroundTasks()
         self._stopping = False
+        self._outages = Outages(logger)
         # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
         self._lanes: frozenset[int] = frozenset()
         self._renew_at = 0.0
@@ -151,18 +153,22 @@ class Relay:
                         continue
                 await self._keep_lanes()
                 is_full = await self._round()
+                self._outages.succeeded("the database")
+                self._outages.succeeded("a round of the relay")
                 if self._away_since is None:
                     pause_s = FIRST_PAUSE_S
                 if not is_full and self._away_since is None and not self._stopping:
                     await self._wakeup.wait(self.policy.poll_ms / 1000)
             except DBAPIError as error:
                 # Also deadlocks and lock timeouts: the transaction was rolled back, and claims end with their lease.
-                logger.warning("the database failed, retrying in %g s: %s", pause_s, error.orig)
+                self._outages.failed("the database", error.orig)
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-            except Exception:
+            except Exception as error:
                 # The task must not end: all messages would silently stop.
-                logger.exception("a round of the relay failed, retrying in %g s", pause_s)
+                if not self._outages.is_failing("a round of the relay"):
+                    logger.exception("a round of the relay failed, with this traceback")
+                self._outages.failed("a round of the relay", error)
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 

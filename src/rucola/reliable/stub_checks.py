@@ -13,6 +13,7 @@ from rucola.admin import AdminClient
 from rucola.client import ClientInstance, MessageQueue, PullConsumer
 from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import dlq_topic
+from rucola.outages import Outages
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
@@ -29,6 +30,7 @@ class Checker:
     def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy) -> None:
         self._instance = instance
         self._admin = admin
+        self._outages = Outages(logger, level=logging.INFO)
         self._policy = policy
         self._consumers: dict[str, PullConsumer] = {}
 
@@ -84,10 +86,12 @@ class Checker:
         consumer = self._consumers[group]
         queue = MessageQueue(position.topic, position.broker, position.queue_id)
         try:
-            return GroupProgress(await consumer.committed(queue), await consumer.max_offset(queue))
+            progress = GroupProgress(await consumer.committed(queue), await consumer.max_offset(queue))
         except MQError as error:
-            logger.info("offsets of %s are unavailable for group %s: %s", queue, group, error)
+            self._outages.failed(f"query of the offsets of group {group}", error)
             return None
+        self._outages.succeeded(f"query of the offsets of group {group}")
+        return progress
 
     async def _dead_letters(self, group: str, message_id: str) -> int:
         """Return the number of copies in the group's dead letter queue; 0 if the query fails."""
@@ -96,8 +100,9 @@ class Checker:
         except TopicNotFound:
             return 0
         except MQError as error:
-            logger.info("dead letters of group %s cannot be searched: %s", group, error)
+            self._outages.failed(f"search of the dead letters of group {group}", error)
             return 0
+        self._outages.succeeded(f"search of the dead letters of group {group}")
         return len(found.messages)
 
 

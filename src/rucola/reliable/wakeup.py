@@ -9,6 +9,7 @@ from contextlib import suppress
 from sqlalchemy.engine import URL
 
 from rucola.client.background_tasks import BackgroundTasks
+from rucola.outages import Outages
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +50,15 @@ class Wakeup:
         from psycopg import sql
 
         conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        outages = Outages(logger, level=logging.INFO)
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                    outages.succeeded(f"LISTEN {channel}")
                     self._event.set()  # stubs may have been announced while there was no connection
                     async for _ in connection.notifies():
                         self._event.set()
             except (psycopg.Error, OSError) as error:
-                logger.info("LISTEN %s failed, retrying in %g s: %s", channel, RECONNECT_S, error)
+                outages.failed(f"LISTEN {channel}", error)
             await asyncio.sleep(RECONNECT_S)

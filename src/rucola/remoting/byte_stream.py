@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rucola.errors import RemotingConnectError, RemotingError
+from rucola.outages import Outages
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, host_and_port
 from rucola.remoting.connection import address_of
 
@@ -140,14 +141,16 @@ class StreamServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
+        outages = Outages(logger)
         try:
             while True:
                 try:
                     accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
                 except OSError as error:  # no file descriptor is left, or the peer has closed already
-                    logger.warning("cannot accept a connection on port %d: %s", self.port, error)
+                    outages.failed(f"accepting a connection on port {self.port}", error)
                     await asyncio.sleep(1)
                     continue
+                outages.succeeded(f"accepting a connection on port {self.port}")
                 task = asyncio.create_task(self._serve_one(Stream(accepted)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from rucola.errors import BrokerError, RemotingConnectError
-from rucola.protocol.codes import ResponseCode
+from rucola.protocol.codes import ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
@@ -53,7 +53,10 @@ class RemotingClient:
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
             connection = await self.connect(address, timeout_ms)
-        return await connection.request(command, deadline)
+        answer = await connection.request(command, deadline)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            answer.remark = misdirected(command.code, address) or answer.remark
+        return answer
 
     async def invoke_ok(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 
+from rucola.errors import ConfigError
+
 
 class Deadline:
-    """A point in time on the loop's clock (`at`, in seconds), `timeout_ms` after construction."""
+    """A point in time on the loop's clock (`at`, in seconds), `timeout_ms` after construction.
+
+    ConfigError if that is negative.
+    """
 
     __slots__ = ("_loop", "at", "timeout_ms")
 
     def __init__(self, timeout_ms: float) -> None:
+        if not timeout_ms >= 0:  # also refuses NaN
+            raise ConfigError(f"timeout_ms is {timeout_ms}: it must be 0 or more")
         self._loop = asyncio.get_running_loop()
         self.timeout_ms = timeout_ms
         self.at = self._loop.time() + timeout_ms / 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,8 @@ class StoreConfig:
     """The settings of a store. Names and defaults are those of Apache's broker.conf, in snake_case.
 
     `store_host` is the broker's address as every record has it, 8 or 20 bytes (`message.host.encode_host`); it must be
-    set before the store is opened. The docstring of a field is its entry in the reference of keys.
+    set before the store is opened. A `~` at the beginning of a path is the home directory. The docstring of a field is
+    its entry in the reference of keys.
     """
 
     # Directories and files
@@ -47,9 +48,13 @@ class StoreConfig:
     store_host: bytes = b""
     store_path_commit_log: Path | None = None
     """Directory of the CommitLog; by default `commitlog` in the store. Set it to give the log the faster disk."""
-    mapped_file_size_commit_log: Bytes = 1024 * 1024 * 1024
+    mapped_file_size_commit_log: Bytes = field(
+        default=1024 * 1024 * 1024, metadata={"former": ("mapedFileSizeCommitLog",)}
+    )
     """Size of a CommitLog file, the unit of retention. Lower it for small disks; it cannot change later."""
-    mapped_file_size_consume_queue: Bytes = 300_000 * UNIT_SIZE
+    mapped_file_size_consume_queue: Bytes = field(
+        default=300_000 * UNIT_SIZE, metadata={"former": ("mapedFileSizeConsumeQueue",)}
+    )
     """Size of a ConsumeQueue file: 20 bytes per message. Lower it for very many queues; it cannot change later."""
     max_hash_slot_num: int = 5_000_000
     """Number of hash slots of an IndexFile, 4 bytes each."""
@@ -122,6 +127,13 @@ class StoreConfig:
     """File in which `rucola pipeline archive` records its progress in the lake."""
     archive_name: str = ""
     """Name of this store in the lake; by default its path."""
+
+    def __post_init__(self) -> None:
+        self.store_path_root_dir = Path(self.store_path_root_dir).expanduser()
+        if self.store_path_commit_log is not None:
+            self.store_path_commit_log = Path(self.store_path_commit_log).expanduser()
+        if self.archive_progress_path is not None:
+            self.archive_progress_path = Path(self.archive_progress_path).expanduser()
 
     @property
     def is_slave(self) -> bool:

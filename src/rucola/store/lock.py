@@ -44,3 +44,25 @@ class DirectoryLock:
         """Release the lock. The file stays, as Apache leaves it."""
         _held.discard(self._identity)
         os.close(self._fd)
+
+
+def is_served(store: Path) -> bool:
+    """Tell whether a broker, of this process or another one, serves a store directory. Nothing is written."""
+    try:
+        status = (store / "lock").stat()
+        # Opening and closing the file would release the lock of this process.
+        if (status.st_dev, status.st_ino) in _held:
+            return True
+        descriptor = os.open(store / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Fails while another process has the exclusive lock. Closing the file releases the shared one.
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -133,8 +133,10 @@ class RocketMQ:
         """Advance the broker's clock: delayed messages and retries become due, and transactions are checked.
 
         The clocks of clients are unaffected. The broker closes connections of clients without a heartbeat for 120 s of
-        its time; clients reconnect automatically.
+        its time; clients reconnect automatically. ConfigError if `seconds` is negative, as its clock never runs back.
         """
+        if not seconds >= 0:  # also refuses NaN
+            raise ConfigError(f"advance({seconds}): the clock of a broker cannot run back")
         self._thread.run(self._advance(seconds))
 
     @contextmanager

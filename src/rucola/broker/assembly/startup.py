@@ -32,10 +32,11 @@ from rucola.broker.assembly.replication import build_replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
 from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.services.broker_services import BrokerServices
 
 
-async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> None:
-    """Start all parts and register their shutdown on `running`.
+async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> BrokerServices:
+    """Start all parts and register their shutdown on `running`; return the services.
 
     Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
     """
@@ -69,3 +70,4 @@ async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) 
     await connections.listen(running)
     await metadata.register(running)
     await replication.follow(scheduler, running)
+    return serving.services

@@ -1,8 +1,8 @@
 """Registration of the broker and its topics with all name servers.
 
 The broker registers at the start, every `registerNameServerPeriod`, and immediately when a topic is created or
-changed. Name servers are called concurrently and independently: a failed call is logged, and repeated by the next
-registration. The response gives a slave the addresses of its master.
+changed. Name servers are called concurrently and independently: a failed call is repeated by the next registration, and
+logged as an outage. The response gives a slave the addresses of its master.
 
 Corresponds to `BrokerOuterAPI` of Apache RocketMQ 4.9.8.
 """
@@ -16,6 +16,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
+from rucola.outages import Outages
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import (
@@ -43,6 +44,7 @@ class Registration:
         self._client = client
         self._task: asyncio.Task[None] | None = None
         """The registration that `schedule` started last."""
+        self._outages = Outages(logger)
         self._is_outdated = False
         """Whether `schedule` was called while a registration was running, which may have sent the older topics."""
         self.master_address = ""
@@ -121,10 +123,12 @@ class Registration:
         async def invoke(address: str) -> RemotingCommand | None:
             try:
                 command = RemotingCommand.request(code, header, body)
-                return await self._client.invoke_ok(address, command, self._config.register_broker_timeout_mills)
+                response = await self._client.invoke_ok(address, command, self._config.register_broker_timeout_mills)
             except RemotingError as error:
-                logger.warning("name server %s: %s failed: %s", address, code.name, error)
+                self._outages.failed(f"{code.name} at name server {address}", error)
                 return None
+            self._outages.succeeded(f"{code.name} at name server {address}")
+            return response
 
         responses = await asyncio.gather(*map(invoke, self._config.namesrv_addresses))
         return [response for response in responses if response is not None]

@@ -16,6 +16,7 @@ from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.outages import Outages
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class TransactionCheckService:
         self._calls = calls
         self._group_commit = group_commit
         self._clock = clock
+        self._outages = Outages(logger)
 
     async def run(self) -> None:
         """Send a check request for each transaction that timed out.
@@ -54,8 +56,9 @@ class TransactionCheckService:
             # Any connected member of the group may answer; the request is one-way, the answer is an END_TRANSACTION.
             producer = self._clients.next_producer(check.group)
             if producer is None:
-                logger.warning("transaction check: no producer of group %r is connected", check.group)
+                self._outages.failed(f"transaction check of group {check.group}", "no producer of it is connected")
             else:
+                self._outages.succeeded(f"transaction check of group {check.group}")
                 self._calls.check_transaction(producer, check.header, check.record)
             if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)

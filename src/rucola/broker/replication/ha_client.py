@@ -31,6 +31,7 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION, in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
+from rucola.outages import Outages
 from rucola.protocol.replication import TransferDecoder, encode_report
 from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
 from rucola.store.config import FlushDiskType
@@ -38,6 +39,12 @@ from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
 
 logger = logging.getLogger(__name__)
+
+# Subjects of the log. A reason of another kind, such as a diverged log after a lost connection, has its own.
+SEARCH = "search for the master"
+CONNECTION = "connection to the master"
+COMPARISON = "comparison with the log of the master"
+COPY = "copy of the log of the master"
 
 READ_SIZE = 64 * 1024
 """Bytes that are copied and parsed in one loop iteration."""
@@ -67,8 +74,7 @@ class HAClient:
         is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._group_commit = group_commit if is_sync_flush else None
         """Flushes before each report; None if bytes in memory are reported."""
-        self._logged = ""
-        """The last logged reason why this slave does not follow, to log each reason once."""
+        self._outages = Outages(logger)
         self._is_following = False
         """Whether the current session has found the logs to be the same."""
         self._task: asyncio.Task[None] | None = None
@@ -91,18 +97,11 @@ class HAClient:
             if address:
                 wait_s = await self._follow(address)
             else:
-                self._log_once("no name server has a master of %s yet", self._config.broker_name)
+                self._outages.failed(SEARCH, f"no name server has a master of {self._config.broker_name} yet")
             await asyncio.sleep(wait_s)
             if not self._config.ha_master_address:  # the response of a registration contains the master's address
                 self._registration.schedule()
                 await self._registration.wait_registered()
-
-    def _log_once(self, message: str, *arguments: object) -> None:
-        """Log why this slave does not follow, once until the reason changes."""
-        text = message % arguments
-        if text != self._logged:
-            logger.warning("%s", text)
-            self._logged = text
 
     async def _follow(self, address: str) -> float:
         """Run one session; return the delay before the next one, in seconds."""
@@ -110,17 +109,17 @@ class HAClient:
         try:
             stream = await open_stream(address)
         except MQError as error:
-            self._log_once("the master: %s", error)
+            self._outages.failed(CONNECTION, error)
             return WAIT_S
         try:
             await self._run_session(stream)
         except StoreError as error:
-            self._log_once("the master at %s: %s. %s", address, error, DIVERGED_ADVICE)
+            self._outages.failed(COMPARISON, f"the master at {address}: {error}. {DIVERGED_ADVICE}")
             return LONG_WAIT_S
         except MQError as error:
-            self._log_once("the master at %s: %s", address, error)
+            self._outages.failed(CONNECTION, f"the master at {address}: {error}")
         except OSError as error:
-            self._log_once("the log of the master at %s cannot be copied: %s", address, error)
+            self._outages.failed(COPY, f"the log of the master at {address} cannot be copied: {error}")
             return LONG_WAIT_S
         except Exception:
             logger.exception("following the master at %s failed", address)
@@ -140,7 +139,8 @@ class HAClient:
 
     def _on_compared(self) -> None:
         logger.info("the log equals the master's, and follows it from %d", self._store.max_physical_offset)
-        self._logged = ""
+        for subject in (SEARCH, CONNECTION, COMPARISON, COPY):
+            self._outages.succeeded(subject)
         self._is_following = True
 
 

@@ -27,7 +27,8 @@ from rucola.broker.delivery.delay import parse_delay_offsets
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.errors import MQError
+from rucola.errors import MQError, is_unreachable
+from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -36,6 +37,8 @@ from rucola.remoting.client import RemotingClient
 from rucola.store import config_files
 
 logger = logging.getLogger(__name__)
+
+COPY = "copy of the tables of the master"
 
 SYNC_INTERVAL_MS = 10_000
 
@@ -61,7 +64,7 @@ class SlaveSynchronize:
         self._groups = groups
         self._offsets = offsets
         self._delay_offset_path = delay_offset_path
-        self._logged_errors: dict[RequestCode, str] = {}
+        self._outages = Outages(logger)
         """The last logged error of each request that fails, to log each error once."""
         self._unknown_topics: set[str] = set()
         """Topics without a configuration that arrived since the last periodic run."""
@@ -105,12 +108,11 @@ class SlaveSynchronize:
         try:
             await apply((await self._client.invoke_ok(address, RemotingCommand.request(code))).body)
         except (MQError, OSError) as error:
-            text = f"{code.name} from the master at {address} failed: {error}"
-            if self._logged_errors.get(code) != text:
-                logger.warning("%s; the table of this slave stays unchanged", text)
-            self._logged_errors[code] = text
+            # If the master is away, all four requests fail: one subject for them.
+            self._outages.failed(COPY if is_unreachable(error) else f"{code.name} from the master", error)
         else:
-            self._logged_errors.pop(code, None)
+            self._outages.succeeded(COPY)
+            self._outages.succeeded(f"{code.name} from the master")
 
     async def _copy_topics(self, body: bytes) -> None:
         topics = decode_body(TopicConfigSerializeWrapper, body)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from rucola import settings
 from rucola.access import Caller, Reason, Refused
-from rucola.broker.config import BrokerConfig
+from rucola.broker.config import BrokerConfig, from_properties
 from rucola.broker.state import BrokerState
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
@@ -59,8 +59,8 @@ CHANGEABLE = {
 }
 """The keys whose values are read each time they are needed."""
 
-_REGISTERED = {"auto_create_topic_enable", "broker_permission"}
-"""The fields that change what the broker registers with name servers."""
+_REGISTERED = {"autoCreateTopicEnable", "brokerPermission"}
+"""The keys that change what the broker registers with name servers."""
 
 
 class ConfigurationService:
@@ -73,6 +73,8 @@ class ConfigurationService:
         self._state = state
         self._file = file
         self._topics_registered = topics_registered
+        self._at_start = {} if file is None else settings.read(file)
+        """The configuration file at the start: keys that need a restart are compared with it."""
         self._changes = 0
         self._changed_ms = state.stats.begin_ms
 
@@ -95,11 +97,10 @@ class ConfigurationService:
             raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
         # 1. Validate everything first: a change is applied as a whole or not at all.
         present = self.properties()
-        unknown = sorted(wanted.keys() - present.keys())
-        if unknown:
-            raise ConfigError(f"{', '.join(unknown)}: this broker has no such setting; getBrokerConfig lists all")
-        for_broker = settings.changes(BrokerConfig, wanted)
-        for_store = settings.changes(StoreConfig, wanted)
+        for key in sorted(wanted.keys() - present.keys()):
+            raise settings.unknown_key(key, present)
+        for kind in (BrokerConfig, StoreConfig):
+            settings.changes(kind, wanted)
         fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present[key])
         if fixed:
             raise Refused(
@@ -111,14 +112,46 @@ class ConfigurationService:
             await asyncio.to_thread(self._write, {key: value.strip() for key, value in wanted.items()})
         except (OSError, UnicodeDecodeError) as error:
             raise Refused(Reason.FAILED, f"{self._file} cannot be written, so nothing is changed: {error}") from None
-        # 3. Apply. Every reader looks up these fields when it needs them.
-        for config, changes in ((self._state.config, for_broker), (self._state.store.config, for_store)):
-            for name, value in changes.items():
-                setattr(config, name, value)
+        # 3. Apply.
+        self._apply(wanted)
         logger.info("%s changed the configuration: %s", caller.address, wanted)
-        self._changes += 1
-        self._changed_ms = self._state.clock()
-        if not for_broker.keys().isdisjoint(_REGISTERED):
+        await self._announce(wanted)
+
+    async def reload(self) -> None:
+        """Read the configuration file again and apply the keys of `CHANGEABLE`, as a whole or not at all.
+
+        A key that was removed from the file gets its default. Other keys that differ from the file at the start are
+        named in the log, and apply after a restart. ConfigError if there is no file, or if it is invalid.
+        """
+        if self._file is None:
+            raise ConfigError("the broker was started without a configuration file (-c)")
+        given = await asyncio.to_thread(settings.read, self._file)
+        config, store_config, _ = from_properties(given)
+        wanted = settings.to_properties(config) | settings.to_properties(store_config)
+        present = self.properties()
+        changed = {key: wanted[key] for key in sorted(CHANGEABLE) if wanted[key] != present[key]}
+        self._apply(changed)
+        fixed = (given.keys() | self._at_start.keys()) - CHANGEABLE
+        later = sorted(key for key in fixed if given.get(key) != self._at_start.get(key))
+        logger.info(
+            "%s reloaded; changed: %s; after a restart: %s",
+            self._file, ", ".join(f"{key}={value}" for key, value in changed.items()) or "nothing",
+            ", ".join(later) or "nothing",
+        )  # fmt: skip
+        await self._announce(changed)
+
+    def _apply(self, changed: Mapping[str, str]) -> None:
+        """Set valid values. Every reader looks up these fields when it needs them."""
+        for config in (self._state.config, self._state.store.config):
+            for name, value in settings.changes(type(config), changed).items():
+                setattr(config, name, value)
+        if changed:
+            self._changes += 1
+            self._changed_ms = self._state.clock()
+
+    async def _announce(self, changed: Mapping[str, str]) -> None:
+        """Register again if a change concerns what name servers know."""
+        if not _REGISTERED.isdisjoint(changed):
             self._state.topics.add_system_topics(self._state.clock())
             self._state.topics.bump_data_version(self._state.clock())
             await self._topics_registered()

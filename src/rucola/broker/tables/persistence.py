@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from rucola.outages import Outages
 from rucola.protocol.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class TablePersistence:
     def __init__(self) -> None:
         self._changed: set[SnapshotWriter] = set()
         """Tables that differ from their files."""
+        self._outages = Outages(logger, level=logging.ERROR)
         self._writing: asyncio.Task[None] | None = None
         """The task that writes until no table is changed."""
 
@@ -32,7 +34,7 @@ class TablePersistence:
         self._changed.add(table)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
-            self._writing.add_done_callback(_log_failure)
+            self._writing.add_done_callback(self._written)
 
     async def wait_persisted(self) -> None:
         """Wait until every change up to now is on disk. Raises OSError if a write failed."""
@@ -64,7 +66,10 @@ class TablePersistence:
                 self._changed.add(table)
                 raise
 
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("a table cannot be written: %s", error)
+    def _written(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._outages.failed("write of a table", error)
+        else:
+            self._outages.succeeded("write of a table")

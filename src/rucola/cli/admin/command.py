@@ -10,15 +10,46 @@ from typing import Any, TypeVar
 import click
 
 from rucola.admin import AdminClient, MessageQueue
+from rucola.cli.option_types import ADDRESS, ADDRESSES, SINCE_HELP, TIME
+from rucola.cli.output import wide_option
+from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-TIME_FORMAT = "now | milliseconds since 1970 | yyyy-MM-dd#HH:mm:ss:SSS"
+
+class AdminCommands(SuggestingGroup):
+    """The commands of `rucola admin`, by subject."""
+
+    subjects = {
+        "Topics": (
+            "topicList", "topicStatus", "topicRoute", "topicClusterList", "updateTopic", "updateTopicPerm",
+            "updateTopicList", "deleteTopic", "updateOrderConf", "allocateMQ", "queryCq",
+        ),
+        "Messages": (
+            "queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey", "queryMsgByOffset", "queryMsgTraceById", "printMsg",
+            "printMsgByQueue", "consumeMessage", "sendMessage",
+        ),
+        "Consumer and producer groups": (
+            "consumerProgress", "consumerStatus", "consumerConnection", "producerConnection", "producer",
+            "brokerConsumeStats", "updateSubGroup", "updateSubGroupList", "getConsumerConfig", "deleteSubGroup",
+        ),
+        "Consumer offsets": ("resetOffsetByTime", "resetOffset", "skipAccumulatedMessage", "cloneGroupOffset"),
+        "Dead letters": ("dlqList", "printDlq", "exportDlq", "redriveDlq"),
+        "Clusters, brokers and name servers": (
+            "clusterList", "brokerStatus", "statsAll", "getBrokerConfig", "updateBrokerConfig", "getNamesrvConfig",
+            "updateNamesrvConfig", "updateKvConfig", "deleteKvConfig", "wipeWritePerm", "addWritePerm",
+        ),
+        "Measuring and monitoring": ("clusterRT", "checkMsgSendRT", "sendMsgStatus", "startMonitoring"),
+        "Clean-up and export": (
+            "cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog", "exportMetadata", "exportConfigs",
+            "exportMetrics",
+        ),
+    }  # fmt: skip
 
 
-@click.group()
+@click.group(cls=AdminCommands)
 def admin() -> None:
     """Query and change a running cluster, with the names and flags of mqadmin.
 
@@ -40,10 +71,10 @@ def command(name: str) -> Callable[[F], click.Command]:
         # click shows the option that was added last first: help texts begin with -n and --json.
         with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
         with_namesrv = click.option(
-            "-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", required=True, show_envvar=True,
-            help="Name servers, host:port;host:port.",
+            "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar="NAMESRV_ADDR", required=True,
+            show_envvar=True, help="Name servers, host:port;host:port.",
         )(with_json)  # fmt: skip
-        return admin.command(name)(with_namesrv)
+        return admin.command(name)(wide_option(with_namesrv))
 
     return decorate
 
@@ -60,7 +91,7 @@ def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]
 
 topic_option = click.option("-t", "--topic", required=True, help="Name of the topic.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-broker_option = click.option("-b", "--brokerAddr", "address", help="Address of one broker, host:port.")
+broker_option = click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Address of one broker, host:port.")
 cluster_option = click.option("-c", "--clusterName", "cluster", help="Name of a cluster, for all its masters.")
 interval_option = click.option(
     "-i",
@@ -68,11 +99,9 @@ interval_option = click.option(
     type=click.FloatRange(0, min_open=True),
     help="Repeat after this many seconds, until interrupted.",
 )
-begin_option = click.option(
-    "-b", "--beginTimestamp", "--since", "begin", help=f"Only messages stored at this time or later: {TIME_FORMAT}."
-)
+begin_option = click.option("-b", "--beginTimestamp", "--since", "begin_ms", type=TIME, help=SINCE_HELP)
 end_option = click.option(
-    "-e", "--endTimestamp", "--until", "end", help=f"Only messages stored at this time or earlier: {TIME_FORMAT}."
+    "-e", "--endTimestamp", "--until", "end_ms", type=TIME, help="Only messages stored at this time or earlier."
 )
 
 
@@ -108,33 +137,3 @@ def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> Config
     """Return the error for a queue that is not among `queues`, the queues of its topic."""
     known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
     return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
-
-
-def time_of(text: str, option: str) -> int:
-    """Parse a time in `TIME_FORMAT`, and return milliseconds since 1970; ConfigError names the option."""
-    text = text.strip()
-    if text == "now":
-        return time.time_ns() // 1_000_000
-    if text.isascii() and text.isdigit():
-        return int(text)
-    # strptime has no milliseconds, so they are cut off and parsed separately.
-    moment, _, milliseconds = text.rpartition(":")
-    try:
-        if len(milliseconds) != 3:
-            raise ValueError
-        return int(time.mktime(time.strptime(moment, "%Y-%m-%d#%H:%M:%S"))) * 1000 + int(milliseconds)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{option} {text} is not a time; write {TIME_FORMAT}") from None
-
-
-def times_of(begin: str | None, end: str | None, options: str = "-b -e") -> tuple[int | None, int | None]:
-    """Parse an optional begin and end with `time_of`; `options` are the names of both, for errors.
-
-    Raises ConfigError if the begin is after the end.
-    """
-    begin_name, end_name = options.split()
-    begin_ms = None if begin is None else time_of(begin, begin_name)
-    end_ms = None if end is None else time_of(end, end_name)
-    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        raise ConfigError(f"{begin_name} {begin} is after {end_name} {end}")
-    return begin_ms, end_ms

@@ -17,8 +17,9 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
-from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, times_of, yes_option
+from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, yes_option
 from rucola.cli.message_view import message_json
+from rucola.cli.option_types import check_window
 from rucola.cli.output import print_json, print_table, progress_bar, time_text
 from rucola.errors import ConfigError
 
@@ -76,7 +77,9 @@ def _letter_json(letter: DeadLetter) -> dict[str, Any]:
 @begin_option
 @end_option
 @all_option
-def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, end: str | None, show_all: bool) -> None:
+def print_dlq(
+    namesrv_addr: str, as_json: bool, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
+) -> None:
     """Print the dead letters of a group that are not re-driven.
 
     With --json the output has one JSON object per line.
@@ -86,7 +89,7 @@ def print_dlq(namesrv_addr: str, as_json: bool, group: str, begin: str | None, e
       rucola admin printDlq -g billing
       rucola admin printDlq -g billing -a -b 2013-01-01#00:00:00:000 --json
     """
-    begin_ms, end_ms = times_of(begin, end)
+    check_window(begin_ms, end_ms)
 
     async def request(client: AdminClient) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = []
@@ -126,8 +129,8 @@ def export_dlq(
     group: str,
     output: Path,
     form: str,
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     show_all: bool,
 ) -> None:
     """Write the dead letters of a group that are not re-driven to a file. They stay on the brokers.
@@ -139,7 +142,7 @@ def export_dlq(
       rucola admin exportDlq -g billing -o billing.jsonl
       rucola admin exportDlq -g billing -o billing.parquet -f parquet -a
     """
-    begin_ms, end_ms = times_of(begin, end)
+    check_window(begin_ms, end_ms)
     write = _parquet if form == "parquet" else _json_lines
 
     async def request(client: AdminClient) -> int:
@@ -245,8 +248,8 @@ def redrive_dlq(
     as_json: bool,
     group: str,
     msg_ids: str | None,
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     only_group: bool,
     per_second: float | None,
     dry_run: bool,
@@ -266,9 +269,9 @@ def redrive_dlq(
       rucola admin redriveDlq -g billing -s 100 --yes
       rucola admin redriveDlq -g billing -r -i 7F00000100002A9F0000000000000000 --yes
     """
-    begin_ms, end_ms = times_of(begin, end)
+    check_window(begin_ms, end_ms)
     ids = [msg_id for part in (msg_ids or "").split(",") if (msg_id := part.strip())]
-    if msg_ids is not None and (not ids or begin or end):
+    if msg_ids is not None and (not ids or begin_ms is not None or end_ms is not None):
         raise click.UsageError("-i names messages, so -b and -e cannot be given with it")
     counts: Counter[RedriveStatus] = Counter()
     topics: Counter[str] = Counter()

@@ -30,6 +30,7 @@ from rucola.cli.admin.command import (
     topic_option,
     yes_option,
 )
+from rucola.cli.option_types import ADDRESS
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.errors import ConfigError, MQError
 
@@ -175,7 +176,7 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
 
 
 @command("brokerConsumeStats")
-@click.option("-b", "--brokerAddr", "address", required=True, help="Address of the broker, host:port.")
+@click.option("-b", "--brokerAddr", "address", type=ADDRESS, required=True, help="Address of the broker, host:port.")
 @click.option(
     "-l",
     "--level",
@@ -228,7 +229,7 @@ def broker_consume_stats(
 
 @command("consumerConnection")
 @group_option
-@click.option("-b", "--brokerAddr", "address", help="Query only this broker, host:port.")
+@click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Query only this broker, host:port.")
 def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: str | None) -> None:
     """Show the connected clients of a consumer group, and its subscriptions.
 
@@ -284,7 +285,7 @@ def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str
 
 
 @command("producer")
-@click.option("-b", "--broker", "address", required=True, help="Address of the broker, host:port.")
+@click.option("-b", "--broker", "address", type=ADDRESS, required=True, help="Address of the broker, host:port.")
 def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
     """Show all producer groups of a broker, with their connected clients.
 
@@ -310,7 +311,7 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
 @command("consumerStatus")
 @group_option
 @click.option("-i", "--clientId", "client_id", help="One client; by default all clients of the group.")
-@click.option("-b", "--brokerAddr", "address", help="Only clients connected to this broker, host:port.")
+@click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Only clients connected to this broker, host:port.")
 @click.option("-s", "--jstack", is_flag=True, help="Include the thread dump of Java clients.")
 def consumer_status(
     namesrv_addr: str, as_json: bool, group: str, client_id: str | None, address: str | None, jstack: bool

@@ -20,9 +20,10 @@ from rucola.admin import (
     MessageTrack,
 )
 from rucola.cli.admin.archive_query import Origins, archive_option, archived_message, query_both
-from rucola.cli.admin.command import begin_option, call_admin, command, end_option, times_of, topic_option
+from rucola.cli.admin.command import begin_option, call_admin, command, end_option, topic_option
 from rucola.cli.admin.send import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
+from rucola.cli.option_types import check_window
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.client import Message, Producer, PullConsumer
 from rucola.client.consumer.pull_consumer import PullStatus
@@ -64,8 +65,8 @@ def query_msg_by_key(
     topic: str,
     key: str,
     max_count: int,
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     lake: Path | None,
 ) -> None:
     """Find the messages of a topic with a key on all brokers, newest first.
@@ -80,7 +81,7 @@ def query_msg_by_key(
       rucola admin queryMsgByKey -t Flights -k N14228 --since 2013-01-01#00:00:00:000 --until now
       rucola admin queryMsgByKey -t Flights -k N14228 --archive lake
     """
-    begin_ms, end_ms = times_of(begin, end)
+    check_window(begin_ms, end_ms)
     window = begin_ms or 0, MAX_LONG if end_ms is None else end_ms
 
     def live() -> KeyQueryResult:
@@ -222,7 +223,7 @@ def query_msg_by_unique_key(
     client_id: str | None,
     lake: Path | None,
 ) -> None:
-    """Show the message with a unique key; the oldest one if several have it.
+    """Show the message with a unique key, or an offsetMsgId; the oldest one if several have it.
 
     With -g and -d that client consumes the message now, regardless of the offset of its group. With --archive a lake is
     searched, too.
@@ -238,10 +239,9 @@ def query_msg_by_unique_key(
 
     async def request(client: AdminClient) -> KeyQueryResult:
         result = await client.messages.query_by_unique_key(topic, unique_key)
-        if lake is None and not result.messages and await client.messages.is_offset_msg_id(unique_key):
-            raise ConfigError(
-                f"{unique_key} is an offsetMsgId, which is not in the index: use queryMsgById -i {unique_key}"
-            )
+        # As RocketMQ's tool does: an offsetMsgId, which has the same form but is in no index, finds its message, too.
+        if not result.messages and await client.messages.is_offset_msg_id(unique_key):
+            result.messages.append(await client.messages.get(unique_key))
         return result
 
     def live() -> KeyQueryResult:

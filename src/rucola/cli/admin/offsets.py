@@ -6,15 +6,14 @@ import click
 
 from rucola.admin import LATEST, AdminClient, MessageQueue, ResetResult
 from rucola.cli.admin.command import (
-    TIME_FORMAT,
     call_admin,
     command,
     confirm,
     no_such_queue,
-    time_of,
     topic_option,
     yes_option,
 )
+from rucola.cli.option_types import TimeType
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.errors import ConfigError
 
@@ -32,23 +31,26 @@ force_option = click.option(
 @command("resetOffsetByTime")
 @group_option
 @topic_option
-@click.option("-s", "--timestamp", required=True, help=f"Time to reset to: {TIME_FORMAT}, or -1 for the end.")
+@click.option(
+    "-s", "--timestamp", "timestamp_ms", type=TimeType(latest=True), required=True,
+    help="Time to reset to: 2013-01-01T05:15:00, milliseconds since 1970, now, or -1 for the end.",
+)  # fmt: skip
 @force_option
 @click.option("-c", "--cplus", "cpp", is_flag=True, help="For C++ clients of Apache's brokers.")
 @yes_option
 def reset_offset_by_time(
-    namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp: str, force: bool, cpp: bool, yes: bool
+    namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool, cpp: bool, yes: bool
 ) -> None:
     """Reset the offsets of a group on a topic to a time. Its clients need no restart.
 
     \b
     Examples:
-      rucola admin resetOffsetByTime -g billing -t Orders -s 2013-01-01#00:00:00:000 --yes
+      rucola admin resetOffsetByTime -g billing -t Orders -s 2013-01-01T00:00:00 --yes
       rucola admin resetOffsetByTime -g billing -t Orders -s now -f false
     """
-    at = LATEST if timestamp.strip() == "-1" else time_of(timestamp, "-s")
-    confirm(yes, f"reset the offsets of group {group} on topic {topic} to {time_text(at) or 'the end'}")
-    _reset(namesrv_addr, as_json, group, topic, at, force, cpp)
+    where = "the end" if timestamp_ms == LATEST else time_text(timestamp_ms)
+    confirm(yes, f"reset the offsets of group {group} on topic {topic} to {where}")
+    _reset(namesrv_addr, as_json, group, topic, timestamp_ms, force, cpp)
 
 
 @command("skipAccumulatedMessage")

@@ -11,18 +11,16 @@ import msgspec
 
 from rucola.admin import TOOLS_GROUP, MessageExt, MessageQueue, read_queue
 from rucola.cli.admin.command import (
-    TIME_FORMAT,
     begin_option,
     command,
     end_option,
     no_such_queue,
-    times_of,
     topic_option,
 )
 from rucola.cli.message_view import message_json
-from rucola.cli.output import print_table, time_text
+from rucola.cli.option_types import SINCE_HELP, TIME, check_window
+from rucola.cli.output import print_table, printable, time_text
 from rucola.client import PullConsumer
-from rucola.errors import ConfigError
 
 tags_option = click.option(
     "-s", "--subExpression", "expression", default="*", help="Only messages with these tags: 'TagA || TagB'."
@@ -34,11 +32,12 @@ def _line(message: MessageExt, charset: str, with_body: bool) -> str:
     try:
         body = message.body.decode(charset, "replace") if with_body else "NOT PRINT BODY"
     except LookupError:
-        raise ConfigError(f"-c {charset}: unknown character encoding") from None
-    return (
+        raise click.BadParameter(f"unknown character encoding {charset}", param_hint="-c") from None
+    head = printable(
         f"MSGID: {message.msg_id} {message.topic}@{message.queue_id}:{message.queue_offset} "
-        f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''} BODY: {body}"
+        f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
     )
+    return f"{head} BODY: " + printable(body, keep="\t\n")
 
 
 def _show(message: MessageExt, as_json: bool, charset: str, with_body: bool) -> None:
@@ -61,8 +60,8 @@ def print_msg(
     topic: str,
     charset: str,
     expression: str,
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     with_body: bool,
 ) -> None:
     """Print all messages of a topic, queue by queue.
@@ -74,7 +73,7 @@ def print_msg(
       rucola admin printMsg -t Flights -s UA
       rucola admin printMsg -t Flights -b 2013-01-01#00:00:00:000 -e now --json
     """
-    begin_ms, end_ms = times_of(begin, end, "-b -e")
+    check_window(begin_ms, end_ms)
 
     async def run() -> None:
         async with PullConsumer(TOOLS_GROUP, namesrv_addr) as consumer:
@@ -104,8 +103,8 @@ def print_msg_by_queue(
     queue_id: int,
     charset: str,
     expression: str,
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     with_messages: bool,
     with_body: bool,
     with_tags: bool,
@@ -117,7 +116,7 @@ def print_msg_by_queue(
       rucola admin printMsgByQueue -t Flights -a broker-a -i 0 -p true -d true
       rucola admin printMsgByQueue -t Flights -a broker-a -i 0 -f true
     """
-    begin_ms, end_ms = times_of(begin, end, "-b -e")
+    check_window(begin_ms, end_ms)
     queue = MessageQueue(topic, broker_name, queue_id)
     tags: Counter[str] = Counter()
 
@@ -147,8 +146,8 @@ def print_msg_by_queue(
 @click.option(
     "-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True, help="Consumer group to pull as."
 )
-@click.option("-s", "--beginTimestamp", "begin", help=f"Only messages stored at this time or later: {TIME_FORMAT}.")
-@click.option("-e", "--endTimestamp", "end", help=f"Only messages stored at this time or earlier: {TIME_FORMAT}.")
+@click.option("-s", "--beginTimestamp", "begin_ms", type=TIME, help=SINCE_HELP)
+@click.option("-e", "--endTimestamp", "end_ms", type=TIME, help="Only messages stored at this time or earlier.")
 @click.option(
     "-c", "--MessageNumber", "max_count", type=click.IntRange(1), default=128, show_default=True, help="Maximum number."
 )
@@ -160,8 +159,8 @@ def consume_message(
     queue_id: int | None,
     queue_offset: int | None,
     group: str,
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     max_count: int,
 ) -> None:
     """Print the oldest messages of a topic or of one queue; commits no offset.
@@ -175,7 +174,7 @@ def consume_message(
     """
     if (broker_name is None) != (queue_id is None) or (queue_offset is not None and broker_name is None):
         raise click.UsageError("-b and -i belong together, and -o needs both")
-    begin_ms, end_ms = times_of(begin, end, "-s -e")
+    check_window(begin_ms, end_ms, "-s -e")
     shown = 0
 
     async def run() -> None:

@@ -19,6 +19,7 @@ from rucola.cli.admin.command import (
     topic_option,
     yes_option,
 )
+from rucola.cli.option_types import ADDRESS
 from rucola.cli.output import print_json, print_table, time_text
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
@@ -375,7 +376,9 @@ def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> N
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
 @click.option("-i", "--index", type=click.IntRange(0), required=True, help="Queue offset of the first unit.")
 @click.option("-c", "--count", type=click.IntRange(1), default=10, show_default=True, help="Number of units.")
-@click.option("-b", "--broker", "address", help="Address of a broker; by default the first one of the route.")
+@click.option(
+    "-b", "--broker", "address", type=ADDRESS, help="Address of a broker; by default the first one of the route."
+)
 @click.option("-g", "--consumer", "group", help="Also show the subscription of this consumer group.")
 def query_cq(
     namesrv_addr: str,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from rucola.admin import TRACE_TOPIC, MessageTraceView, TracedDelivery
 from rucola.cli.admin.command import call_admin, command
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import print_json, print_table, time_text, to_json
 from rucola.errors import ConfigError
 
 
@@ -40,14 +39,14 @@ def query_msg_trace_by_id(namesrv_addr: str, as_json: bool, msg_id: str, trace_t
 
 def _json(view: MessageTraceView) -> dict[str, Any]:
     return {
-        "sends": [{"clientHost": host} | msgspec.to_builtins(pub) for host, pub in view.sends],
-        "transactions": [{"clientHost": host} | msgspec.to_builtins(end) for host, end in view.transactions],
+        "sends": [{"clientHost": host} | to_json(pub) for host, pub in view.sends],
+        "transactions": [{"clientHost": host} | to_json(end) for host, end in view.transactions],
         "deliveries": [
             {
                 "clientHost": one.client_host,
                 "group": one.group,
-                "begin": msgspec.to_builtins(one.begin),
-                "end": msgspec.to_builtins(one.end),
+                "begin": to_json(one.begin),
+                "end": to_json(one.end),
             }
             for one in view.deliveries
         ],

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from rucola.cli.suggestions import SuggestingGroup
+
 COMMANDS = {
     "archive": "archive",
     "compact": "archive",
@@ -24,7 +26,7 @@ COMMANDS = {
 """The module of each command, in the order of `--help`."""
 
 
-class Jobs(click.Group):
+class Jobs(SuggestingGroup):
     """Command group that imports a command on first use, and exits silently when a job is interrupted."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

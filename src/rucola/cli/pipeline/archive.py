@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rucola.cli.output import print_json, print_table
+from rucola.cli.option_types import ADDRESSES
+from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
@@ -50,7 +51,12 @@ lake_option = click.option(
     help="Name of a store in the lake, one for each --store in the same order; by default its path.",
 )
 @click.option(
-    "-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Archive the live brokers of a name server."
+    "-n",
+    "--namesrvAddr",
+    "name_server",
+    type=ADDRESSES,
+    metavar="HOST:PORT[;...]",
+    help="Archive the live brokers of a name server.",
 )
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory of the lake to write."
@@ -69,6 +75,7 @@ lake_option = click.option(
 @master_option
 @spark_option
 @json_option
+@wide_option
 def archive(
     stores: Sequence[Path],
     names: Sequence[str],
@@ -224,6 +231,7 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 @master_option
 @spark_option
 @json_option
+@wide_option
 def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
     """Merge the small files of a lake, by topic and day, and those of its key index.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rucola.cli.output import print_json, print_table
+from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
@@ -41,6 +41,7 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
 @master_option
 @spark_option
 @json_option
+@wide_option
 def audit(
     sources: Sequence[Path],
     topics: Sequence[str],

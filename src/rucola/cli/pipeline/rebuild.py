@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from rucola.cli.output import print_json
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks
@@ -39,6 +38,6 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, master:
     with show_tasks(session, "rebuild"):
         done = run(session, directory, out, settings=settings)
     if as_json:
-        print_json(msgspec.to_builtins(done, enc_hook=str))
+        print_json(done)
         return
     click.echo(format_rebuilt(done))

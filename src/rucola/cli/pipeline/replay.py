@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rucola.cli.output import print_json, print_table, progress_bar
+from rucola.cli.option_types import ADDRESSES
+from rucola.cli.output import print_json, print_table, progress_bar, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 @selection_options
 @click.option("--to", "target", help="Topic to send to; by default each message goes to its own topic.")
 @click.option(
-    "-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Name servers of the brokers to send to."
+    "-n",
+    "--namesrvAddr",
+    "name_server",
+    type=ADDRESSES,
+    metavar="HOST:PORT[;...]",
+    help="Name servers of the brokers to send to.",
 )
 @click.option(
     "--ledger",
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 @master_option
 @spark_option
 @json_option
+@wide_option
 @click.pass_context
 def replay(
     ctx: click.Context,

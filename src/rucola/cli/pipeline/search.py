@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.cli.message_view import message_json
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import print_json, print_table, time_text, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
@@ -22,6 +22,7 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
 @master_option
 @spark_option
 @json_option
+@wide_option
 def search(
     lake: Path,
     topics: Sequence[str],

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rucola.cli.output import parse_time_option
+from rucola.cli.option_types import SINCE_HELP, TIME
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,10 +24,10 @@ def selection_options(command: Command) -> Command:
         click.option(
             "-b",
             "--begin",
-            callback=parse_time_option,
-            help="Only messages stored at this time or later: 2013-01-01T05:15:00 in local time, or milliseconds.",
+            type=TIME,
+            help=SINCE_HELP,
         ),
-        click.option("-e", "--end", callback=parse_time_option, help="Only messages stored before this time."),
+        click.option("-e", "--end", type=TIME, help="Only messages stored before this time."),
     )
     # Decorators apply from the inside out, and click shows the last one first.
     for option in reversed(options):

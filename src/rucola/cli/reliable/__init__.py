@@ -9,9 +9,10 @@ import click
 
 from rucola.cli.reliable.messages import confirm, list_, resend, show, stats, void
 from rucola.cli.reliable.service import init, migrate, purge, relay
+from rucola.cli.suggestions import SuggestingGroup
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def reliable() -> None:
     """Operate an outbox: messages in a database that take effect exactly once.
 

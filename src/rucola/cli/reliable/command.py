@@ -104,7 +104,7 @@ def select_stubs(
             raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added")
         return [stub for stub in shown.values() if stub is not None]
     if not (status or topic or group):
-        raise ReliableError("name messages by id, or by --status, --topic or --group")
+        raise click.UsageError("name messages by id, or by --status, --topic or --group")
     return operations.find(connection, tables, statuses=status, topic=topic, group=group, limit=MAX_SELECTED)
 
 

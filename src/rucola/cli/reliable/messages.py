@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-import msgspec
 
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.option_types import ADDRESSES
+from rucola.cli.output import print_json, print_table, printable, time_text, to_json, wide_option
 from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
@@ -45,6 +45,7 @@ BODY_PREVIEW = 200
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages.")
 @json_option
 @database_options
+@wide_option
 def list_(
     database: str, prefix: str, schema: str | None, status: tuple[str, ...], topic: str | None, group: str | None,
     shard_key: str | None, older_than: float | None, limit: int, as_json: bool,
@@ -73,6 +74,7 @@ def list_(
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
+    type=ADDRESSES,
     envvar="NAMESRV_ADDR",
     show_envvar=True,
     help="Name servers; with this option, brokers are queried, too.",
@@ -103,7 +105,7 @@ def show(
             click.echo(f"brokers were not queried: {error}", err=True)
     next_step = operations.next_step(shown.stub) if shown.stub is not None else ""
     if as_json:
-        print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
+        print_json(to_json(shown) | {"next": next_step, "stored": stored})
         return
     if shown.stub is not None:
         _print_stub(shown, shown.stub)
@@ -123,6 +125,7 @@ def show(
 @dry_run_option
 @yes_option
 @database_options
+@wide_option
 def resend(**options: Any) -> None:
     """Schedule messages to be sent again at once by a relay, with a new count of sends.
 
@@ -143,6 +146,7 @@ def resend(**options: Any) -> None:
 @dry_run_option
 @yes_option
 @database_options
+@wide_option
 def confirm(for_group: str | None, **options: Any) -> None:
     """Confirm messages whose effect is known to have happened.
 
@@ -163,6 +167,7 @@ def confirm(for_group: str | None, **options: Any) -> None:
 @dry_run_option
 @yes_option
 @database_options
+@wide_option
 def void(**options: Any) -> None:
     """Void messages: relays stop sending them, and consumers drop them. CONFIRMED messages are not changed.
 
@@ -177,6 +182,7 @@ def void(**options: Any) -> None:
 @click.command()
 @json_option
 @database_options
+@wide_option
 def stats(database: str, prefix: str, schema: str | None, as_json: bool) -> None:
     """Count messages by state, with the age of the oldest message.
 
@@ -244,7 +250,8 @@ def _print_stubs(found: list[StubView]) -> None:
 
 
 def _print_stub(shown: MessageView, stub: StubView) -> None:
-    click.echo(f"message    {stub.message_id}, topic {stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
+    labels = f"tags {shown.tags or '-'}, keys {shown.keys or '-'}"
+    click.echo(printable(f"message    {stub.message_id}, topic {stub.topic}, {labels}"))
     click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
     click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
     if stub.shard_key is not None:

@@ -10,16 +10,15 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
-from rucola.cli.log_format import configure_logging, log_format_option
+from rucola.cli.log_format import log_options
+from rucola.cli.option_types import ADDRESSES
 from rucola.cli.output import print_json
 from rucola.cli.reliable.command import database_options, dry_run_option, json_option, run, run_checked, yes_option
-from rucola.errors import ConfigError
 from rucola.reliable import (
     Alerts,
     KeyedResend,
     Policy,
     Relay,
-    ReliableError,
     Tables,
     email_sink,
     migration,
@@ -73,7 +72,7 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 
 @click.command()
 @click.option(
-    "-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", required=True, show_envvar=True,
+    "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar="NAMESRV_ADDR", required=True, show_envvar=True,
     help="Name servers, host:port;host:port.",
 )  # fmt: skip
 @click.option(
@@ -102,12 +101,12 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 @click.option("--smtp", metavar="HOST:PORT", help="Mail server for alerts.")
 @click.option("--mail-from", metavar="ADDRESS", default="rucola@localhost", show_default=True, help="Sender of alerts.")
 @click.option("--mail-to", metavar="ADDRESS", multiple=True, help="Recipient of alerts. Can be repeated.")
-@log_format_option
+@log_options
 @database_options
 def relay(
     database: str, prefix: str, schema: str | None, namesrv_addr: str, batch: int, max_sends: int,
     confirm_timeout: float, lease: float, keyed_resend: str, webhook: str | None, smtp: str | None, mail_from: str,
-    mail_to: tuple[str, ...], log_format: str,
+    mail_to: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a relay: send the messages of an outbox, and check their confirmation. Several relays share the work.
 
@@ -119,7 +118,6 @@ def relay(
       rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
       rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
     """
-    configure_logging(log_format)
     policy = Policy(
         batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
         lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
@@ -145,7 +143,7 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
     if smtp is not None:
         host, _, port = smtp.rpartition(":")
         if not host or not port.isdigit() or not mail_to:
-            raise ConfigError("alerts by mail need --smtp HOST:PORT and at least one --mail-to ADDRESS")
+            raise click.UsageError("alerts by mail need --smtp HOST:PORT and at least one --mail-to ADDRESS")
         sinks.append(email_sink(host, int(port), mail_from, mail_to))
     return sinks
 
@@ -175,7 +173,7 @@ def purge(
     """
     age_ms = int(older_than * HOUR_MS)
     if age_ms < LEAST_PURGE_AFTER_MS:
-        raise ReliableError(
+        raise click.UsageError(
             f"--older-than {older_than:g}: not below {LEAST_PURGE_AFTER_MS // HOUR_MS} hours, since brokers keep and "
             "retry messages as long as that, and a duplicate of a purged one would count as new"
         )

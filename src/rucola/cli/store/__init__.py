@@ -9,9 +9,10 @@ import click
 
 from rucola.cli.store.inspection import check, dump, grep, stat
 from rucola.cli.store.recovery import rebuild, repair
+from rucola.cli.suggestions import SuggestingGroup
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def store() -> None:
     """Check, search and repair a store directory without a broker.
 

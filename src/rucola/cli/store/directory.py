@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from rucola import settings
-from rucola.errors import StoreCorrupt, StoreError
+from rucola.broker.config import WITHOUT_EFFECT, BrokerConfig
+from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
 from rucola.store.tools.rebuild import detect_config
 
@@ -17,9 +18,9 @@ STORE_ENTRIES = ("commitlog", "config", "checkpoint")
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    """Validate the argument: StoreError if it is not a store, as an empty directory would pass every check."""
+    """Validate the argument: an empty directory, which would pass every check, is a wrong command line."""
     if not any((path / name).exists() for name in STORE_ENTRIES):
-        raise StoreError(f"{path} is not a store directory: it has none of {', '.join(STORE_ENTRIES)}")
+        raise click.BadParameter(f"{path} is not a store directory: it has none of {', '.join(STORE_ENTRIES)}")
     return path
 
 
@@ -40,7 +41,7 @@ config_option = click.option(
 
 def index_slots(config_file: Path | None) -> int:
     """Return maxHashSlotNum of a broker.conf, or 0 if it is not set."""
-    given = settings.read(config_file) if config_file else {}
+    given = _read(config_file)
     return settings.fill(StoreConfig, given).max_hash_slot_num if "maxHashSlotNum" in given else 0
 
 
@@ -50,7 +51,7 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
     If the files of the index are too damaged to derive its size, the default is used if `broken` is true; otherwise
     this raises StoreError.
     """
-    given = settings.read(config_file) if config_file else {}
+    given = _read(config_file)
     try:
         found = detect_config(directory)
     except StoreCorrupt as error:
@@ -58,3 +59,15 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
             raise StoreError(f"{error}; name a broker.conf with maxHashSlotNum and maxIndexNum (-c)") from error
         found = detect_config(directory, index=False)
     return settings.fill(StoreConfig, given, **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+
+
+def _read(config_file: Path | None) -> dict[str, str]:
+    """Return the keys and values of a broker.conf, if there is one; ConfigError names an unknown key."""
+    if config_file is None:
+        return {}
+    given = settings.read(config_file)
+    try:
+        settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, given)
+    except ConfigError as error:
+        raise ConfigError(f"{config_file}: {error}") from None
+    return given

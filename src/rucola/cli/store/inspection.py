@@ -9,13 +9,17 @@ from pathlib import Path
 import click
 import msgspec
 
-from rucola.cli.output import parse_time_option, print_json, print_table, progress_bar, time_text
+from rucola.admin import MessageExt
+from rucola.cli.option_types import SINCE_HELP, TIME
+from rucola.cli.output import print_json, print_table, printable, progress_bar, time_text, wide_option
+from rucola.cli.store.body_view import BodyView, body_options, match_context
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.directory_reader import StoreReader
+from rucola.store.lock import is_served
 from rucola.store.tools.check import check as check_store
 from rucola.store.tools.dump import dump as dump_store
 from rucola.store.tools.dump import message_row
-from rucola.store.tools.grep import SearchQuery
+from rucola.store.tools.grep import SearchQuery, body_of
 from rucola.store.tools.grep import grep as grep_store
 from rucola.store.tools.stat import IndexFileStat, QueueStat, StoreStat
 from rucola.store.tools.stat import stat as stat_store
@@ -29,13 +33,21 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
     """Check the whole store DIR against the format, and list the damage.
 
     Checks records, blank ends of files, ConsumeQueue units, index chains, checkpoint and configuration. The exit code
-    is 1 if there is damage. No broker should serve the store: a record that is being written looks damaged.
+    is 1 if there is damage. While a broker serves the store, the check covers what is complete, up to the last
+    dispatched message, and says so.
 
     \b
     Examples:
       rucola store check data
       rucola store check data --json
     """
+    served = is_served(directory)
+    if served:
+        click.echo(
+            f"{directory} is being served: messages up to the last dispatched one are checked, but not the end of the "
+            "log, the newest index file and the checkpoint",
+            err=True,
+        )
     with progress_bar(f"check {directory}") as progress:
         findings = check_store(directory, index_slots=index_slots(config_file), progress=progress)
     if as_json:
@@ -46,7 +58,7 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
         if findings:
             click.echo(f"{len(findings)} finding{'s' if len(findings) > 1 else ''}", err=True)
         else:
-            click.echo(f"{directory} is clean")
+            click.echo(f"{directory} is clean{', as far as it was checked' if served else ''}")
     sys.exit(1 if findings else 0)
 
 
@@ -54,18 +66,19 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
 @directory_argument
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with times in milliseconds.")
+@wide_option
 def stat(directory: Path, config_file: Path | None, as_json: bool) -> None:
     """Show statistics of the store DIR: log, queues, index, checkpoint and configuration.
 
     \b
     Examples:
       rucola store stat data
-      rucola store stat data --json | jq '.queues[] | {topic, queue_id, messages: .in_log.messages}'
+      rucola store stat data --json | jq '.queues[] | {topic, queueId, messages: .inLog.messages}'
     """
     with progress_bar(f"stat {directory}") as progress:
         counted = stat_store(directory, index_slots=index_slots(config_file), progress=progress)
     if as_json:
-        print_json(msgspec.to_builtins(counted, enc_hook=str))
+        print_json(counted)
         return
     _print_stat(counted)
 
@@ -109,16 +122,19 @@ def _index_row(file: IndexFileStat) -> tuple[object, ...]:
 
 @click.command()
 @directory_argument
+@body_options
 @click.option("--json", is_flag=True, expose_value=False, help="Accepted for symmetry; the output is always JSON.")
-def dump(directory: Path) -> None:
+def dump(directory: Path, body_format: str | None, body_limit: int) -> None:
     """Print every message in the CommitLog of DIR, in order, one JSON object per line.
 
     `cq` is topic|queueId|queueOffset, `tagsCode` the code in the ConsumeQueue (null if the message is not dispatched).
-    Bodies are represented by size and SHA-256, decompressed and as stored.
+    Bodies are represented by size and SHA-256, decompressed and as stored. With --body, the field `body` (or
+    `bodyHex`) has the body itself.
 
     \b
     Examples:
       rucola store dump data | head
+      rucola store dump data --body json | jq .body.price
       rucola store dump data | jq -r 'select(.topic == "Orders") | .msgId'
     """
     # Bytes are written without a decoding and encoding round trip, which would take longer than reading the log.
@@ -126,7 +142,8 @@ def dump(directory: Path) -> None:
     encode = msgspec.json.Encoder().encode
     with progress_bar(f"dump {directory}") as progress:
         # On a terminal the messages themselves show the progress, and a bar would be mixed with them.
-        for message in dump_store(directory, None if sys.stdout.isatty() else progress):
+        body_fields = BodyView(body_format, body_limit).fields if body_format else None
+        for message in dump_store(directory, None if sys.stdout.isatty() else progress, body_fields):
             out.write(encode(message))
             out.write(b"\n")
     out.flush()
@@ -150,10 +167,10 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     "-b",
     "--begin",
     "begin_ms",
-    callback=parse_time_option,
-    help="Only messages stored at this time or later: 2013-01-01T05:15:00 in local time, or milliseconds.",
+    type=TIME,
+    help=SINCE_HELP,
 )
-@click.option("-e", "--end", "end_ms", callback=parse_time_option, help="Only messages stored before this time.")
+@click.option("-e", "--end", "end_ms", type=TIME, help="Only messages stored before this time.")
 @click.option("-s", "--text", help="Only messages whose body contains this text.")
 @click.option("-r", "--regex", callback=_pattern, help="Only messages whose body matches this regular expression.")
 @click.option(
@@ -164,7 +181,11 @@ def _pattern(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 )
 @click.option("-n", "--max", "max_count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--table", is_flag=True, help="Print a table of offsets, times, tags and keys.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, as dump does (the default).")
+@body_options
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line, as dump does (the default without --body)."
+)
+@wide_option
 @click.pass_context
 def grep(
     ctx: click.Context,
@@ -181,11 +202,14 @@ def grep(
     exhaustive: bool,
     max_count: int | None,
     table: bool,
+    body_format: str | None,
+    body_limit: int,
     as_json: bool,
 ) -> None:
     """Print the messages of the store DIR that meet all conditions.
 
-    The exit code is 1 if there are none.
+    The exit code is 1 if there are none. With -s or -r the output shows where the body matches, with its context. With
+    --body each message is one line of its position and then its body; with --json too, the body is a field.
 
     With a topic the command reads only its ConsumeQueues, with a topic and a key only the messages that the index
     finds, and otherwise the whole log. Bodies are decompressed before they are searched.
@@ -195,14 +219,13 @@ def grep(
       rucola store grep data -t Orders -k order-1
       rucola store grep data -t Orders -g food -b 2013-01-01T05:00 -e 2013-01-01T06:00 --table
       rucola store grep data -r 'pizza|pasta' -n 10
+      rucola store grep data -s pizza --body text --bodyLimit 500
     """
-    if table and as_json:
-        raise click.UsageError("--table and --json exclude each other")
-    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
-        raise click.UsageError("-b must be before -e")
+    _check_options(table and (as_json or body_format is not None), begin_ms, end_ms)
     query = SearchQuery(topic, queue_id, tag, key, begin_ms or 0, text=text, pattern=regex, exhaustive=exhaustive)
     if end_ms is not None:
         query.end_ms = end_ms
+    view = BodyView(body_format, body_limit) if body_format else None
     rows: list[tuple[object, ...]] = []
     count = 0
     with (
@@ -214,12 +237,48 @@ def grep(
             if table:
                 position = message.topic, message.queue_id, message.queue_offset, message.physical_offset
                 time = time_text(message.store_timestamp)
-                rows.append((*position, time, message.tags or "", message.keys or "", message.msg_id))
+                rows.append(
+                    (message.msg_id, *position, time, message.tags or "", message.keys or "", *_match(query, message))
+                )
+            elif view is not None and not as_json:
+                click.echo(_block(message, query, view))
             else:
-                click.echo(msgspec.json.encode(message_row(message, reader.unit_of(message))))
+                click.echo(_json_line(message, query, view, reader))
             if count == max_count:
                 break
     if rows:
-        names = ("#Topic", "#QID", "#Offset", "#Physical Offset", "#Store Time", "#Tags", "#Keys", "#MsgId")
-        print_table(names, rows)
+        names = ("#MsgId", "#Topic", "#QID", "#Offset", "#Physical Offset", "#Store Time", "#Tags", "#Keys")
+        print_table((*names, *["#Match"] * query.searches_bodies), rows)
     ctx.exit(0 if count else 1)
+
+
+def _match(query: SearchQuery, message: MessageExt) -> tuple[str, ...]:
+    """Return the match in its context, if the query searches bodies."""
+    if not query.searches_bodies:
+        return ()
+    body = body_of(message)
+    span = query.match(body)
+    return () if span is None else (match_context(body, span),)
+
+
+def _block(message: MessageExt, query: SearchQuery, view: BodyView) -> str:
+    """Return a line with position, time, id, tags and keys of a message, its match, and its body."""
+    position = f"{message.topic} {message.queue_id}:{message.queue_offset} at {message.physical_offset}"
+    words = f"TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
+    head = printable(f"{position} {time_text(message.store_timestamp)} {message.msg_id} {words}")
+    match = [f"  match: {context}" for context in _match(query, message)]
+    return "\n".join([head, *match, view.block(body_of(message))])
+
+
+def _json_line(message: MessageExt, query: SearchQuery, view: BodyView | None, reader: StoreReader) -> bytes:
+    """Return a message as one line of JSON, with its body and its match if they are wanted."""
+    row = message_row(message, reader.unit_of(message), view.fields if view is not None else None)
+    return msgspec.json.encode(row | dict(zip(("match",), _match(query, message), strict=False)))
+
+
+def _check_options(has_two_formats: bool, begin_ms: int | None, end_ms: int | None) -> None:
+    """Raise UsageError if options of `grep` contradict each other."""
+    if has_two_formats:
+        raise click.UsageError("--table cannot be combined with --json or --body")
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise click.UsageError(f"-b {begin_ms} is not before -e {end_ms}")

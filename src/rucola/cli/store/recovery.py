@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
-from rucola.cli.output import print_json, print_table, progress_bar
+from rucola.cli.output import print_json, print_table, progress_bar, to_json, wide_option
 from rucola.cli.store.directory import config_option, directory_argument, store_settings
 from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_store
@@ -37,7 +36,7 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
     with progress_bar(f"rebuild {directory}") as progress:
         done = rebuild_store(directory, out, settings=store_settings(directory, config_file), progress=progress)
     if as_json:
-        print_json(msgspec.to_builtins(done, enc_hook=str))
+        print_json(done)
         return
     click.echo(format_rebuilt(done))
 
@@ -60,12 +59,13 @@ def format_rebuilt(done: RebuildResult) -> str:
     help="New directory for the repaired copy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@wide_option
 def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) -> None:
     """Write a repaired copy of the store DIR, and report what is missing from it and why. DIR is only read.
 
     Every undamaged message keeps its physical offset and its queue offset. A lost message between others is replaced
     by an empty message with a property REPAIRED. The exit code is 0 even if messages were lost: see the output, or
-    `left_out` in the JSON.
+    `leftOut` in the JSON.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) 
     with progress_bar(f"repair {directory}") as progress:
         done = repair_store(directory, out, settings=settings, progress=progress)
     if as_json:
-        print_json(msgspec.to_builtins(done, enc_hook=str) | {"lost": done.lost, "clean": done.clean})
+        print_json(to_json(done) | {"lost": done.lost, "clean": done.clean})
     else:
         _print_repair(done)
 

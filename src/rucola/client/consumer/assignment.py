@@ -35,6 +35,7 @@ from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.fetcher import Fetcher
 from rucola.client.consumer.group_members import GroupMembers, broker_addresses
+from rucola.client.consumer.missing_topics import MissingTopics
 from rucola.client.consumer.offset_store import OffsetStore
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.queue_locks import QueueLocks, by_broker
@@ -42,7 +43,7 @@ from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.start_offsets import StartOffsets
 from rucola.client.consumer.subscription_consistency import SubscriptionCheck
 from rucola.client.route import TopicRoute
-from rucola.errors import MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
+from rucola.errors import MQError, TopicNotFound, is_unreachable
 from rucola.protocol.queue import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Assignment:
         self.queues: dict[MessageQueue, AssignedQueue] = {}
         """The queues in state "assigned"."""
         self._context = context
+        self._missing_topics = MissingTopics(context.group, context.instance.name_servers)
         self._group = context.group
         self._start_offsets = start_offsets
         self._offset_store = offset_store
@@ -177,13 +179,18 @@ class Assignment:
         return is_complete
 
     async def _try_to_rebalance(self, topic: str) -> bool:
+        outages, purpose = self._context.instance.outages, f"group {self._group}: rebalance"
         try:
-            return await self._rebalance_topic(topic)
+            is_complete = await self._rebalance_topic(topic)
         except TopicNotFound:
+            await self._missing_topics.missing(topic)
             return False
         except MQError as error:
-            logger.warning("group %s cannot rebalance topic %s now: %s", self._group, topic, error)
+            outages.failed_anywhere(purpose, error)
             return False
+        outages.succeeded_anywhere(purpose)
+        self._missing_topics.found(topic)
+        return is_complete
 
     async def _rebalance_topic(self, topic: str) -> bool:
         """Assign and revoke queues of a topic; return whether all of its allocated queues are assigned. MQError."""
@@ -207,6 +214,11 @@ class Assignment:
         known = self.queues.keys() | self._revoking.keys() | self._assigning
         new = [queue for queue in allocated if queue not in known]
         self._assigning.update(new)
+        if new or revoked:
+            logger.info(
+                "group %s: topic %s: %d queues for this member, %d new, %d revoked",
+                self._group, topic, len(allocated), len(new), len(revoked),
+            )  # fmt: skip
         for group in by_broker(new):
             name = f"new queues of {self._group} at {group[0].broker_name}"
             tasks.append(self._context.background.start(self._assign(group, limits), name))
@@ -261,21 +273,25 @@ class Assignment:
         """Assign a queue unless another member still has its lock; return whether the broker responded."""
         locks = self._locks
         if locks is not None and not locks.holds(queue):
-            logger.info("group %s: %s is still locked by another member", self._group, queue)
+            logger.debug("group %s: %s is still locked by another member", self._group, queue)
             return True
         try:
             offset = await self._start_offsets.find(queue)
         except MQError as error:
-            logger.warning("group %s cannot find the start offset of %s now: %s", self._group, queue, error)
-            return not isinstance(error, (RemotingConnectError, RemotingTimeout))
+            self._context.instance.outages.failed(queue.broker_name, self._start_purpose(queue), error)
+            return not is_unreachable(error)
+        self._context.instance.outages.succeeded(queue.broker_name, self._start_purpose(queue))
         if queue in self._assigning:
             assigned = self.queues[queue] = AssignedQueue(queue, offset, limits)
             self._fetcher.start(assigned)
             client_id = self._context.instance.client_id
-            logger.info("group %s: %s is assigned to %s, starting at %d", self._group, queue, client_id, offset)
+            logger.debug("group %s: %s is assigned to %s, starting at %d", self._group, queue, client_id, offset)
         elif locks is not None and queue not in self.queues:  # a later rebalance withdrew it meanwhile
             await locks.unlock([queue])
         return True
+
+    def _start_purpose(self, queue: MessageQueue) -> str:
+        return f"group {self._group}: query of the start offset of {queue}"
 
     async def _relock(self, assigned: AssignedQueue, locks: QueueLocks) -> None:
         """Request a lost lock until it is held or the queue is revoked.
@@ -288,7 +304,9 @@ class Assignment:
                 try:
                     committed = await self._offset_store.read(assigned.queue)
                 except MQError as error:
-                    logger.warning("group %s cannot continue with %s now: %s", self._group, assigned.queue, error)
+                    self._context.instance.outages.failed(
+                        assigned.queue.broker_name, self._start_purpose(assigned.queue), error
+                    )
                 else:
                     if committed is not None and committed > assigned.process_queue.commit_offset:
                         self._fetcher.reset(assigned, committed)
@@ -305,7 +323,7 @@ class Assignment:
         self._fetcher.stop(assigned)
         self._revoking[assigned.queue] = assigned
         client_id = self._context.instance.client_id
-        logger.info("group %s: %s is revoked from %s", self._group, assigned.queue, client_id)
+        logger.debug("group %s: %s is revoked from %s", self._group, assigned.queue, client_id)
         return self._context.background.start(self._release(assigned), f"release of {assigned.queue}")
 
     async def _release(self, assigned: AssignedQueue) -> None:

@@ -52,6 +52,7 @@ class Fetcher:
         self._context = context
         self._retry_topic = context.retry_topic
         self._pull_consumer = pull_consumer
+        self._outages = context.instance.outages
         self._ready_queue = ready_queue
         self._offset_store = offset_store
         self._counters = counters
@@ -125,13 +126,18 @@ class Fetcher:
             # A busy broker is expected and recovers soon: a short pause, and no line in the log for each pull.
             is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
             if not is_busy:
-                logger.warning("group %s: pull of %s failed: %s", self._context.group, assigned.queue, error)
+                self._outages.failed(assigned.queue.broker_name, self._pull_purpose(assigned), error)
             await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
             return None
+        if self._outages.any_failing:
+            self._outages.succeeded(assigned.queue.broker_name, self._pull_purpose(assigned))
         if result.status is PullStatus.FOUND:
             counters = self._counters.of(assigned.queue.topic)
             counters.add_pull(len(result.messages), precise_monotonic_ms() - begin_ms)
         return result
+
+    def _pull_purpose(self, assigned: AssignedQueue) -> str:
+        return f"group {self._context.group}: pull of {assigned.queue}"
 
     async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
         """Reset the queue to an offset inside. Its incomplete messages are not in the queue any more."""

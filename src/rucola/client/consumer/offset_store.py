@@ -24,6 +24,7 @@ from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.errors import ConfigError, MQError, RemoteProtocolError
 from rucola.files import make_directory, replace_file
+from rucola.outages import Outages
 from rucola.protocol.group import decode_offset_table
 from rucola.protocol.queue import MessageQueue, to_key
 
@@ -72,13 +73,14 @@ class BrokerOffsetStore:
         offset = assigned.process_queue.commit_offset
         if offset == assigned.committed:
             return
+        outages = self._pull_consumer.instance.outages
+        purpose = f"group {self._pull_consumer.group}: commit of the offset of {assigned.queue}"
         try:
             await self._pull_consumer.commit(assigned.queue, offset)
         except MQError as error:
-            logger.warning(
-                "group %s: cannot commit offset %d of %s: %s", self._pull_consumer.group, offset, assigned.queue, error
-            )
+            outages.failed(assigned.queue.broker_name, purpose, error)
         else:
+            outages.succeeded(assigned.queue.broker_name, purpose)
             # A commit at a slave is repeated at the master, once there is one, since slaves forward no offsets.
             if self._pull_consumer.instance.routes.address(assigned.queue.broker_name) is not None:
                 assigned.committed = offset
@@ -93,6 +95,7 @@ class LocalOffsetStore:
         self.path = directory / client_id / group / "offsets.json"
         self._offsets: dict[MessageQueue, int] | None = None
         """The content of the file, including queues that are not assigned now; None until it is read."""
+        self._outages = Outages(logger)
         self._write_lock = asyncio.Lock()
         """Held during a commit, so that an older table never replaces a newer one."""
 
@@ -125,8 +128,9 @@ class LocalOffsetStore:
             try:
                 await self._write(fastjson.dumps(content))
             except OSError as error:
-                logger.warning("the offsets of this member could not be written: %s", error)
+                self._outages.failed(f"write of the offsets of this member to {self.path}", error)
             else:
+                self._outages.succeeded(f"write of the offsets of this member to {self.path}")
                 for assigned, offset in changed.items():
                     assigned.committed = offset
 

@@ -11,6 +11,7 @@ from rucola.client.clock import monotonic_ms
 from rucola.client.consumer.assignment import Assignment
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.dispatcher import Dispatcher
+from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.retry import restore_topic
 from rucola.client.stats import ConsumeCounters
@@ -18,6 +19,7 @@ from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.protocol.command import VERSION_TEXT
 from rucola.protocol.connections import (
+    CR_LATER,
     CR_SUCCESS,
     CR_THROW_EXCEPTION,
     ConsumeMessageDirectlyResult,
@@ -107,16 +109,18 @@ class ConsumerOperations:
         if message.topic == self._context.retry_topic:
             restore_topic(message)
         begin_ms = monotonic_ms()
-        remark = None
+        result, remark = CR_SUCCESS, None
         try:
             await self._dispatcher.call(listener, [message])
+        except (ReconsumeLater, SuspendCurrentQueueAMoment) as later:
+            result, remark = CR_LATER, str(later)
         except BaseException as error:
             if is_addressed_to(asyncio.current_task(), error):
                 raise
             logger.warning("group %s: the listener failed on message %s", group, message.msg_id, exc_info=error)
-            remark = f"{type(error).__name__}: {error}"
+            result, remark = CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
         return ConsumeMessageDirectlyResult(
-            consume_result=CR_SUCCESS if remark is None else CR_THROW_EXCEPTION,
+            consume_result=result,
             order=self._context.options.orderly,
             remark=remark,
             spent_time_mills=monotonic_ms() - begin_ms,

@@ -140,7 +140,7 @@ class PullConsumer(GroupClient):
         `commit_offset` the request commits the group's offset as well. BrokerError, RemotingConnectError,
         RemotingTimeout.
         """
-        wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
+        wanted = _subscription_of(queue.topic, subscription)
         result = await self.pull_records(
             queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
         )
@@ -162,7 +162,7 @@ class PullConsumer(GroupClient):
         They include those whose tag merely has the hash code of a subscribed tag.
         """
         self._check_open()
-        wanted = heartbeat.subscription(queue.topic, subscription) if isinstance(subscription, str) else subscription
+        wanted = _subscription_of(queue.topic, subscription)
         deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         broker_id, address = await self._address(queue)
         # The flags of the request: the subscription is part of it, it may be held, and it commits an offset (at the
@@ -306,3 +306,10 @@ def _with_subscribed_tags(messages: list[MessageExt], subscription: Subscription
         return messages
     tags = set(subscription.tags_set)
     return [message for message in messages if message.tags in tags]
+
+
+def _subscription_of(topic: str, subscription: str | SubscriptionData) -> SubscriptionData:
+    if isinstance(subscription, SubscriptionData):
+        return subscription
+    heartbeat.check_tags(subscription)
+    return heartbeat.subscription(topic, subscription)

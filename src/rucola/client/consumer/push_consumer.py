@@ -55,7 +55,7 @@ from rucola.client.stats import ConsumeCounters, ConsumerStats
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import check_topic
-from rucola.protocol.heartbeat import SUB_ALL, subscription
+from rucola.protocol.heartbeat import SUB_ALL, check_tags, subscription
 from rucola.protocol.queue import MessageQueue
 from rucola.rates import SAMPLE_INTERVAL_MS
 
@@ -135,6 +135,8 @@ class PushConsumer(GroupClient):
         check_topic(topic)
         if expression_type not in (TAG, SQL92):
             raise ConfigError(f"expression_type is {expression_type!r}: it must be {TAG} or {SQL92}")
+        if expression_type == TAG:
+            check_tags(expression)
         if expression_type == SQL92:
             # Imported here because the grammar costs start-up time and memory, which other programs need not pay.
             from rucola.message import sql92

@@ -95,12 +95,15 @@ class QueueLocks:
         """Request the locks of queues of one broker."""
         # The time before the request: the broker's clock starts later, so this member's lock expires first.
         requested_ms = monotonic_ms()
+        broker_name = queues[0].broker_name
+        purpose = f"group {self._group}: request of locks at broker {broker_name}"
         try:
             response = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
             granted = decode_body(LockBatchResponseBody, response.body).lock_ok_mq_set
         except MQError as error:
-            logger.warning("group %s: broker %s confirms no locks now: %s", self._group, queues[0].broker_name, error)
+            self._instance.outages.failed(broker_name, purpose, error)
             return
+        self._instance.outages.succeeded(broker_name, purpose)
         for queue in queues:
             if queue not in granted:
                 self._wanted.discard(queue)

@@ -107,16 +107,16 @@ class ConsumeRetry:
             max_reconsume_times=MAX_RECONSUME_TIMES if limit is None else limit,
         )
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        outages = self._context.instance.outages
+        purpose = f"group {self._context.group}: sending messages of {queue} back for a retry"
         try:
             response = await self._context.instance.invoke_master(queue, request, SEND_BACK_TIMEOUT_MS)
             if response.code != ResponseCode.SUCCESS:
                 raise BrokerError(response.code, response.remark, queue.broker_name)
         except MQError as error:
-            logger.warning(
-                "group %s: the broker did not accept message %s for a retry: %s",
-                self._context.group, message.msg_id, error,
-            )  # fmt: skip
+            outages.failed(queue.broker_name, purpose, error)
             return False
+        outages.succeeded(queue.broker_name, purpose)
         return True
 
     async def _retry_locally(self, delivery: Delivery, message: MessageExt) -> None:

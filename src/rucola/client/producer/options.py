@@ -11,6 +11,7 @@ import msgspec
 
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
 from rucola.message import Message, MessageExt
+from rucola.message.delay import MAX_DELAY_LEVEL
 from rucola.protocol.codes import RequestCode
 
 RETRY_TIMES = 2
@@ -59,6 +60,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bodies of at least this many bytes are compressed: compressMsgBodyOverHowmuch."""
     max_message_size: int = MAX_MESSAGE_SIZE
     """The largest body, or encoded batch, in bytes: maxMessageSize."""
+    max_delay_level: int = MAX_DELAY_LEVEL
+    """The number of delay levels of the brokers (messageDelayLevel), which clients cannot query. A broker delivers a
+    message of a higher level after its longest delay; the producer rejects it."""
     retry_another_broker_when_not_store_ok: bool = False
     """Whether a message that was stored with another status than SEND_OK is sent to another broker as well."""
     latency_fault_tolerance: bool = False

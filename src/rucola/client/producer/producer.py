@@ -239,7 +239,11 @@ class Producer(GroupClient):
     def _build(self, message: Message, chosen: MessageQueue | None = None) -> SendRequest:
         options = self.options
         return build_request(
-            message, chosen, compress_threshold=options.compress_threshold, max_message_size=options.max_message_size
+            message,
+            chosen,
+            compress_threshold=options.compress_threshold,
+            max_message_size=options.max_message_size,
+            max_delay_level=options.max_delay_level,
         )
 
 

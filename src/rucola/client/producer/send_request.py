@@ -20,6 +20,7 @@ from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError
 from rucola.message import Message, properties
 from rucola.message.batch import encode_batch
 from rucola.message.compression import CompressionType, compress
+from rucola.message.delay import MAX_DELAY_LEVEL
 from rucola.message.ids import unique_id
 from rucola.message.topics import AUTO_CREATE_TOPIC, RETRY_PREFIX
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -119,7 +120,12 @@ class SendRequest(msgspec.Struct, frozen=True):
 
 
 def build_request(
-    message: Message, queue: MessageQueue | None, *, compress_threshold: int, max_message_size: int
+    message: Message,
+    queue: MessageQueue | None,
+    *,
+    compress_threshold: int,
+    max_message_size: int,
+    max_delay_level: int = MAX_DELAY_LEVEL,
 ) -> SendRequest:
     """Build the request of one message. InvalidMessage.
 
@@ -127,6 +133,7 @@ def build_request(
     queue, if there is one, and only checked.
     """
     unique_key = _check_message(message, queue, max_message_size)
+    check_labels(message, max_delay_level)
     body, sys_flag = message.body, 0
     if len(body) >= compress_threshold:
         body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
@@ -158,6 +165,7 @@ def build_batch_requests(
     for message in messages:
         _check_batchable(message, first, wait)
         unique_key = _check_message(message, queue, max_message_size)
+        check_labels(message, MAX_DELAY_LEVEL)
         encoded = encode_batch((message,))
         if len(encoded) > max_message_size:
             raise InvalidMessage(
@@ -199,6 +207,18 @@ def _check_message(message: Message, queue: MessageQueue | None, max_message_siz
     if unique_key is None:
         unique_key = message.properties[properties.UNIQ_KEY] = unique_id()
     return unique_key
+
+
+def check_labels(message: Message, max_delay_level: int = MAX_DELAY_LEVEL) -> None:
+    """Check tags and delay level, which a broker would accept and then treat in another way. InvalidMessage."""
+    tags = message.properties.get(properties.TAGS)
+    if tags is not None and "||" in tags:
+        raise InvalidMessage(f"a message for topic {message.topic} has tags {tags!r}: a message has one tag")
+    if properties.DELAY in message.properties and message.delay_level > max_delay_level:
+        raise InvalidMessage(
+            f"a message for topic {message.topic} has delay level {message.delay_level}: brokers have the levels 1 to "
+            f"{max_delay_level}, unless messageDelayLevel says otherwise (see max_delay_level of the producer)"
+        )
 
 
 def _check_batchable(message: Message, first: Message, wait: str | None) -> None:

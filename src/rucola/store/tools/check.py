@@ -10,7 +10,10 @@
     other files   the checkpoint is not ahead of the log; there are no temporary or unknown files; the store was closed
                   cleanly
 
-The store must be closed, or a copy: unfinished writes of a running broker would look like damage. Nothing is written.
+If a broker serves the store, its unfinished writes would look like damage. Then the check ends at the last dispatched
+message, before which everything is complete: later bytes, the index file that is being filled, the checkpoint and
+temporary files are not checked. A finding counts only if it is found three times, as ranges move meanwhile (dispatch,
+retention). Nothing is written, and no lock is taken.
 
 The idea is bbolt's `check`, which ends each of its tests, as it does here.
 """
@@ -30,12 +33,15 @@ from rucola.message.record import peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
+from rucola.store.lock import is_served
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
 
 MAX_FINDINGS: Final = 1000
 """The check ends after this many findings."""
 
+_SERVED_ROUNDS: Final = 3
+"""How often a store that is being served must show a finding."""
 _KNOWN: Final = {"abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
 
 
@@ -53,8 +59,10 @@ class CheckFinding(NamedTuple):
 class _LogSummary:
     """The records of a log, as the checks of queues and index need them."""
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, served_end: int | None) -> None:
         self.files = files
+        self.served_end = served_end
+        """The end of the last dispatched record if a broker serves the store; what follows is not checked."""
         self.end = files.begin
         self.last_timestamp = 0
         self.offsets: list[int] = []
@@ -76,8 +84,25 @@ def check(
     store = Path(path)
     if not store.is_dir():
         raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
+    if not is_served(store):
+        return _collect(store, index_slots, progress, served=False)
+    lasting: list[CheckFinding] | None = None
+    for _ in range(_SERVED_ROUNDS):
+        try:
+            found = _collect(store, index_slots, progress, served=True)
+        except FileNotFoundError:  # retention has deleted a file meanwhile
+            found = _collect(store, index_slots, progress, served=True)
+        lasting = found if lasting is None else [finding for finding in lasting if finding in found]
+        if not lasting:
+            return []
+    return lasting or []
+
+
+def _collect(
+    store: Path, index_slots: int, progress: Callable[[int, int], None] | None, *, served: bool
+) -> list[CheckFinding]:
     findings: list[CheckFinding] = []
-    for finding in _check(store, index_slots, progress):
+    for finding in _check(store, index_slots, progress, served):
         findings.append(finding)
         if len(findings) == MAX_FINDINGS:
             findings.append(CheckFinding(store, 0, f"the check ended after {MAX_FINDINGS} findings; there are more"))
@@ -85,15 +110,36 @@ def check(
     return findings
 
 
-def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
-    yield from _check_names(store)
+def _dispatched_end(store: Path) -> int:
+    """Return the end of the last record that has a unit; 0 if there is none."""
+    end = 0
+    for topic, queue_id, directory in queue_directories(store / "consumequeue"):
+        try:
+            files = MappedFileQueue.open(directory)
+        except StoreCorrupt:
+            continue  # reported by the check of this queue
+        try:
+            queue = ConsumeQueue(topic, queue_id, files)
+            if queue.max_offset > queue.min_offset:
+                physical_offset, size, _ = queue.unit(queue.max_offset - 1)
+                end = max(end, physical_offset + size)
+        finally:
+            files.close()
+    return end
+
+
+def _check(
+    store: Path, index_slots: int, progress: Callable[[int, int], None] | None, served: bool
+) -> Iterator[CheckFinding]:
+    yield from _check_names(store, served)
+    served_end = _dispatched_end(store) if served else None
     try:
         files = MappedFileQueue.open(store / "commitlog")
     except StoreCorrupt as error:
         yield CheckFinding(Path(error.path), error.position, error.why)
         return
     try:
-        log = _LogSummary(files)
+        log = _LogSummary(files, served_end)
         yield from _check_log(log, progress)
         for topic, queue_id, directory in queue_directories(store / "consumequeue"):
             yield from _check_queue(log, topic, queue_id, directory)
@@ -101,7 +147,8 @@ def _check(store: Path, index_slots: int, progress: Callable[[int, int], None] |
             offset = min(expected.values())
             yield _at(files, offset, f"{len(expected)} records of {topic}-{queue_id} have no unit, this one first")
         yield from _check_index(log, store / "index", index_slots)
-        yield from _check_checkpoint(log, store / "checkpoint")
+        if not served:
+            yield from _check_checkpoint(log, store / "checkpoint")
         if progress is not None:
             progress(files.end - files.begin, files.end - files.begin)
     finally:
@@ -115,11 +162,11 @@ def _at(files: MappedFileQueue, physical_offset: int, what: str) -> CheckFinding
     )
 
 
-def _check_names(store: Path) -> Iterator[CheckFinding]:
+def _check_names(store: Path, served: bool) -> Iterator[CheckFinding]:
     for path in sorted(store.iterdir()):
         if path.name not in _KNOWN:
             yield CheckFinding(path, 0, "no file of this name belongs in a store")
-    if (store / "abort").exists():
+    if (store / "abort").exists() and not served:
         yield CheckFinding(
             store / "abort", 0, "the store is open, or was not closed cleanly; opening it will recover it"
         )
@@ -128,7 +175,7 @@ def _check_names(store: Path) -> Iterator[CheckFinding]:
             for path in sorted((store / directory).iterdir()):
                 if not belongs(path.name):
                     yield CheckFinding(path, 0, f"no file of this name belongs in {directory}/")
-    for path in sorted((store / "config").glob("*.tmp")):
+    for path in sorted((store / "config").glob("*.tmp")) if not served else ():
         yield CheckFinding(path, 0, "a temporary config file, left by a crash")
     for _, _, directory_path in queue_directories(store / "consumequeue"):
         for path in sorted(directory_path.iterdir()):
@@ -139,6 +186,8 @@ def _check_names(store: Path) -> Iterator[CheckFinding]:
 def _check_log(log: _LogSummary, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
     ended = False
     for file in log.files:
+        if log.served_end is not None and (ended or file.begin >= log.served_end):
+            break
         if ended:
             if not file.is_zero_from(0):
                 yield CheckFinding(file.path, 0, "the log ends before this file, but the file is not empty")
@@ -150,13 +199,17 @@ def _check_log(log: _LogSummary, progress: Callable[[int, int], None] | None) ->
                 yield from _add_run(log, item)
                 if progress is not None:
                     progress(item.end - log.files.begin, log.files.end - log.files.begin)
+            elif log.served_end is not None and item.physical_offset >= log.served_end:
+                ended = True
             elif item.damage is not None:
                 yield CheckFinding(file.path, item.physical_offset - file.begin, item.damage)
                 ended = True
             elif item.physical_offset < file.end:
                 ended = True
                 position = item.physical_offset - file.begin
-                if not file.is_zero_from(position):
+                if log.served_end is not None:
+                    yield CheckFinding(file.path, position, "the log ends before messages that have a unit")
+                elif not file.is_zero_from(position):
                     yield CheckFinding(file.path, position, "after the end of the log there are bytes other than zeros")
             else:
                 log.end = file.end
@@ -183,8 +236,13 @@ def _scan_past_changed_bodies(file: MappedFile) -> Iterator[RecordRun | ScanEnd 
 def _add_run(log: _LogSummary, run: RecordRun) -> Iterator[CheckFinding]:
     log.end = run.end
     log.last_timestamp = max(log.last_timestamp, int(run.store_timestamps.max()))
-    log.timestamps += run.store_timestamps.tolist()
+    count = len(run.positions)
+    if log.served_end is not None:
+        count = int(np.searchsorted(run.positions, log.served_end - run.file.begin))
+    log.timestamps += run.store_timestamps[:count].tolist()
     for position in run.positions.tolist():
+        if log.served_end is not None and run.file.begin + position >= log.served_end:
+            return
         log.offsets.append(run.file.begin + position)
         try:
             outline = peek(run.file.map, position)
@@ -219,6 +277,8 @@ def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -
             physical_offset, size, _ = queue.unit(queue_offset)
             if physical_offset < log.files.begin:
                 continue
+            if log.served_end is not None and physical_offset >= log.served_end:
+                break
             actual = records.pop(queue_offset, None)
             what = None
             if size == FILLER_SIZE:
@@ -233,7 +293,8 @@ def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -
                 yield CheckFinding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
         for queue_offset, physical_offset in sorted(records.items()):
             yield _at(log.files, physical_offset, f"message {queue_offset} of {topic}-{queue_id} has no unit")
-        yield from _check_zeros_after(files, queue.max_offset * UNIT_SIZE)
+        if log.served_end is None:
+            yield from _check_zeros_after(files, queue.max_offset * UNIT_SIZE)
     finally:
         files.close()
 
@@ -257,7 +318,8 @@ def _check_index(log: _LogSummary, directory: Path, slot_count: int) -> Iterator
     offsets, times = np.array(log.offsets, np.int64), np.array(log.timestamps, np.int64)
     files: list[IndexFile] = []
     try:
-        for path in index_paths(directory):
+        paths = list(index_paths(directory))
+        for path in paths if log.served_end is None else paths[:-1]:
             try:
                 files.append(IndexFile.open(path, slot_count))
             except StoreCorrupt as error:

@@ -24,11 +24,15 @@ from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import ScanEnd
 
 
-def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
+def dump(
+    path: str | Path,
+    progress: Callable[[int, int], None] | None = None,
+    body_fields: Callable[[bytes], dict[str, Any]] | None = None,
+) -> Iterator[dict[str, Any]]:
     """Yield every message of the store at `path` as a dict with the fields above, in that order.
 
-    `progress` gets (bytes done, bytes in total) of the log. If the log is damaged, raises StoreCorrupt after all
-    messages before the damage.
+    `body_fields` returns further fields for a decompressed body. `progress` gets (bytes done, bytes in total) of the
+    log. If the log is damaged, raises StoreCorrupt after all messages before the damage.
     """
     with StoreReader(path) as reader:
         units = _units_by_record(reader)
@@ -44,7 +48,7 @@ def dump(path: str | Path, progress: Callable[[int, int], None] | None = None) -
             for position in item.positions.tolist():
                 try:
                     message = decode(item.file.map, position, decompress=False, check_crc=False)
-                    yield message_row(message, units.get(item.file.begin + position))
+                    yield message_row(message, units.get(item.file.begin + position), body_fields)
                 except InvalidMessage as error:
                     raise StoreCorrupt(item.file.path, position, str(error)) from error
             if progress is not None:
@@ -68,10 +72,14 @@ def _units_by_record(reader: StoreReader) -> dict[int, tuple[str, int]]:
     return found
 
 
-def message_row(message: MessageExt, unit: tuple[str, int] | None) -> dict[str, Any]:
+def message_row(
+    message: MessageExt,
+    unit: tuple[str, int] | None,
+    body_fields: Callable[[bytes], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Return the fields above for a message with its body as stored; `unit` is its (cq, tags code), if it has one."""
     body = decompress(message.body, message.sys_flag)
-    return {
+    row: dict[str, Any] = {
         "commitLogOffset": message.physical_offset,
         "topic": message.topic,
         "queueId": message.queue_id,
@@ -96,3 +104,4 @@ def message_row(message: MessageExt, unit: tuple[str, int] | None) -> dict[str, 
         "tagsCode": unit[1] if unit else None,
         "cq": unit[0] if unit else None,
     }
+    return row if body_fields is None else row | body_fields(body)

@@ -57,16 +57,35 @@ class SearchQuery:
             and self.tag in (None, message.tags)
             and self.begin_ms <= message.store_timestamp < self.end_ms
             and (self.key is None or self.key in (message.unique_key, *(message.keys or "").split(" ")))
-            and self._matches_body(message)
+            and (not self.searches_bodies or self.match(body_of(message)) is not None)
         )
 
-    def _matches_body(self, message: MessageExt) -> bool:
-        if self.text is None and self.pattern is None:
-            return True
-        body = decompress(message.body, message.sys_flag)
-        if self.text is not None and self.text.encode() not in body:
-            return False
-        return self.pattern is None or self.pattern.search(body) is not None
+    @property
+    def searches_bodies(self) -> bool:
+        """Whether the query has a condition on bodies."""
+        return self.text is not None or self.pattern is not None
+
+    def match(self, body: bytes) -> tuple[int, int] | None:
+        """Return begin and end of the first match in a decompressed body; None if it does not meet both conditions.
+
+        With a pattern and a text, it is the match of the pattern.
+        """
+        found: tuple[int, int] | None = None
+        if self.text is not None:
+            text = self.text.encode()
+            begin = body.find(text)
+            if begin < 0:
+                return None
+            found = begin, begin + len(text)
+        if self.pattern is not None:
+            match = self.pattern.search(body)
+            return None if match is None else match.span()
+        return found
+
+
+def body_of(message: MessageExt) -> bytes:
+    """Return the decompressed body of a message that has it as stored."""
+    return decompress(message.body, message.sys_flag)
 
 
 def grep(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None = None) -> Iterator[MessageExt]:

@@ -1,0 +1,68 @@
+"""The first lines in the log of a server: version, addresses, store, and the settings that differ from the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import platform
+
+import rucola
+from rucola import settings
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
+from rucola.namesrv.config import NamesrvConfig
+from rucola.namesrv.server import Namesrv
+from rucola.store.config import StoreConfig
+
+logger = logging.getLogger("rucola")
+
+_DERIVED = {"storeHost", "brokerIP1", "brokerIP2", "brokerName", "bindAddress", "listenPort", "haListenPort"}
+"""Settings that the other lines show."""
+
+
+def log_broker(broker: Broker) -> None:
+    """Log what a broker that has just started is, in three lines."""
+    config, store = broker.config, broker.store_config
+    _log_version("broker")
+    logger.info(
+        "broker %s of cluster %s, id %d, %s, %s: clients at %s (bound to %s), slaves at port %d, name servers %s",
+        config.broker_name, config.broker_cluster_name, config.broker_id, store.broker_role.name,
+        store.flush_disk_type.name, broker.address, config.bind_address, config.ha_listen_port,
+        config.namesrv_addr or "none",
+    )  # fmt: skip
+    logger.info(
+        "store %s, CommitLog %s in files of %d bytes, kept for %d h; settings that differ from the defaults: %s",
+        store.store_path_root_dir, store.commit_log_directory, store.mapped_file_size_commit_log,
+        store.file_reserved_time, _changed((config, BrokerConfig()), (store, StoreConfig())),
+    )  # fmt: skip
+
+
+def log_namesrv(server: Namesrv, config: NamesrvConfig) -> None:
+    """Log what a name server that has just started is, in two lines."""
+    _log_version("name server")
+    logger.info(
+        "name server at %s:%d, key-value table %s; settings that differ from the defaults: %s",
+        server.host, server.port, config.kv_config_path or "in memory only", _changed((config, NamesrvConfig())),
+    )  # fmt: skip
+
+
+def _log_version(kind: str) -> None:
+    build = "compiled" if rucola.is_compiled() else "not compiled"
+    logger.info(
+        "Rucola %s %s, %s, Python %s, process %d",
+        rucola.__version__, kind, build, platform.python_version(), os.getpid(),
+    )  # fmt: skip
+
+
+def _changed(*pairs: tuple[object, object]) -> str:
+    changed: dict[str, str] = {}
+    for config, defaults in pairs:
+        assert dataclasses.is_dataclass(config)
+        usual = settings.to_properties(defaults)
+        changed |= {
+            key: value
+            for key, value in settings.to_properties(config).items()
+            if usual.get(key) != value and key not in _DERIVED
+        }
+    return ", ".join(f"{key}={value}" for key, value in changed.items()) or "none"

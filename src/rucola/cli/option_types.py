@@ -1,0 +1,102 @@
+"""Types of option values: times, addresses and lists of name servers.
+
+A value that no server and no file can make valid is a wrong command line: exit code 2.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from rucola.errors import RemotingConnectError
+from rucola.remoting.client import host_and_port
+
+_MQADMIN_TIME = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
+_MILLISECONDS = re.compile(r"\d{1,15}", re.ASCII)
+
+
+def parse_time(text: str) -> int:
+    """Parse a time, and return milliseconds since 1970. Raises ValueError.
+
+    Accepts `now`, milliseconds since 1970, ISO 8601 (`2013-01-01`, `2013-01-01T05:15:00.250Z`, ...) and mqadmin's
+    `2013-01-01#05:15:00:250`. Times without a UTC offset are local.
+    """
+    text = text.strip()
+    if text == "now":
+        return time.time_ns() // 1_000_000
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    of_mqadmin = _MQADMIN_TIME.fullmatch(text)
+    if "#" in text and of_mqadmin is None:  # fromisoformat takes any character for the T
+        raise ValueError(text)
+    moment = datetime.fromisoformat("{}T{}.{}".format(*of_mqadmin.groups()) if of_mqadmin else text)
+    try:
+        # Rounded, since a float of seconds since 1970 is not exact to the millisecond.
+        return round(moment.timestamp() * 1000)
+    except (OverflowError, OSError) as error:
+        raise ValueError(str(error)) from None
+
+
+class TimeType(click.ParamType[int]):
+    """A time in any format of `parse_time`, as milliseconds since 1970. With `latest`, -1 stands for the end."""
+
+    name = "time"
+
+    def __init__(self, *, latest: bool = False) -> None:
+        self._latest = latest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if self._latest and value.strip() == "-1":
+            return -1
+        try:
+            return parse_time(value)
+        except ValueError:
+            self.fail(
+                f"{value} is not a time: write 2013-01-01T05:15:00 (local), 2013-01-01T05:15:00Z, "
+                "2013-01-01#05:15:00:000, milliseconds since 1970, or now",
+                param,
+                ctx,
+            )
+
+
+class AddressType(click.ParamType[str]):
+    """The address of one server, `host:port`; with `several`, addresses joined by semicolons or commas."""
+
+    name = "host:port"
+
+    def __init__(self, *, several: bool = False) -> None:
+        self._several = several
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        addresses = re.split("[;,]", value) if self._several else [value]
+        given = [address.strip() for address in addresses if address.strip()]
+        try:
+            for address in given:
+                host, _ = host_and_port(address)
+                if not self._several and set(";,") & set(host):
+                    self.fail(f"{value!r} has several addresses: give one", param, ctx)
+        except RemotingConnectError as error:
+            self.fail(str(error), param, ctx)
+        if not given:
+            self.fail(f"{value!r} is no address: write host:port", param, ctx)
+        return str(value)
+
+
+TIME: Final = TimeType()
+ADDRESS: Final = AddressType()
+ADDRESSES: Final = AddressType(several=True)
+
+SINCE_HELP: Final = "Only messages stored at this time or later: 2013-01-01T05:15:00, milliseconds, or now."
+
+
+def check_window(begin_ms: int | None, end_ms: int | None, options: str = "-b -e") -> None:
+    """Raise UsageError if a begin is after its end; `options` are the names of both."""
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        begin, end = options.split()
+        raise click.UsageError(f"{begin} {begin_ms} is after {end} {end_ms}")

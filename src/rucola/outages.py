@@ -1,0 +1,124 @@
+"""Log lines of outages: few, however often a loop fails.
+
+A loop that retries reports each failure and each success. An outage has one line when it begins, summaries at growing
+distances while it lasts, and one line when it ends:
+
+    broker broker-a failed, retrying: cannot connect to 10.0.0.7:10911: connection refused
+    broker broker-a: still failing after 60 s, 58 failures, the last: ...
+    broker broker-a: works again after 140 s, 137 failures
+
+A subject that fails again soon after it has recovered continues its outage: it has no new line before the next summary
+is due. So a subject has at most two lines per `FIRST_SUMMARY_S`, even if it fails and recovers every second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+FIRST_SUMMARY_S: Final = 60.0
+"""Time from the begin of an outage to its first summary; each later one takes twice as long as the one before."""
+LONGEST_PAUSE_S: Final = 3600.0
+MAX_SUBJECTS: Final = 1000
+"""Number of subjects that are remembered; beyond it, the one that failed first is forgotten."""
+
+
+@dataclass(slots=True)
+class _Outage:
+    begin_s: float
+    next_line_s: float
+    pause_s: float = FIRST_SUMMARY_S
+    failures: int = 1
+    is_over: bool = False
+    is_told: bool = True
+    """Whether the last line about the subject says that it fails."""
+
+
+class Outages:
+    """The outages of several subjects. Thread-safe.
+
+    `clock_s` never runs backwards.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, clock_s: Callable[[], float] = time.monotonic, level: int = logging.WARNING
+    ) -> None:
+        self._logger = logger
+        self._clock_s = clock_s
+        self._level = level
+        self._outages: dict[str, _Outage] = {}
+        self._lock = threading.Lock()
+        self._failing = 0
+        """The number of outages that are not over: 0 makes `succeeded` cheap."""
+
+    @property
+    def any_failing(self) -> bool:
+        """Whether an outage lasts; if not, `succeeded` has no effect."""
+        return self._failing > 0
+
+    def is_line_due(self, subject: str) -> bool:
+        """Tell whether a failure now would be logged, for details that are costly to find out."""
+        outage = self._outages.get(subject)
+        return outage is None or self._clock_s() >= outage.next_line_s
+
+    def is_failing(self, subject: str) -> bool:
+        """Tell whether an outage of this subject lasts."""
+        outage = self._outages.get(subject)
+        return outage is not None and not outage.is_over
+
+    def failed(self, subject: str, error: object) -> None:
+        """Report a failure of a subject, such as "broker broker-a"; its line begins with it."""
+        with self._lock:
+            now_s = self._clock_s()
+            outage = self._outages.get(subject)
+            if outage is None or (outage.is_over and now_s >= outage.next_line_s):
+                self._forget(subject)
+                self._make_room()
+                self._outages[subject] = _Outage(now_s, now_s + FIRST_SUMMARY_S)
+                self._failing += 1
+                self._logger.log(self._level, "%s failed, retrying: %s", subject, error)
+                return
+            if outage.is_over:
+                outage.is_over = False
+                self._failing += 1
+            outage.failures += 1
+            if now_s >= outage.next_line_s:
+                self._logger.log(
+                    self._level, "%s: still failing after %d s, %d failures, the last: %s",
+                    subject, now_s - outage.begin_s, outage.failures, error,
+                )  # fmt: skip
+                outage.is_told = True
+                outage.pause_s = min(2 * outage.pause_s, LONGEST_PAUSE_S)
+                outage.next_line_s = now_s + outage.pause_s
+
+    def succeeded(self, subject: str) -> None:
+        """Report a success; if an outage was logged, its end is logged."""
+        if not self._failing:
+            return
+        with self._lock:
+            outage = self._outages.get(subject)
+            if outage is None or outage.is_over:
+                return
+            outage.is_over = True
+            self._failing -= 1
+            if outage.is_told:
+                outage.is_told = False
+                now_s = self._clock_s()
+                outage.next_line_s = now_s + FIRST_SUMMARY_S
+                self._logger.log(
+                    self._level, "%s: works again after %d s, %d failures",
+                    subject, now_s - outage.begin_s, outage.failures,
+                )  # fmt: skip
+
+    def _forget(self, subject: str) -> None:
+        outage = self._outages.pop(subject, None)
+        if outage is not None and not outage.is_over:
+            self._failing -= 1
+
+    def _make_room(self) -> None:
+        if len(self._outages) >= MAX_SUBJECTS:
+            self._forget(next(iter(self._outages)))

@@ -1,0 +1,146 @@
+"""Output shared by all commands: JSON and tables."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from rucola.cli import output
+from rucola.cli.output import to_json
+
+
+class Renamed(msgspec.Struct, rename="camel", omit_defaults=True):
+    queue_id: int
+    broker_name: str = ""
+
+
+class Plain(msgspec.Struct):
+    message_id: str
+    nested: list[Any]
+
+
+@dataclasses.dataclass
+class Counts:
+    day_count: int
+    by_topic: dict[str, Any]
+    out_path: Path
+
+
+def test_fields_are_in_camel_case_and_data_is_not() -> None:
+    counts = Counts(1, {"my_topic": Plain("m_1", [Renamed(3), Counts(2, {}, Path("a_b"))])}, Path("/x"))
+    assert to_json({"a_key": counts}) == {
+        "a_key": {
+            "dayCount": 1,
+            "byTopic": {
+                "my_topic": {
+                    "messageId": "m_1",
+                    "nested": [{"queueId": 3}, {"dayCount": 2, "byTopic": {}, "outPath": "a_b"}],
+                }
+            },
+            "outPath": "/x",
+        }
+    }
+
+
+TOPIC = "Topic-" + "x" * 88 + "-order"
+ID = "7F00000100002A9F00000000000A1B2C"
+
+
+def tables() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The column names of every table in the source of the command line."""
+    for path in sorted((Path(output.__file__).parent).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Tuple | ast.List):
+                names = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+                if len(names) < 2 or not all(isinstance(name, str) for name in names):
+                    continue
+                if all(name.startswith("#") for name in names) or all(name.isupper() for name in names):
+                    yield f"{path.stem}:{node.lineno}", tuple(names)
+
+
+def row_of(columns: tuple[str, ...]) -> list[object]:
+    """A row of long values that fit the names of the columns."""
+    kinds: tuple[tuple[str, object], ...] = (
+        (r"message.?id|msgid|^#at$", ID), ("client|addr|remote", "192.168.100.100@12345#1234567890"),
+        ("topic|group|broker name|brokername|subexpr|left out|tag|key|remark", TOPIC),
+        ("time|first|last|stored|updat|until|oldest|newest", "2013-01-01 05:15:00,000"),
+    )  # fmt: skip
+    return [next((value for kind, value in kinds if re.search(kind, name.lower())), 1234567) for name in columns]
+
+
+@pytest.mark.parametrize(("where", "columns"), tables())
+def test_every_table_fits_80_columns_and_cuts_no_id(where: str, columns: tuple[str, ...]) -> None:
+    row = row_of(columns)
+    cells = [[str(cell) for cell in row]]
+    widths = output.fit(columns, cells, [isinstance(cell, int) for cell in row], 80)
+    total = sum(widths.values()) + 2 * (len(widths) - 1)
+    for number, cell in enumerate(row):
+        if columns[number] in output._WHOLE:
+            assert widths[number] >= len(str(cell)), "ids are shown, and whole"
+        elif number in widths and isinstance(cell, int):
+            assert widths[number] >= len(str(cell)), "numbers are whole"
+    assert 0 in widths
+    whole = sum(len(str(cell)) + 2 for number, cell in enumerate(row) if columns[number] in output._WHOLE)
+    assert total <= max(80, whole + 12), (where, widths)
+
+
+def test_the_tables_of_all_groups_are_found() -> None:
+    found = {where.partition(":")[0] for where, _ in tables()}
+    assert {"topics", "groups", "cluster", "dead_letters", "inspection", "recovery", "search", "messages"} <= found
+
+
+def shown(columns: tuple[str, ...], rows: list[tuple[object, ...]], *options: str) -> Result:
+    @click.command()
+    @output.wide_option
+    def command() -> None:
+        output.print_table(columns, rows)
+
+    # rich takes a pipe for a terminal of 80 columns then.
+    return CliRunner().invoke(command, options, env={"COLUMNS": "80", "TTY_COMPATIBLE": "1", "NO_COLOR": "1"})
+
+
+COLUMNS = ("#Message ID", "#Topic", "#Offset", "#Store Time", "#Tags", "#Keys")
+ROW = (ID, TOPIC, 4711, "2013-01-01 05:15:00,000", "T" * 30, "K" * 30)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_terminal_gets_the_important_columns_and_wide_all() -> None:
+    result = shown(COLUMNS, [ROW])
+    head, line = (one.rstrip() for one in plain(result.stdout).splitlines())
+    assert len(line) <= 80
+    assert line.split()[0] == ID
+    assert "…" in line
+    assert "4711" in line
+    assert "#Tags" not in head
+    assert result.stderr == "not shown: #Tags, #Keys; --wide shows all columns\n"
+    result = shown(COLUMNS, [ROW], "--wide")
+    assert plain(result.stdout).splitlines()[1].split() == " ".join(map(str, ROW)).split()
+    assert result.stderr == ""
+
+
+def test_a_name_is_shortened_in_its_middle() -> None:
+    assert output.shorten("Topic-of-orders-1", 9) == "Topi…rs-1"
+    assert output.shorten("short", 9) == "short"
+    for width in range(1, 20):
+        assert output.cell_width(output.shorten("日本語のトピック" * 3, width)) <= width
+        assert output.cell_width(output.shorten("x" * 100, width)) == width
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    hostile = "a\x1b[2J\x07\u202eb\x9b31m\n"
+    result = shown(("#Topic", "#Keys"), [(hostile, hostile)], "--wide")
+    row = plain(result.stdout).split("\n", 1)[1]
+    assert row.split() == [r"a\x1b[2J\x07\u202eb\x9b31m\n"] * 2
+    assert output.printable("a\tb\x1b", keep="\t") == "a\tb\\x1b"
