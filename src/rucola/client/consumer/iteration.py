@@ -11,7 +11,8 @@ A message passes these states:
 3. settled        completed or retried; further calls have no effect.
 
 If the consumer closes before a message is completed, its offset stays uncommitted, and the next owner of its queue gets
-it.
+it. A warning says so then: a loop that ends by `break` without `ack` would otherwise begin with the same message in
+every run of its program, without a sign of why.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class Iterations:
         if (delivery := self._settle(message)) is not None:
             self._in_flight.end(delivery, 0)
             await self._retry.retry(delivery, delay_level)
+
+    def unacknowledged(self) -> list[MessageExt]:
+        """Return the messages in flight or abandoned, which the group receives again if the consumer closes now."""
+        deliveries = [*self._delivered.values(), *self._abandoned.values()]
+        return [message for delivery in deliveries for message in delivery.incomplete]
 
     async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
         """Return the next delivery; None if the consumer is closed, or if none arrived in time."""
