@@ -125,3 +125,8 @@ class SendFailed(RemotingError):
 
     def __reduce__(self) -> tuple[type[SendFailed], tuple[str, tuple[tuple[str, RemotingError], ...]]]:
         return SendFailed, (self.topic, self.attempts)
+
+
+def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
+    """Return the sentence for a module of an optional dependency that is not installed."""
+    return f"{error}: `pip install 'rucola-mq[{extra}]'` adds it"

@@ -228,8 +228,8 @@ async def test_closing_warns_of_a_message_that_a_break_left(
                     break
         warned = [record.getMessage() for record in caplog.records if "acknowledged" in record.getMessage()]
         assert warned == ([] if acknowledges else [
-            "group c: closing before 1 message of an iteration was acknowledged, the first with offset 0 of T: "
-            "delivered again to the group; call ack(message) before the loop ends by break"
+            "group c: closing with unacknowledged messages of an iteration (1, the first with offset 0 of T), "
+            "which the group receives again; call ack(message) before leaving the loop by break"
         ])  # fmt: skip
         assert await committed(running) == acknowledges
 

@@ -251,10 +251,9 @@ class PushConsumer(GroupClient):
         self._ready_queue.close()
         if left := self._iterations.unacknowledged():
             logger.warning(
-                "group %s: closing before %d message%s of an iteration %s acknowledged, the first with offset %d of %s: "
-                "delivered again to the group; call ack(message) before the loop ends by break",
-                self.group, len(left), "" if len(left) == 1 else "s", "was" if len(left) == 1 else "were",
-                left[0].queue_offset, left[0].topic,
+                "group %s: closing with unacknowledged messages of an iteration (%d, the first with offset %d of %s), "
+                "which the group receives again; call ack(message) before leaving the loop by break",
+                self.group, len(left), left[0].queue_offset, left[0].topic,
             )  # fmt: skip
         await run_close_steps(
             lambda: self._dispatcher.close(CLOSE_GRACE_MS),
