@@ -88,6 +88,6 @@ def main() -> None:
     \b
     Examples:
       rucola standalone --store data          serve a store directory
-      rucola admin topicStatus -t Orders      query a cluster (-n or NAMESRV_ADDR names the name server)
+      rucola admin topicStatus -t Orders      query a cluster (-n or ROCKETMQ_NAMESRV names the name server)
       rucola store check data                 look for damage, while no broker serves the directory
     """

@@ -20,6 +20,7 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
+from rucola.client.name_server_addresses import NAMESRV_VARIABLES
 from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.joined_view import StoredCopy, stored_copies
@@ -73,7 +74,7 @@ def list_(
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
-    envvar="NAMESRV_ADDR",
+    envvar=NAMESRV_VARIABLES,
     show_envvar=True,
     help="Name servers; with this option, brokers are queried, too.",
 )

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from rucola.cli.log_format import configure_logging, log_format_option
 from rucola.cli.output import print_json
 from rucola.cli.reliable.command import database_options, dry_run_option, json_option, run, run_checked, yes_option
+from rucola.client.name_server_addresses import DEFAULT_NAMESRV, NAMESRV_VARIABLES
 from rucola.errors import ConfigError
 from rucola.reliable import (
     Alerts,
@@ -73,8 +74,8 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 
 @click.command()
 @click.option(
-    "-n", "--namesrvAddr", "namesrv_addr", envvar="NAMESRV_ADDR", required=True, show_envvar=True,
-    help="Name servers, host:port;host:port.",
+    "-n", "--namesrvAddr", "namesrv_addr", envvar=NAMESRV_VARIABLES, show_envvar=True,
+    default=DEFAULT_NAMESRV, show_default=True, help="Name servers, host:port;host:port.",
 )  # fmt: skip
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=Policy().batch, show_default=True, help="Messages per claim."
