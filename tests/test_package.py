@@ -18,7 +18,6 @@ from importlib import util
 from pathlib import Path
 from types import ModuleType
 
-import click
 import pytest
 from markdown_it import MarkdownIt
 from packaging.metadata import Metadata
@@ -26,11 +25,9 @@ from packaging.version import Version
 from trove_classifiers import classifiers
 
 import rucola
+from support.installation import REPOSITORY, build, run, share_packages
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-PACKAGES = Path(click.__file__).resolve().parents[1]
-"""Where Rucola's dependencies and the build tools are installed."""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 SEND_AND_RECEIVE = """
 import sys
@@ -51,19 +48,10 @@ with consumer:
 """
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel and the sdist of this checkout."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder)
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    return wheel, sdist
+    return build(tmp_path_factory.mktemp("dist"))
 
 
 def metadata_of(wheel: Path, sdist: Path) -> tuple[bytes, bytes]:
@@ -157,8 +145,7 @@ def test_an_installation_sends_and_receives(built: tuple[Path, Path], tmp_path: 
     environment = tmp_path / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    Path(site, "packages.pth").write_text(f"{PACKAGES}\n")
+    share_packages(environment)
     package = built[0 if kind == "wheel" else 1]
     run(*PIP, "--python", python, "install", "--no-index", "--no-deps", "--no-build-isolation", package)
     version = run(python, "-c", "from importlib.metadata import version; print(version('rucola-mq'))")
