@@ -5,7 +5,7 @@ SIGINT. Configuration files are Apache's `broker.conf` and `namesrv.conf`; optio
 
 Corresponds to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate difference: `standalone`
 listens on 127.0.0.1 unless the file has a `bindAddress` or a `brokerIP1`, because any client that can connect may read
-and write all messages.
+and write all messages. It enables enablePropertyFilter.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def standalone(
     """Run a name server and a broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
-    configuration has a bindAddress or a brokerIP1. SIGTERM and SIGINT stop both servers cleanly.
+    configuration has a bindAddress or a brokerIP1, and filters by SQL92 unless enablePropertyFilter is false. SIGTERM
+    and SIGINT stop both servers cleanly.
 
     \b
     Examples:
@@ -85,6 +86,7 @@ def standalone(
     properties = read_properties(config_file)
     set_store_directory(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
+    properties.setdefault("enablePropertyFilter", "true")  # for trying things, SQL92 works without a configuration
     properties.setdefault("haListenPort", "0")  # any free port: slaves get it from the name server
     if broker_port is not None:
         # The ports in the file belong to another broker then; the port for replication must not collide, either.
