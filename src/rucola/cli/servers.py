@@ -15,6 +15,7 @@ import gc
 import logging
 import signal
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,21 @@ def standalone(
     if broker_port is not None:
         # The ports in the file belong to another broker then; the port for replication must not collide, either.
         properties |= {"listenPort": str(broker_port), "haListenPort": "0"}
-    _run(_standalone(properties, namesrv_port, config_file))
+    config, store_config = broker_settings(properties, config_file)
+    _run(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
 
 
-async def _standalone(properties: dict[str, str], namesrv_port: int, config_file: Path | None) -> None:
-    async with Namesrv(properties["bindAddress"], namesrv_port) as namesrv:
+async def _standalone(broker: Broker, namesrv_port: int) -> None:
+    # What is wrong with the store is reported before a port that another broker has.
+    async with AsyncExitStack() as running:
+        await broker.open()
+        running.push_async_callback(broker.stop)
+        namesrv = await running.enter_async_context(Namesrv(broker.config.bind_address, namesrv_port))
         # Register under the address that clients use: the one that the broker advertises.
-        config, store_config = broker_settings(properties, config_file)
-        config.namesrv_addr = f"{config.broker_ip1}:{namesrv.port}"
-        async with Broker(config, store_config, config_file=config_file) as broker:
-            await serve_until_cancelled(f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}")
+        broker.config.namesrv_addr = f"{broker.config.broker_ip1}:{namesrv.port}"
+        await broker.start()
+        running.push_async_callback(broker.stop)  # before the name server, so that the broker unregisters there
+        await serve_until_cancelled(f"rucola ready namesrv={broker.config.namesrv_addr} broker={broker.address}")
 
 
 @click.command()
