@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import msgspec
 
@@ -91,3 +91,22 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     def broadcasting(self) -> bool:
         """Whether each member gets all messages."""
         return self.message_model is MessageModel.BROADCASTING
+
+
+class ConsumeKeywords(TypedDict, total=False):
+    """The keyword arguments of a PushConsumer for editors and type checkers; ConsumeOptions documents them."""
+
+    message_model: MessageModel
+    orderly: bool
+    consume_from: ConsumeFromWhere
+    consume_timestamp_ms: int | None
+    strategy: Strategy
+    concurrency: int
+    pull_batch_size: int
+    limits: PullLimits
+    max_reconsume_times: int | None
+    local_retry_ms: float
+    suspend_current_queue_ms: float
+    consume_timeout_ms: float
+    offsets_root: str | Path | None
+    trace: ConsumeTrace | None

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Unpack
 
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
@@ -41,7 +41,7 @@ from rucola.client.consumer.iteration import Iterations
 from rucola.client.consumer.listener import BatchListener, Listener, ListenerAdapter
 from rucola.client.consumer.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from rucola.client.consumer.operations import ConsumerOperations
-from rucola.client.consumer.options import ConsumeOptions
+from rucola.client.consumer.options import ConsumeKeywords, ConsumeOptions
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.ready_queue import ReadyQueue
@@ -87,7 +87,12 @@ class PushConsumer(GroupClient):
     """
 
     def __init__(
-        self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None, **options: Any
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        **options: Unpack[ConsumeKeywords],
     ) -> None:
         self.options = ConsumeOptions(**options)
         broadcasting, orderly = self.options.broadcasting, self.options.orderly

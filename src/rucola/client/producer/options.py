@@ -5,7 +5,7 @@ Corresponds to the settings of `DefaultMQProducer` of Apache RocketMQ 4.9.8, who
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import msgspec
 
@@ -65,3 +65,14 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether slow and failing brokers are avoided for a while, see `latency_faults`: sendLatencyFaultEnable."""
     trace: SendTrace | None = None
     """Receives completed sends and transactions."""
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """The keyword arguments of a Producer for editors and type checkers; ProducerOptions documents them."""
+
+    retry_times: int
+    compress_threshold: int
+    max_message_size: int
+    retry_another_broker_when_not_store_ok: bool
+    latency_fault_tolerance: bool
+    trace: SendTrace | None

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
-from typing import Any
+from typing import Unpack
 
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.in_flight_sends import InFlightRequests
-from rucola.client.producer.options import ProducerOptions
+from rucola.client.producer.options import ProducerKeywords, ProducerOptions
 from rucola.client.producer.pipeline import PipelinedSend, SendPipeline
 from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import (
@@ -55,7 +55,12 @@ class Producer(GroupClient):
     """
 
     def __init__(
-        self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None, **options: Any
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
         super().__init__(group, namesrv, instance)
         self.options = ProducerOptions(**options)
