@@ -17,9 +17,11 @@ from rucola.client.producer.queue_selectors import select_by_hash, select_by_mac
 from rucola.client.producer.send_request import SendResult, SendStatus
 from rucola.client.producer.transaction import LocalTransactionState, TransactionProducer, TransactionSendResult
 from rucola.client.stats import ConsumerStats, Durations, ProducerStats
+from rucola.client.values import ValueCodec
 from rucola.errors import (
     BrokerError,
     ConfigError,
+    InvalidBody,
     InvalidExpression,
     InvalidMessage,
     MQError,
@@ -41,6 +43,7 @@ __all__ = [
     "ConsumeOptions",
     "ConsumerStats",
     "Durations",
+    "InvalidBody",
     "InvalidExpression",
     "InvalidMessage",
     "LocalTransactionState",
@@ -69,6 +72,7 @@ __all__ = [
     "TopicNotFound",
     "TransactionProducer",
     "TransactionSendResult",
+    "ValueCodec",
     "select_by_hash",
     "select_by_machine_room",
     "select_by_random",

@@ -180,6 +180,17 @@ class Producer(_Blocking[producer_module.Producer]):
         """Return the totals since the producer was made, by topic."""
         return self._client.stats()
 
+    def message(
+        self,
+        topic: str,
+        value: Any,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> Message:
+        """Return a message whose body is a value, encoded by the option `value`."""
+        return self._client.message(topic, value, tags, keys, properties)
+
     def send(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send a message and wait until it is stored."""
         return self._run(self._client.send(message, queue, timeout_ms))

@@ -16,6 +16,7 @@ import msgspec
 from rucola.client.consumer.allocation import Strategy, average
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE
+from rucola.client.values import ValueType
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 
@@ -73,6 +74,8 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """With broadcasting, the directory of the offset files; None means `~/.rocketmq_offsets`."""
     trace: ConsumeTrace | None = None
     """Records every call of the listener."""
+    value: ValueType | None = None
+    """The type of `message.value`, or a codec, see `rucola.client.values`; without it only the body is set."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -110,3 +113,4 @@ class ConsumeKeywords(TypedDict, total=False):
     consume_timeout_ms: float
     offsets_root: str | Path | None
     trace: ConsumeTrace | None
+    value: ValueType | None

@@ -52,6 +52,7 @@ from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import run_close_steps
 from rucola.client.route import TopicRoute
 from rucola.client.stats import ConsumeCounters, ConsumerStats
+from rucola.client.values import Values
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import check_topic
@@ -116,8 +117,9 @@ class PushConsumer(GroupClient):
         # 3. Delivery and retry.
         retry = ConsumeRetry(context, self._ready_queue)
         self._in_flight = InFlightDeliveries(retry, self._counters, self.options.consume_timeout_ms)
-        self._iterations = Iterations(self._ready_queue, self._in_flight, retry)
-        self._dispatcher = Dispatcher(context, self._ready_queue, self._in_flight, retry, self._close_stranded)
+        values = Values(self.options.value)
+        self._iterations = Iterations(self._ready_queue, self._in_flight, retry, values)
+        self._dispatcher = Dispatcher(context, self._ready_queue, self._in_flight, retry, values, self._close_stranded)
         # 4. Operators.
         self.operations = ConsumerOperations(
             context, self._assignment, self._locks, self._dispatcher, self._counters, lambda: self.is_open
@@ -314,6 +316,9 @@ class PushConsumer(GroupClient):
         self._check_caller()
         if self._dispatcher.listener is not None:
             raise ConfigError(f"the consumer of group {self.group} has a listener already; a consumer has one")
+        if listener.takes_list and self.options.value is not None:
+            # One invalid body would fail its whole batch, and valid messages would become dead letters with it.
+            raise ConfigError("a consumer with the option `value` takes no batch listener: decode in that one")
         if self._iterations.count:
             raise ConfigError(f"the consumer of group {self.group} iterates over messages: end that before it listens")
         self._dispatcher.listener = listener

@@ -10,6 +10,7 @@ from typing import Protocol, TypedDict
 import msgspec
 
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
+from rucola.client.values import ValueType
 from rucola.message import Message, MessageExt
 from rucola.protocol.codes import RequestCode
 
@@ -65,6 +66,8 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether slow and failing brokers are avoided for a while, see `latency_faults`: sendLatencyFaultEnable."""
     trace: SendTrace | None = None
     """Receives completed sends and transactions."""
+    value: ValueType | None = None
+    """The type of values that `message` encodes, or a codec, see `rucola.client.values`."""
 
 
 class ProducerKeywords(TypedDict, total=False):
@@ -76,3 +79,4 @@ class ProducerKeywords(TypedDict, total=False):
     retry_another_broker_when_not_store_ok: bool
     latency_fault_tolerance: bool
     trace: SendTrace | None
+    value: ValueType | None
