@@ -11,7 +11,7 @@ A message passes these states:
 3. settled        completed or retried; further calls have no effect.
 
 If the consumer closes before a message is completed, its offset stays uncommitted, and the next owner of its queue gets
-it. A warning says so then: a loop that ends by `break` without `ack` would otherwise begin with the same message in
+it. That is logged as a warning: a loop that ends by `break` without `ack` would otherwise begin with the same message in
 every run of its program, without a sign of why.
 """
 
