@@ -11,8 +11,8 @@ A message passes these states:
 3. settled        completed or retried; further calls have no effect.
 
 If the consumer closes before a message is completed, its offset stays uncommitted, and the next owner of its queue gets
-it. That is logged as a warning: a loop that ends by `break` without `ack` would otherwise begin with the same message in
-every run of its program, without a sign of why.
+it. A warning is logged: a loop that ends by `break` without `ack` would otherwise begin with the same message in every
+run of its program, without a sign of why.
 """
 
 from __future__ import annotations
