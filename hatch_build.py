@@ -1,4 +1,9 @@
-"""The build hook: makes machine code of the hot path, with mypyc, for who asks for it.
+"""The build hooks: the package page, and machine code of the hot path.
+
+The package page is README.md. A package index shows it without the repository around it, so its links to files become
+addresses below the project URL `Source`, or plain text as long as pyproject.toml has no such URL.
+
+Machine code is made with mypyc, if the environment asks for it:
 
     RUCOLA_COMPILE=1 pip install .
 
@@ -13,6 +18,7 @@ and ends the build: a wheel that only looks compiled would be found out too late
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sysconfig
@@ -24,9 +30,25 @@ from typing import Any
 
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SWITCH = "RUCOLA_COMPILE"
 REQUIRES = ["mypy>=2.4", "setuptools>=70"]
+RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
+
+
+class PackagePageHook(MetadataHookInterface):
+    """Makes README.md the description of the package. hatchling calls `update` before each build."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        source = metadata.get("urls", {}).get("Source")
+        metadata["readme"] = {"content-type": "text/markdown", "text": package_page(text, source)}
+
+
+def package_page(readme: str, source: str | None) -> str:
+    """Return README.md with links to files as addresses below `source`; without one, as the plain text of the link."""
+    return RELATIVE_LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 
 
 class CompileHook(BuildHookInterface[BuilderConfig]):

@@ -9,11 +9,11 @@ from rucola.client.sync import Message, Producer, PushConsumer
 
 with Producer("shop") as producer:
     for dish in ("pizza", "pasta", "risotto"):
-        producer.send(Message("Orders", dish.encode()))
+        producer.send(Message("ConsumeOrders", dish.encode()))
 
 cooked = []
-consumer = PushConsumer("kitchen")
-consumer.subscribe("Orders")
+consumer = PushConsumer("consume-kitchen")
+consumer.subscribe("ConsumeOrders")
 with consumer:
     for message in consumer:  # endless; `consumer.messages(idle_timeout_ms=...)` ends when no message arrives
         cooked.append(message.body.decode())

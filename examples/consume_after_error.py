@@ -9,11 +9,11 @@ It prints:
 from rucola.client.sync import Message, Producer, PushConsumer
 
 with Producer("shop") as producer:
-    producer.send(Message("Orders", b"pizza"))
+    producer.send(Message("ErrorOrders", b"pizza"))
 
 oven_is_hot = False
-consumer = PushConsumer("kitchen")
-consumer.subscribe("Orders")
+consumer = PushConsumer("error-kitchen")
+consumer.subscribe("ErrorOrders")
 
 
 def cook(dish: str) -> None:

@@ -11,7 +11,7 @@ from rucola.client import MessageExt, ReconsumeLater
 from rucola.client.sync import Message, Producer, PushConsumer
 
 with Producer("shop") as producer:
-    producer.send_many(Message("Clicks", str(number).encode()) for number in range(100))
+    producer.send_many(Message("BatchClicks", str(number).encode()) for number in range(100))
 
 rows: "queue.Queue[int]" = queue.Queue()
 
@@ -24,8 +24,8 @@ def write(messages: list[MessageExt]) -> None:
         rows.put(int(message.body))
 
 
-consumer = PushConsumer("statistics")
-consumer.subscribe("Clicks")
+consumer = PushConsumer("batch-statistics")
+consumer.subscribe("BatchClicks")
 consumer.listen_to_batches(write, max_count=32)
 with consumer:
     print(len({rows.get(timeout=20) for _ in range(100)}), "rows")

@@ -14,19 +14,19 @@ from prometheus_client import CollectorRegistry
 from rucola.client.metrics import ClientCollector
 from rucola.client.sync import Message, Producer, PushConsumer
 
-with Producer("shop") as producer, PushConsumer("kitchen") as consumer:
+with Producer("shop") as producer, PushConsumer("counted-kitchen") as consumer:
     for dish in (b"pizza", b"pasta", b"risotto"):
-        producer.send(Message("Orders", dish))
-    sent = producer.stats()["Orders"]
+        producer.send(Message("CountedOrders", dish))
+    sent = producer.stats()["CountedOrders"]
     print(f"sent {sent.sent}, failed {sent.failed}, in flight {sent.in_flight}")
 
-    consumer.subscribe("Orders")
+    consumer.subscribe("CountedOrders")
     for message in islice(consumer, 4):  # one of them is delivered twice
         if message.body == b"pasta" and not message.reconsume_times:
-            consumer.reconsume_later(message)
+            consumer.reconsume_later(message, delay_level=1)  # after a second
         else:
             consumer.ack(message)
-    topics = consumer.stats().values()  # retries are counted under %RETRY%kitchen
+    topics = consumer.stats().values()  # retries are counted under %RETRY%counted-kitchen
     print(f"consumed {sum(of.consumed for of in topics)}, failed {sum(of.failed for of in topics)}")
 
     registry = CollectorRegistry()  # a program that serves metrics registers with prometheus_client.REGISTRY

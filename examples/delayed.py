@@ -6,6 +6,8 @@ It prints:
     soon: at a time of its own
 """
 
+from itertools import islice
+
 from rucola.client.sync import Message, Producer, PushConsumer
 
 with Producer("shop") as producer:
@@ -14,9 +16,11 @@ with Producer("shop") as producer:
     producer.send(after_a_while)
     producer.send(Message("Reminders", b"at a time of its own", tags="soon", properties={"TIMER_DELAY_MS": "1500"}))
 
-consumer = PushConsumer("diary")
+consumer = PushConsumer("delayed-diary")
 consumer.subscribe("Reminders")
 with consumer:
-    messages = consumer.messages()
-    for message in sorted((next(messages), next(messages)), key=lambda message: message.tags or ""):
-        print(f"{message.tags}: {message.body.decode()}")
+    lines = []
+    for message in islice(consumer, 2):
+        lines.append(f"{message.tags}: {message.body.decode()}")
+        consumer.ack(message)  # islice requests no third message, which would acknowledge the second
+print(*sorted(lines), sep="\n")

@@ -18,7 +18,7 @@ async def main() -> None:
     async with Producer("shop") as producer:
         for step in ("placed", "paid", "shipped"):
             for order in orders:
-                await producer.send(Message("Orders", step.encode(), keys=order), select_by_hash(order))
+                await producer.send(Message("OrderedSteps", step.encode(), keys=order), select_by_hash(order))
 
     steps: defaultdict[str, list[str]] = defaultdict(list)
     complete = asyncio.Event()
@@ -29,8 +29,8 @@ async def main() -> None:
         if sum(map(len, steps.values())) == 9:
             complete.set()
 
-    consumer = PushConsumer("kitchen", orderly=True)
-    consumer.subscribe("Orders")
+    consumer = PushConsumer("ordered-kitchen", orderly=True)
+    consumer.subscribe("OrderedSteps")
     consumer.listen(listen)
     async with consumer:
         await complete.wait()

@@ -13,7 +13,7 @@ from rucola.client.sync import Message, Producer, PullConsumer
 def read(consumer: PullConsumer, since_ms: int) -> int:
     """Return the number of messages in the topic that were stored at this time or later."""
     count = 0
-    for queue in consumer.queues("Orders"):
+    for queue in consumer.queues("PulledOrders"):
         offset = consumer.search_offset(queue, since_ms)
         while offset < consumer.max_offset(queue):
             result = consumer.pull(queue, offset)
@@ -24,13 +24,14 @@ def read(consumer: PullConsumer, since_ms: int) -> int:
     return count
 
 
+begin_ms = time.time_ns() // 1_000_000
 with Producer("shop") as producer:
     for _ in range(3):
-        producer.send(Message("Orders", b"before"))
+        producer.send(Message("PulledOrders", b"before"))
     time.sleep(0.05)
     then_ms = time.time_ns() // 1_000_000
     for _ in range(2):
-        producer.send(Message("Orders", b"after"))
+        producer.send(Message("PulledOrders", b"after"))
 
-with PullConsumer("auditor") as consumer:
-    print(f"{read(consumer, 0)} messages, {read(consumer, then_ms)} since then")
+with PullConsumer("pulling-auditor") as consumer:
+    print(f"{read(consumer, begin_ms)} messages, {read(consumer, then_ms)} since then")

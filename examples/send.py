@@ -2,11 +2,11 @@
 
 It prints:
 
-    stored, offset 0
+    SEND_OK
 """
 
 from rucola.client.sync import Message, Producer
 
 with Producer("shop") as producer:
-    result = producer.send(Message("Orders", b"one pizza", tags="food", keys="order-1"))
-    print(f"stored, offset {result.queue_offset}")
+    result = producer.send(Message("SentOrders", b"one pizza", tags="food", keys="order-1"))
+    print(result.status.name)

@@ -2,11 +2,11 @@
 
 It prints:
 
-    3 stored at offsets [0, 1, 2]
+    3 stored in 1 queue
 """
 
 from rucola.client.sync import Message, Producer
 
 with Producer("shop") as producer:
-    results = producer.send_batch(Message("Orders", body) for body in (b"pizza", b"pasta", b"tiramisu"))
-    print(f"{len(results)} stored at offsets {[result.queue_offset for result in results]}")
+    results = producer.send_batch(Message("SentBatchOrders", body) for body in (b"pizza", b"pasta", b"tiramisu"))
+    print(f"{len(results)} stored in {len({result.queue for result in results})} queue")

@@ -2,7 +2,7 @@
 
 It prints:
 
-    InvalidMessage: a message for topic Orders has an empty body; no broker takes one
+    InvalidMessage: a message for topic RefusedOrders has an empty body; no broker takes one
     RemotingConnectError
 """
 
@@ -11,13 +11,13 @@ from rucola.errors import InvalidMessage, MQError, SendFailed
 
 with Producer("shop") as producer:
     try:
-        producer.send(Message("Orders", b""))
+        producer.send(Message("RefusedOrders", b""))
     except InvalidMessage as error:
         print(f"InvalidMessage: {error}")
 
 with Producer("shop", namesrv="127.0.0.1:1") as producer:  # nothing listens there
     try:
-        producer.send(Message("Orders", b"one pizza"))
+        producer.send(Message("RefusedOrders", b"one pizza"))
     except SendFailed as error:  # no broker accepted it: `attempts` has the queue and the error of each attempt
         print(error.attempts)
     except MQError as error:

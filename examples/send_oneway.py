@@ -8,5 +8,5 @@ It prints:
 from rucola.client.sync import Message, Producer
 
 with Producer("shop") as producer:
-    producer.send_oneway(Message("Clicks", b"a pizza was looked at"))
+    producer.send_oneway(Message("OnewayClicks", b"a pizza was looked at"))
     print("sent")

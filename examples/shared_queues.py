@@ -13,12 +13,12 @@ from rucola.client.consumer.allocation import consistent_hash
 
 async def main() -> None:
     async with Producer("shop") as producer:
-        await producer.send(Message("Orders", b"one pizza"))
+        await producer.send(Message("SharedOrders", b"one pizza"))
     async with ClientInstance(client_id="cook-1") as first, ClientInstance(client_id="cook-2") as second:
         # All members of a group need the same strategy; `average` is the default, as in Apache's clients.
-        cooks = [PushConsumer("kitchen", instance=cook, strategy=consistent_hash()) for cook in (first, second)]
+        cooks = [PushConsumer("sharing-kitchen", instance=cook, strategy=consistent_hash()) for cook in (first, second)]
         for cook in cooks:
-            cook.subscribe("Orders")
+            cook.subscribe("SharedOrders")
         async with cooks[0], cooks[1]:
             while not cooks[0].queues or not cooks[1].queues or cooks[0].queues & cooks[1].queues:
                 await cooks[0].rebalanced()

@@ -14,7 +14,7 @@ from rucola.client.trace import MessageTrace
 async def main() -> None:
     async with MessageTrace() as trace:
         async with Producer("shop", trace=trace) as producer:
-            await producer.send(Message("Orders", b"one pizza", keys="order-1"))
+            await producer.send(Message("TracedOrders", b"one pizza", keys="order-1"))
 
         consumed = asyncio.Event()
 
@@ -22,8 +22,8 @@ async def main() -> None:
             print("consumed", message.body.decode())
             consumed.set()
 
-        consumer = PushConsumer("kitchen", trace=trace)
-        consumer.subscribe("Orders")
+        consumer = PushConsumer("traced-kitchen", trace=trace)
+        consumer.subscribe("TracedOrders")
         consumer.listen(cook)
         async with consumer:
             await consumed.wait()

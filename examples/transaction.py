@@ -27,12 +27,15 @@ def look_up(message: MessageExt) -> LocalTransactionState:
     return LocalTransactionState.COMMIT_MESSAGE if done else LocalTransactionState.ROLLBACK_MESSAGE
 
 
-with TransactionProducer("shop", check=look_up, topics=["Orders"]) as producer:
+with TransactionProducer("booking-shop", check=look_up, topics=["BookedOrders"]) as producer:
     for key, body in (("order-1", b"one pizza"), ("order-2", b"a pizza with pineapple")):
-        result = producer.send_in_transaction(Message("Orders", body, keys=key), book)
+        result = producer.send_in_transaction(Message("BookedOrders", body, keys=key), book)
         print(key, result.state.name)
 
-consumer = PushConsumer("kitchen")
-consumer.subscribe("Orders")
+consumer = PushConsumer("booked-kitchen")
+consumer.subscribe("BookedOrders")
 with consumer:
-    print("seen:", next(iter(consumer)).keys)
+    for message in consumer:
+        print("seen:", message.keys)
+        consumer.ack(message)
+        break

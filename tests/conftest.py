@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from rucola.client.name_server_addresses import NAMESRV_VARIABLES
 from rucola.testing.rocketmq import RocketMQ
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
+
+for _name in NAMESRV_VARIABLES:  # a developer's own cluster must get no message of a test
+    os.environ.pop(_name, None)
 
 ARCHIVES = Path(__file__).parent / "golden"
 EXTERNAL = {"ali_ons", "cpp", "mariadb", "own_db", "postgresql", "postgresql_db", "redis_server"}
@@ -48,7 +53,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
     """A name server and a broker for all tests of a run; `unique` makes names that no other test has.
 
-    Unlike the plugin's `rocketmq_session` it leaves NAMESRV_ADDR alone: brokers of other tests would register there.
+    Unlike the plugin's `rocketmq_session` it leaves the environment alone: brokers of other tests would register there.
     """
     with RocketMQ(tmp_path_factory.mktemp("rocketmq"), {}) as running:
         yield running

@@ -1,54 +1,69 @@
-"""README.md does what it says: its programs run against a real broker, and its commands exist."""
+"""README.md does what it says: a reader who follows it literally gets what it shows, and its commands exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.documentation import check_command, commands_of
-from support.servers import server
+from support.installation import REPOSITORY, build
+from support.reader import Reader, blocks_of, page
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+README = page("README.md")
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
 
 
-@pytest.fixture(scope="module")
-def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("readme")
-    ports = ("--namesrv-port", "0", "--broker-port", "0")
-    with server("standalone", "--store", path / "store", *ports, log=path / "log") as running:
-        yield running.addresses()[0]
-        assert running.stop() == 0
+def section(title: str) -> str:
+    (text,) = re.findall(rf"^## {title}\n.*?(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    assert isinstance(text, str)
+    return text
 
 
-def program(word: str, namesrv: str) -> dict[str, Any]:
-    """Run the one program that has this word, with the address of a running name server in it."""
-    (source,) = [source for source in PROGRAMS if word in source]
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(source.replace("127.0.0.1:9876", namesrv), "README.md", "exec"), names)
-    return names
+def test_the_first_things_are_the_installation_and_a_message() -> None:
+    titles = re.findall("^## (.*)", README, re.MULTILINE)
+    assert titles[:3] == ["Install", "The first message", "Find messages"]
 
 
-def test_first_program_sends_and_receives(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
-    program("PushConsumer(", namesrv)
-    sent, received = capsys.readouterr().out.splitlines()
-    assert re.fullmatch("[0-9A-F]{32}", sent)
-    assert received == "order-1 b'one pizza'"
+@pytest.mark.slow
+def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> None:
+    """From an empty directory with Python alone, in the order of the page."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    build(wheels)
+    directory = tmp_path / "reader"
+    directory.mkdir()
+    with Reader(directory, wheels, JAVA_HOME="/nowhere") as reader:
+        for title in ("Install", "The first message", "Find messages"):
+            reader.follow(blocks_of(section(title)))
+        assert (directory / "data" / "abort").exists()
+        reader.interrupt()
+        reader.follow(blocks_of(section("Inspect and repair a store")))
+        reader.type("rucola store check data", "")
+        reader.type("rucola store check repaired", "")
+        reader.type("rucola --version | cut -d, -f1", "rucola\n")
 
 
-def test_blocking_program_runs(namesrv: str) -> None:
-    program("rucola.client.sync", namesrv)
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_reader_with_java_reads_the_log_as_a_table(tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader:
+        first, programs = section("The first message"), section("The log as a Spark table")
+        reader.follow([block for block in blocks_of(first) if "activate" not in block.text])
+        reader.type("python first.py", "SEND_OK\norder-1 b'one pizza'\n")
+        reader.follow(blocks_of(programs))
+        assert any((tmp_path / "audit").glob("*.html"))
+        reader.interrupt()
+        reader.type("rucola store check data", "")
 
 
-async def test_transaction_program_runs(namesrv: str) -> None:
-    names = program("TransactionProducer(", namesrv)
-    await names["order"]()
+def test_make_targets_exist() -> None:
+    makefile = page("Makefile")
+    targets = set(re.findall(r"\bmake (\w+)", README))
+    assert targets >= {"demo", "setup", "test"}
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -2,7 +2,8 @@
 
     MQError
     ├── InvalidMessage          a message, topic, group or id that breaks the format's rules
-    │   └── InvalidExpression   a filter with a syntax or type error
+    │   ├── InvalidExpression   a filter with a syntax or type error
+    │   └── InvalidBody         a body that is not the value that a consumer expects
     ├── RemoteProtocolError     bytes from a peer that are not a RocketMQ frame or header
     ├── StoreError              a store directory that cannot be used as requested
     │   ├── StoreCorrupt        bytes on disk that contradict the format
@@ -32,6 +33,10 @@ class MQError(Exception):
 
 class InvalidMessage(MQError):
     """A message, topic, group, property or id that the format cannot represent."""
+
+
+class InvalidBody(InvalidMessage):
+    """The body of a received message that is not of the consumer's `value`."""
 
 
 class InvalidExpression(InvalidMessage):
@@ -130,3 +135,8 @@ class SendFailed(RemotingError):
 
     def __reduce__(self) -> tuple[type[SendFailed], tuple[str, tuple[tuple[str, RemotingError], ...]]]:
         return SendFailed, (self.topic, self.attempts)
+
+
+def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
+    """Return the sentence for a module of an optional dependency that is not installed."""
+    return f"{error}: `pip install 'rucola-mq[{extra}]'` adds it"

@@ -14,6 +14,7 @@ import pytest
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, MetricsExporterType
 from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreLocked
+from rucola.message.host import encode_host
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.client import RemotingClient
@@ -83,6 +84,20 @@ async def test_a_start_that_finds_the_store_locked_leaves_the_running_broker_alo
         request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
         assert (await client.invoke(running.address, request, 30_000)).code == ResponseCode.SUCCESS
         await client.close()
+
+
+async def test_an_opened_broker_has_no_port_and_records_the_one_it_binds(tmp_path: Path) -> None:
+    opened = broker(tmp_path)
+    await opened.open()
+    assert (opened.config.listen_port, opened.store_config.store_host) == (0, b"")
+    await opened.stop()
+    await opened.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await opened.open()
+    await opened.start()
+    assert opened.store_config.store_host == encode_host(opened.address)
+    await opened.stop()
+    assert check(tmp_path) == []
 
 
 async def test_a_stop_ends_all_tasks_and_the_broker_can_start_again(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ async def golden_broker(golden: Path, path: Path) -> AsyncIterator[tuple[Ask, di
     store = path / "store"
     shutil.copytree(golden / "store-after-restart", store)
     properties = settings.parse((golden / "broker.conf").read_text().replace("STORE", str(store)))
-    properties |= {"listenPort": "0", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
+    properties |= {"listenPort": "0", "haListenPort": "0", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
     recorded = json.loads((golden / "expected_queries.json").read_bytes())
 
     config, store_config, _ = from_properties(properties)

@@ -114,10 +114,16 @@ def test_unreachable_servers_are_named(tmp_path: Path, command: str, more: tuple
 
 
 @pytest.mark.parametrize("command", sorted(ARGUMENTS))
-def test_a_missing_name_server_address_is_an_error(tmp_path: Path, command: str) -> None:
-    result = run(command, tmp_path, NAMESRV_ADDR="")
-    assert result.exit_code == 2
-    assert "--namesrvAddr" in result.stderr
+def test_the_default_name_server_is_that_of_clients(command: str) -> None:
+    (option,) = [each for each in admin.commands[command].params if each.name == "namesrv_addr"]
+    assert (option.envvar, option.default) == (("ROCKETMQ_NAMESRV", "NAMESRV_ADDR"), "localhost:9876")
+
+
+def test_name_servers_of_the_environment_are_named_with_their_variable(tmp_path: Path) -> None:
+    result = run("topicList", tmp_path, ROCKETMQ_NAMESRV=NOWHERE, NAMESRV_ADDR="other:1")
+    says(result, f"{NOWHERE}")
+    assert "(the address is that of the environment variable ROCKETMQ_NAMESRV)" in result.stderr
+    assert "environment" not in run("topicList", tmp_path, "-n", NOWHERE).stderr
 
 
 @pytest.mark.parametrize("command", OF_A_TOPIC)

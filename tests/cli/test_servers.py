@@ -85,6 +85,29 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
         assert standalone.stop() == 0
 
 
+def test_a_store_in_use_is_named_before_the_ports_that_are_in_use_as_well(tmp_path: Path) -> None:
+    """Both belong to the first broker: the second call of the same command line is about the store."""
+    store = tmp_path / "store"
+    with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
+        namesrv, broker = (address.rpartition(":")[2] for address in standalone.addresses())
+        second = run("standalone", "--store", store, "--namesrv-port", namesrv, "--broker-port", broker)
+        assert second.returncode == 1
+        assert str(store) in second.stderr
+        assert standalone.stop() == 0
+
+
+def test_a_taken_port_of_the_name_server_leaves_the_store_closed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("standalone", "--store", store, "--namesrv-port", str(port), "--broker-port", "0")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert not (store / "abort").exists()
+    assert run("store", "check", store).returncode == 0
+
+
 def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -189,14 +212,22 @@ def test_print_settings_starts_no_server(tmp_path: Path) -> None:
     assert "listenPort=9876" in run("namesrv", "-p", "-n", "other:9876").stdout.splitlines()
 
 
-def test_an_unreadable_value_is_named_with_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [("listenPort=many", "listenPort=many"), ("messageDelayLevel=1s 5x", "messageDelayLevel contains '5x'")],
+)
+def test_an_unreadable_value_is_named_with_its_file_even_if_the_port_is_taken(
+    tmp_path: Path, setting: str, wrong: str
+) -> None:
     conf = tmp_path / "broker.conf"
-    conf.write_text("listenPort=many\n")
-    result = run("standalone", "--store", tmp_path / "store", "-c", conf)
+    conf.write_text(f"{setting}\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run("standalone", "--store", tmp_path / "store", "-c", conf, "--namesrv-port", port)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert str(conf) in line
-    assert "listenPort=many" in line
+    assert wrong in line
 
 
 def test_an_invalid_name_server_address_is_refused(tmp_path: Path) -> None:

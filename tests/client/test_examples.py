@@ -1,17 +1,23 @@
-"""The cookbook: every program in examples/ prints what its docstring says, against a broker of its own."""
+"""docs/client.md, followed literally: one `rucola standalone`, against which every program prints what it says."""
 
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
-DOCS = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
+from support.installation import REPOSITORY
+from support.reader import Reader, blocks_of, page
+
+DOCS = page("docs/client.md")
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+IN_ORDER = [REPOSITORY / "examples" / name for name in dict.fromkeys(re.findall(r"\(\.\./examples/(\w+\.py)\)", DOCS))]
+ROUNDS = 2
+"""The programs can be repeated: none leaves a message that the next run would receive, or counts on an empty topic."""
 
 
 def promised(path: Path) -> str:
@@ -22,12 +28,35 @@ def promised(path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.rocketmq(messageDelayLevel="0s", enablePropertyFilter="true")
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_prints_its_documented_output(path: Path, rocketmq: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(path), run_name="__main__")
-    assert capsys.readouterr().out.strip() == promised(path)
+def test_the_page_can_be_followed_with_one_broker(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    with Reader(tmp_path) as reader:
+        reader.follow([block for block in blocks_of(DOCS) if block.language == "console"])
+        monkeypatch.setenv("ROCKETMQ_NAMESRV", reader.namesrv)
+        for _ in range(ROUNDS):
+            for path in IN_ORDER:
+                runpy.run_path(str(path), run_name="__main__")
+                assert (path.name, capsys.readouterr().out.strip()) == (path.name, promised(path))
+        assert [record.getMessage() for record in caplog.records if "unacknowledged" in record.getMessage()] == []
+        reader.interrupt()
+        reader.type("rucola store check data", "")
 
 
 def test_every_example_is_documented() -> None:
-    assert [path.name for path in EXAMPLES if f"(../examples/{path.name})" not in DOCS] == []
+    assert sorted(IN_ORDER) == EXAMPLES
+
+
+def test_every_example_has_topics_and_groups_of_its_own() -> None:
+    """On one broker they would otherwise receive each other's messages."""
+    users: dict[str, set[str]] = {}
+    for path in EXAMPLES:
+        source = path.read_text(encoding="utf-8")
+        for name in {*re.findall(r'Message\("(\w+)"', source), *re.findall(r'PushConsumer\(\s*"([\w-]+)"', source)}:
+            users.setdefault(name, set()).add(path.name)
+    assert len(users) > len(EXAMPLES)
+    assert {name: paths for name, paths in users.items() if len(paths) > 1} == {}

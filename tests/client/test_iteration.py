@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from rucola.client import Message, MessageExt, PullLimits, PushConsumer
 from rucola.client import sync as blocking
 from support.broker_thread import servers
 from support.cluster import Tally, cluster
-from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, take
+from support.consumers import FIRST, ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take
 from support.waiting import until
 
 each_order = pytest.mark.parametrize("orderly", [False, True])
@@ -209,3 +212,88 @@ def test_a_failed_blocking_loop_gets_its_message_again(tmp_path: Path, orderly: 
         assert bodies == [b"0", b"1"]
         with blocking.PullConsumer("c", namesrv) as reader:
             assert reader.committed(queue) == 2
+
+
+@each_order
+@pytest.mark.parametrize("acknowledges", [False, True])
+async def test_closing_warns_of_a_message_that_a_break_left(
+    tmp_path: Path, orderly: bool, acknowledges: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
+        with caplog.at_level(logging.WARNING, "rucola.client"):
+            async with consumer_of(running, orderly=orderly) as consumer:
+                async for message in consumer:
+                    if acknowledges:
+                        consumer.ack(message)
+                    break
+        warned = [record.getMessage() for record in caplog.records if "acknowledged" in record.getMessage()]
+        assert warned == ([] if acknowledges else [
+            "group c: closing with unacknowledged messages of an iteration (1, the first with offset 0 of T), "
+            "which the group receives again; call ack(message) before leaving the loop by break"
+        ])  # fmt: skip
+        assert await committed(running) == acknowledges
+
+
+@each_order
+async def test_a_consumer_that_closes_within_the_loop_leaves_its_message_to_the_next_one(
+    tmp_path: Path, orderly: bool
+) -> None:
+    async with cluster_with_topic(tmp_path, range(4), queues=1) as (running, _):
+        consumer = consumer_of(running, orderly=orderly)
+        await consumer.open()
+        seen = []
+        async for message in consumer:
+            seen.append(int(message.body))
+            if len(seen) == 2:
+                await consumer.close()
+        assert seen == [0, 1]
+        assert await committed(running) == 1
+        async with consumer_of(running, orderly=orderly) as successor:
+            assert await take(successor, 3) == [1, 2, 3]
+        assert await committed(running) == 4
+
+
+@each_order
+async def test_a_loop_that_ends_when_no_message_arrives_has_acknowledged_all(tmp_path: Path, orderly: bool) -> None:
+    async with cluster_with_topic(tmp_path, range(4), queues=1) as (running, _):
+        async with consumer_of(running, orderly=orderly) as consumer:
+            assert [int(message.body) async for message in consumer.messages(idle_timeout_ms=300)] == [0, 1, 2, 3]
+        assert await committed(running) == 4
+
+
+KILLED = """
+import sys
+from rucola.client import ConsumeFromWhere
+from rucola.client.sync import PushConsumer
+
+consumer = PushConsumer("c", sys.argv[1], consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+consumer.subscribe("T")
+consumer.open()
+for message in consumer:
+    print(message.body.decode(), flush=True)
+    if message.body == b"4":
+        sys.stdin.read()  # until the process is killed
+"""
+
+
+async def test_the_message_of_a_killed_process_is_delivered_to_the_next_one(tmp_path: Path) -> None:
+    """The step of message 4 is not complete: 0 to 3 are committed, by the next pull, and 4 is not."""
+    async with cluster_with_topic(tmp_path, range(10), queues=1) as (running, _):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", KILLED, running.namesrv, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            assert [int(await process.stdout.readline()) for _ in range(5)] == [0, 1, 2, 3, 4]
+            await send(running, [10])  # answers the held pull, so that the next one commits
+
+            async def has_committed() -> bool:
+                return await committed(running) == 4
+
+            await until(has_committed)
+        finally:
+            process.kill()
+            await process.wait()
+        async with consumer_of(running) as successor:
+            assert await take(successor, 7) == [4, 5, 6, 7, 8, 9, 10]
+        assert await committed(running) == 11

@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from rucola.admin import AdminClient
+from rucola.client import ClientInstance, Message, Producer, name_server_addresses
 from rucola.client import route as route_module
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes, default_topic_route, topic_route
 from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout
@@ -86,6 +88,46 @@ def test_a_missing_name_server_address_raises_at_once(addresses: str) -> None:
 
 def question() -> RemotingCommand:
     return RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="T"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "addresses"),
+    [
+        ({}, ["localhost:9876"]),
+        ({"NAMESRV_ADDR": "a:1;b:2"}, ["a:1", "b:2"]),
+        ({"ROCKETMQ_NAMESRV": "c:3", "NAMESRV_ADDR": "a:1;b:2"}, ["c:3"]),
+        ({"ROCKETMQ_NAMESRV": "", "NAMESRV_ADDR": "a:1"}, ["a:1"]),
+    ],
+)
+def test_default_name_servers_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], addresses: list[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert NameServers(None, RemotingClient()).addresses == addresses
+    assert NameServers("d:4", RemotingClient()).addresses == ["d:4"]
+    assert ClientInstance().name_servers.addresses == addresses
+    assert AdminClient().namesrv == ";".join(addresses)
+
+
+@pytest.mark.parametrize("variable", ["ROCKETMQ_NAMESRV", "NAMESRV_ADDR"])
+async def test_an_unreachable_name_server_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    address = await free_address()
+    monkeypatch.setenv(variable, address)
+    async with Producer("g") as producer:
+        with pytest.raises(RemotingConnectError, match=f"{address}.* the environment variable {variable}"):
+            await producer.send(Message("T", b"body"))
+
+
+async def test_an_unreachable_default_address_is_named_with_the_ways_to_change_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(name_server_addresses, "DEFAULT_NAMESRV", await free_address())
+    async with Producer("g") as producer:
+        with pytest.raises(RemotingConnectError, match="the default address; give another one by namesrv=, -n or ROCK"):
+            await producer.send(Message("T", b"body"))
 
 
 async def free_address() -> str:

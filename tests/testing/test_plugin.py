@@ -30,7 +30,10 @@ def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=PAGE.count("\ndef test_"))
 
 
-def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: pytest.Pytester) -> None:
+def test_every_test_has_a_broker_of_its_own_and_the_environment_back(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCKETMQ_NAMESRV", "other:1")  # a developer's cluster, to which no test may send
     pytester.makepyfile(
         """
         import os
@@ -40,7 +43,7 @@ def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: p
 
         @pytest.mark.parametrize("turn", [1, 2])
         def test_alone(rocketmq, turn):
-            assert os.environ["NAMESRV_ADDR"] == rocketmq.namesrv
+            assert os.environ["NAMESRV_ADDR"] == os.environ["ROCKETMQ_NAMESRV"] == rocketmq.namesrv
             assert rocketmq.messages("T") == []
             rocketmq.send("T", b"body")
             addresses.add(rocketmq.store)
@@ -48,6 +51,7 @@ def test_every_test_has_a_broker_of_its_own_and_the_environment_back(pytester: p
         def test_after():
             assert len(addresses) == 2
             assert "NAMESRV_ADDR" not in os.environ
+            assert os.environ["ROCKETMQ_NAMESRV"] == "other:1"
         """
     )
     pytester.runpytest_inprocess("-q", "-p", "no:asyncio").assert_outcomes(passed=3)

@@ -46,12 +46,13 @@ from rucola.admin.traffic import TrafficAdmin
 class AdminClient:
     """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
 
-    `namesrv` lists the name servers, "host:port;host:port"; `timeout_ms` bounds each request. A client belongs to one
-    event loop. Every method of its parts raises RemotingConnectError or RemotingTimeout if a server does not answer,
-    BrokerError if it answers with an error code, and TopicNotFound for a topic without a route.
+    `namesrv` lists the name servers, "host:port;host:port", by default as for clients; `timeout_ms` bounds each
+    request. A client belongs to one event loop. Every method of its parts raises RemotingConnectError or
+    RemotingTimeout if a server does not answer, BrokerError if it answers with an error code, and TopicNotFound for a
+    topic without a route.
     """
 
-    def __init__(self, namesrv: str, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
+    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
         requests = AdminRequests(namesrv, timeout_ms=timeout_ms)
         self._requests = requests
         self.cluster = ClusterAdmin(requests)
@@ -67,7 +68,7 @@ class AdminClient:
         self.traces = TraceAdmin(self.messages)
         self.traffic = TrafficAdmin(self.brokers, self.topics, self.groups)
         self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
-        self.monitor = MonitorAdmin(namesrv, self.groups, self.dead_letters)
+        self.monitor = MonitorAdmin(requests.namesrv, self.groups, self.dead_letters)
 
     @property
     def namesrv(self) -> str:

@@ -32,7 +32,7 @@ class AdminRequests:
     `timeout_ms` bounds each request, connecting included.
     """
 
-    def __init__(self, namesrv: str, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
+    def __init__(self, namesrv: str | None, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
         self.timeout_ms = timeout_ms
         # Shared with `_name_servers`, so that each server has one connection.
         self._remoting = RemotingClient()

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
-from rucola.broker.assembly.startup import start_broker
+from rucola.broker.assembly.startup import OpenedParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
 from rucola.broker.services.broker_services import BrokerServices
@@ -52,16 +52,28 @@ class Broker:
         self._environment = BrokerEnvironment(config, store_config, clock, probe_disk, config_file, tuple(interceptors))
         self._running = AsyncExitStack()
         self._services: BrokerServices | None = None
+        self._opened: OpenedParts | None = None
+        """What `open` has opened, until `start`."""
 
     @property
     def address(self) -> str:
         """The address that clients connect to, "ip:port"."""
         return f"{self.config.broker_ip1}:{self.config.listen_port}"
 
+    async def open(self) -> None:
+        """Open the store without binding a port. Raises StoreError. `start` follows, or `stop`."""
+        async with AsyncExitStack() as opening:
+            self._opened = await open_broker(self._environment, opening)
+            self._running = opening.pop_all()
+
     async def start(self) -> None:
-        """Open the store and begin to serve. Raises StoreError, ConfigError or RemotingError."""
-        async with AsyncExitStack() as starting:
-            self._services = await start_broker(self._environment, starting)
+        """Open the store, unless `open` did, and begin to serve. Raises StoreError, ConfigError or RemotingError."""
+        if self._opened is None:
+            await self.open()
+        assert self._opened is not None
+        opened, self._opened = self._opened, None
+        async with self._running.pop_all() as starting:
+            self._services = await start_broker(self._environment, opened, starting)
             self._running = starting.pop_all()
 
     async def reload(self) -> None:
@@ -70,7 +82,8 @@ class Broker:
             await self._services.configuration.reload()
 
     async def stop(self) -> None:
-        """Stop serving and close the store. Everything that was acknowledged is on disk afterwards."""
+        """Stop serving and close the store. Idempotent. Everything that was acknowledged is on disk afterwards."""
+        self._opened = None
         await self._running.aclose()
 
     async def __aenter__(self) -> Broker:

@@ -22,6 +22,7 @@ from typing import Any, Final
 from rucola import settings
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
+from rucola.message.delay import parse_delay_levels
 from rucola.message.host import encode_host
 from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
@@ -271,6 +272,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     if broker.ha_transfer_batch_size < 1:
         raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
+    parse_delay_levels(store.message_delay_level)
     # A master always has id 0, whatever brokerId says: clients find the master by it.
     if not store.is_slave:
         broker.broker_id = MASTER_ID

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.demo.flights import COUNT
+from rucola.errors import missing_extra
 
 WIDTH = 110
 """Width of the tables, in characters, if the output is not a terminal."""
@@ -42,7 +43,7 @@ def demo(flights: int, out: Path) -> None:
 
         from rucola.demo.run import run  # needs the extras `spark` and `demo`
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}: install `rucola[demo]`") from None
+        raise click.ClickException(missing_extra(error, "demo")) from None
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH

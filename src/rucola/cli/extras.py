@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import click
 
+from rucola.errors import missing_extra
+
 
 @contextmanager
 def require_spark() -> Iterator[None]:
@@ -17,7 +19,7 @@ def require_spark() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}: install `rucola[spark]`") from None
+        raise click.ClickException(missing_extra(error, "spark")) from None
 
 
 @contextmanager
@@ -26,4 +28,4 @@ def require_reliable() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}: install `rucola[reliable]`") from None
+        raise click.ClickException(missing_extra(error, "reliable")) from None

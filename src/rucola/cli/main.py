@@ -82,13 +82,13 @@ def advice(error: StoreCorrupt) -> str:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(f"{rucola.__version__}{', compiled' if rucola.is_compiled() else ''}", package_name="rucola")
+@click.version_option(f"{rucola.__version__}{', compiled' if rucola.is_compiled() else ''}", package_name="rucola-mq")
 def main() -> None:
     """Rucola is a message system compatible with Apache RocketMQ, whose log is a Spark table.
 
     \b
     Examples:
       rucola standalone --store data          serve a store directory
-      rucola admin topicStatus -t Orders      query a cluster (-n or NAMESRV_ADDR names the name server)
+      rucola admin topicStatus -t Orders      query a cluster (-n or ROCKETMQ_NAMESRV names the name server)
       rucola store check data                 look for damage, while no broker serves the directory
     """

@@ -5,7 +5,7 @@ SIGINT. Configuration files are Apache's `broker.conf` and `namesrv.conf`; optio
 
 Corresponds to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate difference: `standalone`
 listens on 127.0.0.1 unless the file has a `bindAddress` or a `brokerIP1`, because any client that can connect may read
-and write all messages.
+and write all messages. It enables enablePropertyFilter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,8 @@ def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_f
     """Run a name server and a broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
-    configuration has a bindAddress or a brokerIP1. SIGTERM and SIGINT stop both servers cleanly.
+    configuration has a bindAddress or a brokerIP1, and filters by SQL92 unless enablePropertyFilter is false. SIGTERM
+    and SIGINT stop both servers cleanly.
 
     \b
     Examples:
@@ -88,22 +89,28 @@ def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_f
     properties = read_properties(config_file)
     set_store_directory(properties, store)
     properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
+    properties.setdefault("enablePropertyFilter", "true")  # for trying things, SQL92 works without a configuration
     properties.setdefault("haListenPort", "0")  # any free port: slaves get it from the name server
     if broker_port is not None:
         # The ports in the file belong to another broker then; the port for replication must not collide, either.
         properties |= {"listenPort": str(broker_port), "haListenPort": "0"}
-    _run(_standalone(properties, namesrv_port, config_file))
+    config, store_config = broker_settings(properties, config_file)
+    _run(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
 
 
-async def _standalone(properties: dict[str, str], namesrv_port: int, config_file: Path | None) -> None:
-    async with Namesrv(properties["bindAddress"], namesrv_port) as namesrv:
+async def _standalone(broker: Broker, namesrv_port: int) -> None:
+    # What is wrong with the store is reported before a port that another broker has.
+    async with AsyncExitStack() as running:
+        await broker.open()
+        running.push_async_callback(broker.stop)
+        namesrv = await running.enter_async_context(Namesrv(broker.config.bind_address, namesrv_port))
         # Register under the address that clients use: the one that the broker advertises.
-        config, store_config = broker_settings(properties, config_file)
-        config.namesrv_addr = f"{config.broker_ip1}:{namesrv.port}"
-        async with Broker(config, store_config, config_file=config_file) as broker:
-            banner.log_broker(broker)
-            ready = f"rucola ready namesrv={config.namesrv_addr} broker={broker.address}"
-            await serve_until_cancelled(ready, broker.reload)
+        broker.config.namesrv_addr = f"{broker.config.broker_ip1}:{namesrv.port}"
+        await broker.start()
+        running.push_async_callback(broker.stop)  # before the name server, so that the broker unregisters there
+        banner.log_broker(broker)
+        ready = f"rucola ready namesrv={broker.config.namesrv_addr} broker={broker.address}"
+        await serve_until_cancelled(ready, broker.reload)
 
 
 @click.command()

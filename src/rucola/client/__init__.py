@@ -6,30 +6,55 @@ order of their own; `request_reply`, `operator_requests`; `stats`, `metrics`, `t
 """
 
 from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
-from rucola.client.consumer.options import ConsumeFromWhere, MessageModel
+from rucola.client.consumer.options import ConsumeFromWhere, ConsumeKeywords, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
 from rucola.client.consumer.push_consumer import PushConsumer
 from rucola.client.instance import ClientInstance
+from rucola.client.producer.options import ProducerKeywords, ProducerOptions
 from rucola.client.producer.producer import Producer
 from rucola.client.producer.queue_selectors import select_by_hash, select_by_machine_room, select_by_random
 from rucola.client.producer.send_request import SendResult, SendStatus
 from rucola.client.producer.transaction import LocalTransactionState, TransactionProducer, TransactionSendResult
 from rucola.client.stats import ConsumerStats, Durations, ProducerStats
+from rucola.client.values import ValueCodec
+from rucola.errors import (
+    BrokerError,
+    ConfigError,
+    InvalidBody,
+    InvalidExpression,
+    InvalidMessage,
+    MQError,
+    RemotingConnectError,
+    RemotingError,
+    RemotingTimeout,
+    SendFailed,
+    TopicNotFound,
+)
 from rucola.message import Message, MessageExt
 from rucola.protocol.queue import MessageQueue
 
 __all__ = [
+    "BrokerError",
     "ClientInstance",
+    "ConfigError",
     "ConsumeFromWhere",
+    "ConsumeKeywords",
+    "ConsumeOptions",
     "ConsumerStats",
     "Durations",
+    "InvalidBody",
+    "InvalidExpression",
+    "InvalidMessage",
     "LocalTransactionState",
+    "MQError",
     "Message",
     "MessageExt",
     "MessageModel",
     "MessageQueue",
     "Producer",
+    "ProducerKeywords",
+    "ProducerOptions",
     "ProducerStats",
     "PullConsumer",
     "PullLimits",
@@ -37,11 +62,17 @@ __all__ = [
     "PullStatus",
     "PushConsumer",
     "ReconsumeLater",
+    "RemotingConnectError",
+    "RemotingError",
+    "RemotingTimeout",
+    "SendFailed",
     "SendResult",
     "SendStatus",
     "SuspendCurrentQueueAMoment",
+    "TopicNotFound",
     "TransactionProducer",
     "TransactionSendResult",
+    "ValueCodec",
     "select_by_hash",
     "select_by_machine_room",
     "select_by_random",

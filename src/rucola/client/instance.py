@@ -80,9 +80,6 @@ PROBE_AFTER_MS = 5000
 """How long a connection with pending requests may be silent before it is probed."""
 PROBE_TIMEOUT_MS = 3000
 
-NAMESRV_VARIABLE = "NAMESRV_ADDR"
-"""The environment variable with the addresses of the name servers."""
-
 
 class GroupMember(Protocol):
     """A consumer that takes part in its group."""
@@ -113,8 +110,8 @@ class TransactionChecker(Protocol):
 class ClientInstance(Lifecycle):
     """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
 
-    `namesrv` has the form "host:port;host:port" and defaults to the environment variable NAMESRV_ADDR. `client_id`
-    replaces the default of address and instance name.
+    `namesrv` has the form "host:port;host:port"; its default is that of `name_server_addresses`. `client_id` replaces
+    the default of address and instance name.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class ClientInstance(Lifecycle):
         self.replies = PendingReplies()
         processors |= self.replies.table()
         self.remoting = RemotingClient(processors, on_close=self._connection_closed)
-        self.name_servers = NameServers(namesrv or os.environ.get(NAMESRV_VARIABLE, ""), self.remoting)
+        self.name_servers = NameServers(namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()
         """The outages that all loops of this client report to."""

@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from rucola.client.hedging import hedged
+from rucola.client.name_server_addresses import NAMESRV_VARIABLES, default_name_servers, origin
 from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.message.topics import AUTO_CREATE_TOPIC
 from rucola.outages import Outages
@@ -118,13 +119,20 @@ def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
 class NameServers:
     """The name servers of a cluster, queried by hedged requests.
 
-    `addresses` has the form "host:port;host:port". ConfigError if it contains no address.
+    `addresses` has the form "host:port;host:port"; None means the default (`name_server_addresses`). ConfigError if it
+    contains no address.
     """
 
-    def __init__(self, addresses: str, remoting: RemotingClient) -> None:
+    def __init__(self, addresses: str | None, remoting: RemotingClient) -> None:
+        if addresses is None:
+            addresses = default_name_servers()
+        self._origin = origin(addresses)
         self.addresses = [address for part in addresses.replace(",", ";").split(";") if (address := part.strip())]
         if not self.addresses:
-            raise ConfigError("no name server is given: pass namesrv='host:9876;host:9876' or set NAMESRV_ADDR")
+            raise ConfigError(
+                f"{addresses!r} names no name server: pass namesrv='host:9876;host:9876', or set "
+                f"{' or '.join(NAMESRV_VARIABLES)}"
+            )
         self._remoting = remoting
         self._first = random.randrange(len(self.addresses))
         """The index of the server to query first."""
@@ -145,7 +153,7 @@ class NameServers:
             )
         except ExceptionGroup as group:
             reasons = "; ".join(map(str, group.exceptions))
-            raise RemotingConnectError(f"no name server answers: {reasons}") from None
+            raise RemotingConnectError(f"no name server answers: {reasons}{self._origin}") from None
         self._first = order[index]
         return response
 

@@ -21,15 +21,18 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from rucola.client.consumer import pull_consumer as pull_module
 from rucola.client.consumer import push_consumer as push_module
+from rucola.client.consumer.options import ConsumeKeywords
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullResult
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.group_client import GroupClient
+from rucola.client.instance import ClientInstance
 from rucola.client.producer import producer as producer_module
 from rucola.client.producer import transaction as transaction_module
+from rucola.client.producer.options import ProducerKeywords
 from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS
 from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import SendResult
@@ -159,8 +162,15 @@ def _close_all() -> None:
 class Producer(_Blocking[producer_module.Producer]):
     """Sends messages. `options` are those of the asyncio Producer."""
 
-    def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
-        super().__init__(producer_module.Producer(group, namesrv, **options))
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        super().__init__(producer_module.Producer(group, namesrv, instance=instance, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's write queues, ordered by broker name and queue id."""
@@ -169,6 +179,17 @@ class Producer(_Blocking[producer_module.Producer]):
     def stats(self) -> dict[str, ProducerStats]:
         """Return the totals since the producer was made, by topic."""
         return self._client.stats()
+
+    def message(
+        self,
+        topic: str,
+        value: Any,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> Message:
+        """Return a message whose body is a value, encoded by the option `value`."""
+        return self._client.message(topic, value, tags, keys, properties)
 
     def send(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
         """Send a message and wait until it is stored."""
@@ -217,9 +238,13 @@ class TransactionProducer(Producer):
         namesrv: str | None = None,
         *,
         check: Callable[[MessageExt], LocalTransactionState],
-        **options: Any,
+        topics: Iterable[str] = (),
+        instance: ClientInstance | None = None,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
-        self._transactions = transaction_module.TransactionProducer(group, namesrv, check=check, **options)
+        self._transactions = transaction_module.TransactionProducer(
+            group, namesrv, check=check, topics=topics, instance=instance, **options
+        )
         _Blocking.__init__(self, self._transactions)
 
     def send_in_transaction(
@@ -235,8 +260,8 @@ class TransactionProducer(Producer):
 class PullConsumer(_Blocking[pull_module.PullConsumer]):
     """Reads queues at offsets that the caller chooses."""
 
-    def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
-        super().__init__(pull_module.PullConsumer(group, namesrv, **options))
+    def __init__(self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None) -> None:
+        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's read queues, ordered by broker name and queue id."""
@@ -278,8 +303,15 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
 class PushConsumer(_Blocking[push_module.PushConsumer]):
     """Consumes topics, by iteration (`for message in consumer`) or by a listener in threads."""
 
-    def __init__(self, group: str, namesrv: str | None = None, **options: Any) -> None:
-        super().__init__(push_module.PushConsumer(group, namesrv, **options))
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        **options: Unpack[ConsumeKeywords],
+    ) -> None:
+        super().__init__(push_module.PushConsumer(group, namesrv, instance=instance, **options))
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
         """Subscribe to messages by tags, or by an SQL92 expression."""

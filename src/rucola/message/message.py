@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -154,6 +155,8 @@ class MessageExt(HasProperties):
     reconsume_times: int
     prepared_transaction_offset: int
     store_host_bytes: bytes = field(repr=False)
+    value: Any = field(default=None, repr=False, compare=False)
+    """The decoded body, if the consumer has the option `value`, see `rucola.client.values`."""
 
     @property
     def offset_msg_id(self) -> str:

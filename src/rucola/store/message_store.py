@@ -117,6 +117,10 @@ class MessageStore:
         """Whether the last put found no space; keeps a full disk from being logged by every put."""
         self._is_open = False
 
+    def set_host(self, store_host: bytes) -> None:
+        """Set the encoded address for all records from now on: a broker opens its store before it binds its port."""
+        self._store_host = store_host
+
     # -- opening and closing ------------------------------------------------------------------------------------------
 
     def open(self, now_ms: int = 0) -> None:

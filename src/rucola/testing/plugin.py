@@ -56,7 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def rocketmq(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RocketMQ]:
-    """A name server and a broker for this test alone, on free ports. NAMESRV_ADDR is set while the test runs.
+    """A name server and a broker for this test alone, on free ports.
+
+    ROCKETMQ_NAMESRV and NAMESRV_ADDR are set while the test runs.
 
     `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` passes settings by their keys in broker.conf; the marker closest
     to the test takes precedence.
@@ -65,7 +67,7 @@ def rocketmq(
     for marker in request.node.iter_markers("rocketmq"):
         settings = marker.kwargs | settings
     with _start(tmp_path_factory, settings) as running:
-        monkeypatch.setenv(*running.variable)
+        _export(running, monkeypatch)
         yield running
 
 
@@ -73,8 +75,14 @@ def rocketmq(
 def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
     """A name server and a broker shared by all tests of a run; `unique` returns names for each test."""
     with _start(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
-        environment.setenv(*running.variable)
+        _export(running, environment)
         yield running
+
+
+def _export(running: RocketMQ, environment: pytest.MonkeyPatch) -> None:
+    # Every variable: one that the developer has set for another cluster must not take precedence.
+    for name, address in running.variables.items():
+        environment.setenv(name, address)
 
 
 def _start(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:

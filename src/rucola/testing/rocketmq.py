@@ -28,7 +28,7 @@ from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
 from rucola.client import Message, MessageExt, Producer, PullConsumer, SendResult
 from rucola.client.event_loop_thread import EventLoopThread
-from rucola.client.instance import NAMESRV_VARIABLE
+from rucola.client.name_server_addresses import NAMESRV_VARIABLES
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.namesrv.server import Namesrv
@@ -97,9 +97,9 @@ class RocketMQ:
         self._stop()
 
     @property
-    def variable(self) -> tuple[str, str]:
-        """Name and value of the environment variable from which clients read the name server's address."""
-        return NAMESRV_VARIABLE, self.namesrv
+    def variables(self) -> dict[str, str]:
+        """The environment variables from which clients read the name server's address, all of them with it."""
+        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv)
 
     # Actions.
 

@@ -25,8 +25,7 @@ CLOSE_IDLE_INTERVAL_MS = 10_000
 class Connections:
     """The server and the state of its connections.
 
-    Built before the store, because records contain the broker's address and therefore its port. `processors` is
-    filled by `Serving`; the server listens last.
+    `processors` is filled by `Serving`; the server listens last.
     """
 
     def __init__(self, environment: BrokerEnvironment, metadata: Metadata) -> None:

@@ -8,7 +8,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.config import MetricsExporterType
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, missing_extra
 
 
 async def start_metrics(
@@ -24,7 +24,7 @@ async def start_metrics(
     try:
         from rucola.broker.metrics import BrokerCollector, MetricsServer
     except ModuleNotFoundError as error:
-        raise ConfigError(f"metricsExporterType=PROM: {error}; `pip install 'rucola[metrics]'`") from None
+        raise ConfigError(f"metricsExporterType=PROM: {missing_extra(error, 'metrics')}") from None
     collector = BrokerCollector(
         serving.state,
         serving.services.runtime_info.figures,

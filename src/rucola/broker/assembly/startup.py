@@ -4,9 +4,9 @@ Every part registers its own shutdown on one AsyncExitStack. The stack unwinds i
 part fails to start, so the order below defines both directions:
 
     start                                          stop (read upwards)
-    1. build tables and server, bind the port      close the port
-    2. open the store (recovery)                   flush and close the store
-    3. load the tables                             write the tables, close the client
+    1. open the store (recovery)                   flush and close the store
+    2. load the tables                             write the tables, close the client
+    3. bind the port, which records contain        close the port
     4. build replication; load delivery            write delivery offsets, put what is buffered
     5. build the services and their endpoints      -
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
@@ -16,12 +16,14 @@ part fails to start, so the order below defines both directions:
     10. follow the master (slave only)             stop following
 
 Requests are served only between steps 8 and 10, when every other part runs. Periodic tasks end (6) before the last
-writes of 4, 3 and 2, so that no file has two writers.
+writes of 4, 2 and 1, so that no file has two writers. A store that cannot be opened is reported before a port that is
+taken: with both, the port usually belongs to the broker that serves the store.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
@@ -35,21 +37,38 @@ from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.services.broker_services import BrokerServices
 
 
-async def start_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> BrokerServices:
-    """Start all parts and register their shutdown on `running`; return the services.
+@dataclass(frozen=True, slots=True)
+class OpenedParts:
+    """The parts that exist when the store is open and no port is bound."""
 
-    Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
+    metadata: Metadata
+    connections: Connections
+    storage: Storage
+
+
+async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> OpenedParts:
+    """Open the store, load the tables, and register their shutdown on `running`: steps 1 and 2.
+
+    Raises StoreError; the caller unwinds `running` then.
     """
     raise_descriptor_limit()
-    # 1. The port is part of the address in every record, so it is bound before the store opens.
     metadata = Metadata(environment)
     connections = Connections(environment, metadata)
-    connections.bind(running)
-
-    # 2. to 5. Load the state that requests need.
     storage = Storage(environment, connections.hold)
     await storage.open(running)
     metadata.open(running, None if environment.is_slave else storage.store.max_offset)
+    return OpenedParts(metadata, connections, storage)
+
+
+async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, running: AsyncExitStack) -> BrokerServices:
+    """Start all other parts and register their shutdown on `running`: steps 3 to 10; return the services.
+
+    Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
+    """
+    metadata, connections, storage = opened.metadata, opened.connections, opened.storage
+    # 3. to 5. Take the port, and load the state that requests need.
+    connections.bind(running)
+    storage.store.set_host(environment.store_config.store_host)
     replication = build_replication(environment, storage, metadata)
     delivery = DeliveryServices(environment, storage, metadata, connections)
     delivery.open(running)

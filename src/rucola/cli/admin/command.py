@@ -13,6 +13,7 @@ from rucola.admin import AdminClient, MessageQueue
 from rucola.cli.option_types import ADDRESS, ADDRESSES, SINCE_HELP, TIME
 from rucola.cli.output import wide_option
 from rucola.cli.suggestions import SuggestingGroup
+from rucola.client.name_server_addresses import DEFAULT_NAMESRV, NAMESRV_VARIABLES
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
@@ -58,9 +59,9 @@ def admin() -> None:
 
     \b
     Examples:
-      rucola admin clusterList -n localhost:9876
-      rucola admin queryMsgByKey -n localhost:9876 -t Orders -k 4711
-      NAMESRV_ADDR=localhost:9876 rucola admin topicStatus -t Orders --json
+      rucola admin clusterList                       the cluster at localhost:9876
+      rucola admin queryMsgByKey -n host:9876 -t Orders -k 4711
+      ROCKETMQ_NAMESRV=host:9876 rucola admin topicStatus -t Orders --json
     """
 
 
@@ -71,8 +72,8 @@ def command(name: str) -> Callable[[F], click.Command]:
         # click shows the option that was added last first: help texts begin with -n and --json.
         with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
         with_namesrv = click.option(
-            "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar="NAMESRV_ADDR", required=True,
-            show_envvar=True, help="Name servers, host:port;host:port.",
+            "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar=NAMESRV_VARIABLES, show_envvar=True,
+            default=DEFAULT_NAMESRV, show_default=True, help="Name servers, host:port;host:port.",
         )(with_json)  # fmt: skip
         return admin.command(name)(wide_option(with_namesrv))
 

@@ -21,7 +21,7 @@ from rucola.cli.admin.command import begin_option, call_admin, command, confirm,
 from rucola.cli.message_view import message_json
 from rucola.cli.option_types import check_window
 from rucola.cli.output import print_json, print_table, progress_bar, time_text
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, missing_extra
 
 PARQUET_ROWS = 4096
 """Rows per row group of a Parquet file; this many messages are held in memory."""
@@ -193,7 +193,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
 
         from rucola.spark.source.columns import SCHEMA
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: Parquet needs the extra `spark`, install `rucola[spark]`") from None
+        raise ConfigError(f"Parquet: {missing_extra(error, 'spark')}") from None
     # A dead letter was pulled from the wire, and does not tell the name of its broker.
     columns = [column for column in SCHEMA if column.name != "brokerName"]
     schema = pa.schema([*columns, ("originTopic", pa.string()), ("redriven", pa.bool_())])

@@ -20,6 +20,7 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
+from rucola.client.name_server_addresses import NAMESRV_VARIABLES
 from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.joined_view import StoredCopy, stored_copies
@@ -75,7 +76,7 @@ def list_(
     "--namesrvAddr",
     "namesrv_addr",
     type=ADDRESSES,
-    envvar="NAMESRV_ADDR",
+    envvar=NAMESRV_VARIABLES,
     show_envvar=True,
     help="Name servers; with this option, brokers are queried, too.",
 )

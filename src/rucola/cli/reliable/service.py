@@ -14,6 +14,7 @@ from rucola.cli.log_format import log_options
 from rucola.cli.option_types import ADDRESSES
 from rucola.cli.output import print_json
 from rucola.cli.reliable.command import database_options, dry_run_option, json_option, run, run_checked, yes_option
+from rucola.client.name_server_addresses import DEFAULT_NAMESRV, NAMESRV_VARIABLES
 from rucola.reliable import (
     Alerts,
     KeyedResend,
@@ -72,8 +73,8 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 
 @click.command()
 @click.option(
-    "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar="NAMESRV_ADDR", required=True, show_envvar=True,
-    help="Name servers, host:port;host:port.",
+    "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar=NAMESRV_VARIABLES, show_envvar=True,
+    default=DEFAULT_NAMESRV, show_default=True, help="Name servers, host:port;host:port.",
 )  # fmt: skip
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=Policy().batch, show_default=True, help="Messages per claim."

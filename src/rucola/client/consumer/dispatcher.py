@@ -38,6 +38,7 @@ from rucola.client.consumer.listener import (
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import ConsumeRetry
 from rucola.client.trace_hooks import HookContext
+from rucola.client.values import Values
 from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Dispatcher:
         ready_queue: ReadyQueue,
         in_flight: InFlightDeliveries,
         retry: ConsumeRetry,
+        values: Values,
         on_stranded: Callable[[], None],
     ) -> None:
         self.listener: ListenerAdapter | None = None
@@ -68,6 +70,7 @@ class Dispatcher:
         self._ready_queue = ready_queue
         self._in_flight = in_flight
         self._retries = retry
+        self._values = values
         self._on_stranded = on_stranded
         self._threads: ThreadPoolExecutor | None = None
         """The threads of a plain function, made with its first call."""
@@ -89,7 +92,12 @@ class Dispatcher:
             self._tasks.start(self._work(self.listener), f"listener {number} of {self._group}")
 
     async def call(self, listener: ListenerAdapter, messages: list[MessageExt]) -> None:
-        """Call the listener once, within the context of the trace. Raises whatever the listener raises."""
+        """Call the listener once, within the context of the trace. Raises whatever the listener raises.
+
+        InvalidBody, which is a failure like those, if the message is not of the consumer's `value`.
+        """
+        if not listener.takes_list:
+            self._values.decode(messages[0])
         if listener.needs_thread and self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, f"listener of {self._group}")
         if self._trace is None:

@@ -11,30 +11,39 @@ A message passes these states:
 3. settled        completed or retried; further calls have no effect.
 
 If the consumer closes before a message is completed, its offset stays uncommitted, and the next owner of its queue gets
-it.
+it. A warning is logged: a loop that ends by `break` without `ack` would otherwise begin with the same message in every
+run of its program, without a sign of why.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 
 from rucola.client.consumer.assigned_queue import Delivery
 from rucola.client.consumer.in_flight_deliveries import InFlightDeliveries
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import ConsumeRetry
+from rucola.client.values import Values
+from rucola.errors import InvalidBody
 from rucola.message import MessageExt
+
+logger = logging.getLogger(__name__)
 
 
 class Iterations:
     """The running iterations of one consumer and their messages. Belongs to one event loop."""
 
-    def __init__(self, ready_queue: ReadyQueue, in_flight: InFlightDeliveries, retry: ConsumeRetry) -> None:
+    def __init__(
+        self, ready_queue: ReadyQueue, in_flight: InFlightDeliveries, retry: ConsumeRetry, values: Values
+    ) -> None:
         self.count = 0
         """The number of running iterations."""
         self._ready_queue = ready_queue
         self._in_flight = in_flight
         self._retry = retry
+        self._values = values
         self._delivered: dict[int, Delivery] = {}
         """Deliveries in flight, by the `id` of their message, since an application may change a message's fields."""
         self._abandoned: dict[int, Delivery] = {}
@@ -56,6 +65,8 @@ class Iterations:
                 await asyncio.sleep(0)
             while (delivery := await self._next(idle_timeout_ms)) is not None:
                 message = delivery.messages[0]
+                if not await self._decode(delivery):
+                    continue
                 self._delivered[id(message)] = delivery
                 self._abandoned.pop(id(message), None)
                 self._in_flight.begin(delivery)
@@ -79,6 +90,23 @@ class Iterations:
         if (delivery := self._settle(message)) is not None:
             self._in_flight.end(delivery, 0)
             await self._retry.retry(delivery, delay_level)
+
+    def unacknowledged(self) -> list[MessageExt]:
+        """Return the messages in flight or abandoned, which the group receives again if the consumer closes now."""
+        deliveries = [*self._delivered.values(), *self._abandoned.values()]
+        return [message for delivery in deliveries for message in delivery.incomplete]
+
+    async def _decode(self, delivery: Delivery) -> bool:
+        """Decode the value of a message; return False if its body is invalid and it is retried instead."""
+        try:
+            self._values.decode(delivery.messages[0])
+        except InvalidBody as error:
+            logger.warning("%s; it is retried", error)
+            self._in_flight.begin(delivery)
+            self._in_flight.end(delivery, 0)
+            await self._retry.retry(delivery)
+            return False
+        return True
 
     async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
         """Return the next delivery; None if the consumer is closed, or if none arrived in time."""

@@ -83,7 +83,8 @@ class ListenerAdapter:
         self.needs_thread = not inspect.iscoroutinefunction(function)
         """Whether the listener is a plain function, which must not block the event loop."""
         self._function = function
-        self._takes_list = max_count is not None
+        self.takes_list = max_count is not None
+        """Whether the listener takes a batch."""
 
     async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
         """Call the listener, on one of the threads if it is a plain function. Raises whatever it raises.
@@ -91,7 +92,7 @@ class ListenerAdapter:
         ListenerNotCalled if no thread accepts the call: the listener has not seen the messages.
         """
         # A batch listener gets a copy, since it may modify its list.
-        argument: Any = list(messages) if self._takes_list else messages[0]
+        argument: Any = list(messages) if self.takes_list else messages[0]
         if not self.needs_thread:
             await self._function(argument)
             return

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import msgspec
 
 from rucola.client.consumer.allocation import Strategy, average
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE
+from rucola.client.values import ValueType
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 
@@ -73,6 +74,8 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """With broadcasting, the directory of the offset files; None means `~/.rocketmq_offsets`."""
     trace: ConsumeTrace | None = None
     """Records every call of the listener."""
+    value: ValueType | None = None
+    """The type of `message.value`, or a codec, see `rucola.client.values`; without it only the body is set."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -91,3 +94,23 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     def broadcasting(self) -> bool:
         """Whether each member gets all messages."""
         return self.message_model is MessageModel.BROADCASTING
+
+
+class ConsumeKeywords(TypedDict, total=False):
+    """The keyword arguments of a PushConsumer for editors and type checkers; ConsumeOptions documents them."""
+
+    message_model: MessageModel
+    orderly: bool
+    consume_from: ConsumeFromWhere
+    consume_timestamp_ms: int | None
+    strategy: Strategy
+    concurrency: int
+    pull_batch_size: int
+    limits: PullLimits
+    max_reconsume_times: int | None
+    local_retry_ms: float
+    suspend_current_queue_ms: float
+    consume_timeout_ms: float
+    offsets_root: str | Path | None
+    trace: ConsumeTrace | None
+    value: ValueType | None

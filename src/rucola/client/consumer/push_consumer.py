@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Unpack
 
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
@@ -41,7 +41,7 @@ from rucola.client.consumer.iteration import Iterations
 from rucola.client.consumer.listener import BatchListener, Listener, ListenerAdapter
 from rucola.client.consumer.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from rucola.client.consumer.operations import ConsumerOperations
-from rucola.client.consumer.options import ConsumeOptions
+from rucola.client.consumer.options import ConsumeKeywords, ConsumeOptions
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.ready_queue import ReadyQueue
@@ -52,6 +52,7 @@ from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import run_close_steps
 from rucola.client.route import TopicRoute
 from rucola.client.stats import ConsumeCounters, ConsumerStats
+from rucola.client.values import Values
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import check_topic
@@ -87,7 +88,12 @@ class PushConsumer(GroupClient):
     """
 
     def __init__(
-        self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None, **options: Any
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        **options: Unpack[ConsumeKeywords],
     ) -> None:
         self.options = ConsumeOptions(**options)
         broadcasting, orderly = self.options.broadcasting, self.options.orderly
@@ -111,8 +117,9 @@ class PushConsumer(GroupClient):
         # 3. Delivery and retry.
         retry = ConsumeRetry(context, self._ready_queue)
         self._in_flight = InFlightDeliveries(retry, self._counters, self.options.consume_timeout_ms)
-        self._iterations = Iterations(self._ready_queue, self._in_flight, retry)
-        self._dispatcher = Dispatcher(context, self._ready_queue, self._in_flight, retry, self._close_stranded)
+        values = Values(self.options.value)
+        self._iterations = Iterations(self._ready_queue, self._in_flight, retry, values)
+        self._dispatcher = Dispatcher(context, self._ready_queue, self._in_flight, retry, values, self._close_stranded)
         # 4. Operators.
         self.operations = ConsumerOperations(
             context, self._assignment, self._locks, self._dispatcher, self._counters, lambda: self.is_open
@@ -251,6 +258,12 @@ class PushConsumer(GroupClient):
 
     async def _leave(self) -> None:
         self._ready_queue.close()
+        if left := self._iterations.unacknowledged():
+            logger.warning(
+                "group %s: closing with unacknowledged messages of an iteration (%d, the first with offset %d of %s), "
+                "which the group receives again; call ack(message) before leaving the loop by break",
+                self.group, len(left), left[0].queue_offset, left[0].topic,
+            )  # fmt: skip
         await run_close_steps(
             lambda: self._dispatcher.close(CLOSE_GRACE_MS),
             self._background.close,
@@ -305,6 +318,9 @@ class PushConsumer(GroupClient):
         self._check_caller()
         if self._dispatcher.listener is not None:
             raise ConfigError(f"the consumer of group {self.group} has a listener already; a consumer has one")
+        if listener.takes_list and self.options.value is not None:
+            # One invalid body would fail its whole batch, and valid messages would become dead letters with it.
+            raise ConfigError("a consumer with the option `value` takes no batch listener: decode in that one")
         if self._iterations.count:
             raise ConfigError(f"the consumer of group {self.group} iterates over messages: end that before it listens")
         self._dispatcher.listener = listener

@@ -5,11 +5,12 @@ Corresponds to the settings of `DefaultMQProducer` of Apache RocketMQ 4.9.8, who
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import msgspec
 
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
+from rucola.client.values import ValueType
 from rucola.message import Message, MessageExt
 from rucola.message.delay import MAX_DELAY_LEVEL
 from rucola.protocol.codes import RequestCode
@@ -69,3 +70,17 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether slow and failing brokers are avoided for a while, see `latency_faults`: sendLatencyFaultEnable."""
     trace: SendTrace | None = None
     """Receives completed sends and transactions."""
+    value: ValueType | None = None
+    """The type of values that `message` encodes, or a codec, see `rucola.client.values`."""
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """The keyword arguments of a Producer for editors and type checkers; ProducerOptions documents them."""
+
+    retry_times: int
+    compress_threshold: int
+    max_message_size: int
+    retry_another_broker_when_not_store_ok: bool
+    latency_fault_tolerance: bool
+    trace: SendTrace | None
+    value: ValueType | None

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.in_flight_sends import InFlightRequests
-from rucola.client.producer.options import ProducerOptions
+from rucola.client.producer.options import ProducerKeywords, ProducerOptions
 from rucola.client.producer.pipeline import PipelinedSend, SendPipeline
 from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import (
@@ -34,6 +34,7 @@ from rucola.client.producer.send_request import (
 from rucola.client.producer.sender import Sender
 from rucola.client.request_reply import reply_message, request_message
 from rucola.client.stats import ProducerStats
+from rucola.client.values import Values
 from rucola.errors import ConfigError, RemotingTimeout
 from rucola.message import Message, MessageExt
 from rucola.message.topics import check_topic
@@ -55,10 +56,16 @@ class Producer(GroupClient):
     """
 
     def __init__(
-        self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None, **options: Any
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
         super().__init__(group, namesrv, instance)
         self.options = ProducerOptions(**options)
+        self._values = Values(self.options.value)
         self._sender = Sender(group, self.instance, self.options)
         self._topics_of_requests: set[str] = set()
         """Topics whose brokers know this client by a heartbeat, so that they can push replies."""
@@ -81,6 +88,20 @@ class Producer(GroupClient):
     def stats(self) -> dict[str, ProducerStats]:
         """Return the totals since the producer was made, by topic, see `rucola.client.stats`."""
         return self._sender.stats()
+
+    def message(
+        self,
+        topic: str,
+        value: Any,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> Message:
+        """Return a message whose body is a value, encoded by the option `value`.
+
+        ConfigError without that option; InvalidMessage if the value is of another type.
+        """
+        return Message(topic, self._values.encode(topic, value), tags, keys, properties)
 
     async def send(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS

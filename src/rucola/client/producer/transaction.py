@@ -25,11 +25,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.callbacks import invoke, is_addressed_to
+from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import run_close_steps
+from rucola.client.producer.options import ProducerKeywords
 from rucola.client.producer.producer import SEND_TIMEOUT_MS, Producer
 from rucola.client.producer.send_request import SendResult, SendStatus
 from rucola.client.trace_hooks import call_hook
@@ -80,9 +82,16 @@ class TransactionProducer(Producer):
     """
 
     def __init__(
-        self, group: str, namesrv: str | None = None, *, check: Check, topics: Iterable[str] = (), **options: Any
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        check: Check,
+        topics: Iterable[str] = (),
+        instance: ClientInstance | None = None,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(group, namesrv, **options)
+        super().__init__(group, namesrv, instance=instance, **options)
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()

@@ -1,0 +1,107 @@
+"""Values: Python objects as bodies of messages, by the option `value` of producers and consumers.
+
+    value=Order     JSON of a type: one that msgspec knows (Struct, dataclass, TypedDict, dict, …), or a pydantic model
+    value=codec     any object with the methods of ValueCodec, for example for Avro or Protobuf
+
+A producer makes messages with `producer.message(topic, value)`. A consumer decodes each message before it is delivered,
+as `message.value`. A body that is no such value is not delivered: the message is retried as if a listener had failed on
+it, so that it arrives in the dead letter queue after the usual number of retries, with a warning for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from rucola.errors import ConfigError, InvalidBody, InvalidMessage
+from rucola.message import MessageExt
+
+
+@runtime_checkable
+class ValueCodec(Protocol):
+    """Converts values to bodies and back. Exceptions of both methods mean that the value or body is invalid."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return the body of a message with this value."""
+
+    def decode(self, body: bytes) -> Any:
+        """Return the value of a body."""
+
+
+ValueType: TypeAlias = type[Any] | ValueCodec
+"""What the option `value` takes."""
+
+
+class JsonCodec:
+    """JSON of one type that msgspec knows."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def encode(self, value: Any) -> bytes:
+        body = msgspec.json.encode(value)
+        self._decoder.decode(body)  # rejects values of other types before they are sent
+        return body
+
+    def decode(self, body: bytes) -> Any:
+        return self._decoder.decode(body)
+
+
+class ModelCodec:
+    """JSON of one pydantic model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def encode(self, value: Any) -> bytes:
+        if not isinstance(value, self._model):
+            raise TypeError(f"expected {self._model.__name__}, got {type(value).__name__}")
+        text: str = value.model_dump_json()
+        return text.encode()
+
+    def decode(self, body: bytes) -> Any:
+        return self._model.model_validate_json(body)
+
+
+class Values:
+    """The values of one client, by its option `value`; None means that it has none."""
+
+    def __init__(self, value: ValueType | None) -> None:
+        self._name = getattr(value, "__name__", None) or type(value).__name__
+        self._codec = None if value is None else _codec_of(value)
+
+    def encode(self, topic: str, value: Any) -> bytes:
+        """Return the body for a value. ConfigError without the option; InvalidMessage for another kind of value."""
+        if self._codec is None:
+            raise ConfigError("this producer has no option `value`: pass value=, such as a dataclass, or send bytes")
+        try:
+            return self._codec.encode(value)
+        except Exception as error:
+            raise InvalidMessage(f"a message for topic {topic}: {value!r} is no {self._name}: {error}") from error
+
+    def decode(self, message: MessageExt) -> None:
+        """Set `message.value`, if the client has the option. InvalidBody names the message and what is wrong."""
+        if self._codec is None:
+            return
+        try:
+            message.value = self._codec.decode(message.body)
+        except Exception as error:
+            raise InvalidBody(
+                f"the body of message {message.msg_id} of topic {message.topic} is no {self._name}: {error}"
+            ) from error
+
+
+def _codec_of(value: ValueType) -> ValueCodec:
+    if hasattr(value, "model_validate_json"):
+        return ModelCodec(value)
+    if not isinstance(value, type) and isinstance(value, ValueCodec):
+        return value
+    try:
+        return JsonCodec(value)
+    except TypeError as error:
+        raise ConfigError(
+            f"value is {value!r}: it must be a type that msgspec knows, a pydantic model, or an object with encode and "
+            f"decode ({error})"
+        ) from None

@@ -1,0 +1,38 @@
+"""Rucola built and installed as users install it, without a network: new environments share this one's packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = Path(click.__file__).resolve().parents[1]
+"""Where the dependencies of Rucola and the build tools are installed."""
+
+
+def run(*command: str | Path) -> str:
+    """Run a command in the repository; what it printed."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """Build wheel and sdist of this checkout into an empty folder."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def share_packages(environment: Path) -> None:
+    """Give a virtual environment the packages of this one, except Rucola: pip must not find it installed."""
+    shared = environment / "shared"
+    shared.mkdir()
+    for path in PACKAGES.iterdir():
+        if "rucola" not in path.name.lower() and path.suffix != ".pth":
+            (shared / path.name).symlink_to(path)
+    site = run(environment / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    Path(site, "packages.pth").write_text(f"{shared}\n")

@@ -1,0 +1,165 @@
+"""The distribution `rucola-mq`: its metadata, its page on a package index, and an installation from wheel and sdist.
+
+The tests need no network: environments share the packages of this one, as `make native` does.
+"""
+
+from __future__ import annotations
+
+import email
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown_it import MarkdownIt
+from packaging.metadata import Metadata
+from packaging.version import Version
+from trove_classifiers import classifiers
+
+import rucola
+from support.installation import REPOSITORY, build, run, share_packages
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+SEND_AND_RECEIVE = """
+import sys
+from pathlib import Path
+import rucola
+from rucola.client.sync import Message, Producer, PushConsumer
+
+assert Path(rucola.__file__).is_relative_to(sys.prefix), rucola.__file__
+with Producer("orders", sys.argv[1]) as producer:
+    producer.send(Message("Orders", b"one pizza"))
+consumer = PushConsumer("kitchen", sys.argv[1])
+consumer.subscribe("Orders")
+with consumer:
+    for message in consumer:
+        print(message.body.decode())
+        consumer.ack(message)
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the sdist of this checkout."""
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+def metadata_of(wheel: Path, sdist: Path) -> tuple[bytes, bytes]:
+    name = f"rucola_mq-{rucola.__version__}"
+    with zipfile.ZipFile(wheel) as files, tarfile.open(sdist) as archive:
+        packed = archive.extractfile(f"{name}/PKG-INFO")
+        assert packed is not None
+        return files.read(f"{name}.dist-info/METADATA"), packed.read()
+
+
+@pytest.mark.slow
+def test_metadata_is_valid_and_complete(built: tuple[Path, Path]) -> None:
+    of_wheel, of_sdist = metadata_of(*built)
+    assert of_wheel == of_sdist
+    metadata = Metadata.from_email(of_wheel, validate=True)  # raises for what a package index would refuse
+    assert metadata.name == "rucola-mq"
+    assert metadata.version == Version(rucola.__version__)
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.license_files == ["LICENSE"]
+    assert metadata.author == "The Rucola maintainers"
+    assert metadata.summary
+    assert "\n" not in metadata.summary
+    assert len(metadata.keywords or []) >= 5
+    assert set(metadata.classifiers or []) <= classifiers
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(metadata.provides_extra or []) == set(project["optional-dependencies"])
+    # An extra that names another one, `rucola-mq[spark]`, is replaced by what that requires.
+    assert [each.name for each in metadata.requires_dist or [] if each.name.startswith("rucola")] == []
+    of_all = {each.name for each in metadata.requires_dist or [] if str(each.marker) == 'extra == "all"'}
+    assert of_all >= {"pyspark", "sqlalchemy", "prometheus-client"}
+
+
+@pytest.mark.slow
+def test_the_package_page_is_the_readme_without_dead_links(built: tuple[Path, Path]) -> None:
+    page = email.message_from_bytes(metadata_of(*built)[0])
+    assert page["Description-Content-Type"] == "text/markdown"
+    text = page.get_payload()
+    assert isinstance(text, str)
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<h1>Rucola</h1>" in html
+    links = re.findall(r'(?:href|src)="([^"]*)"', html)
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert re.sub(r"\W", "", text) == re.sub(r"\W", "", re.sub(r"\]\((?!https:)[^)]*\)", "", README))
+
+
+def build_hooks() -> ModuleType:
+    spec = util.spec_from_file_location("hatch_build", REPOSITORY / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_of_the_package_page_lead_below_the_source() -> None:
+    package_page = build_hooks().package_page
+    text = "[a](docs/a.md), [b](https://b.example), ![c](c.svg), [d](d.md#e)"
+    assert package_page(text, "https://s.example/r") == (
+        "[a](https://s.example/r/blob/HEAD/docs/a.md), [b](https://b.example), ![c](c.svg), "
+        "[d](https://s.example/r/blob/HEAD/d.md#e)"
+    )
+    assert package_page(text, None) == "a, [b](https://b.example), ![c](c.svg), d"
+
+
+def test_every_relative_link_of_the_readme_is_a_file() -> None:
+    targets = re.findall(r"\]\((?!https:)([^)#]+)", README)
+    assert targets
+    assert [target for target in targets if not (REPOSITORY / target).exists()] == []
+
+
+@contextmanager
+def standalone(command: Path, store: Path) -> Iterator[str]:
+    """The address of the name server of a `rucola standalone`."""
+    arguments = [command, "standalone", "--store", store, "--namesrv-port", "0", "--broker-port", "0"]
+    process = subprocess.Popen([*map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout as stdout:
+        try:
+            line = stdout.readline()
+            assert line.startswith("rucola ready namesrv=127.0.0.1:"), line
+            yield line.split()[2].partition("=")[2]
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_an_installation_sends_and_receives(built: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
+    environment = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    share_packages(environment)
+    package = built[0 if kind == "wheel" else 1]
+    run(*PIP, "--python", python, "install", "--no-index", "--no-deps", "--no-build-isolation", package)
+    version = run(python, "-c", "from importlib.metadata import version; print(version('rucola-mq'))")
+    assert version == f"{rucola.__version__}\n"
+    command = environment / "bin" / "rucola"
+    assert run(command, "--version") == f"rucola, version {rucola.__version__}\n"
+    with standalone(command, tmp_path / "store") as namesrv:
+        assert run(python, "-c", SEND_AND_RECEIVE, namesrv) == "one pizza\n"
+
+
+def test_documents_and_errors_name_the_distribution() -> None:
+    """`pip install rucola` would install a package of other people."""
+    pages = [REPOSITORY / "README.md", REPOSITORY / "pyproject.toml", *(REPOSITORY / "docs").glob("*.md")]
+    wrong = re.compile(r"""rucola\[|install ['"`]?rucola\b(?!-mq)""")
+    for path in [*pages, *(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "examples").rglob("*")]:
+        if path.is_file():
+            assert not wrong.search(path.read_text(encoding="utf-8")), path
