@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def print_json(value: Any) -> None:
@@ -58,9 +61,25 @@ def parse_time_option(ctx: click.Context, parameter: click.Parameter, text: str 
         raise click.BadParameter("give milliseconds, or a time such as 2013-01-01T05:15:00") from None
 
 
+class ProgressBar:
+    """A progress bar on a terminal; calling it with (done, total) moves it."""
+
+    def __init__(self, bar: Progress, title: str) -> None:
+        self._bar = bar
+        self._title = title
+        self._task = bar.add_task(title, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+
+    def describe(self, phase: str) -> None:
+        """Show a phase of the work after the title; none if it is empty."""
+        self._bar.update(self._task, description=f"{self._title}: {phase}" if phase else self._title)
+
+
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on stderr while the block runs; yields its callback (done, total).
+def progress_bar(title: str) -> Iterator[ProgressBar | None]:
+    """Show a progress bar on stderr while the block runs.
 
     Yields None if stderr is not a terminal. The bar is removed when the block ends.
     """
@@ -72,5 +91,4 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield ProgressBar(bar, title)

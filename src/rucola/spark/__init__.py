@@ -6,6 +6,8 @@
     session        Spark sessions, created when needed
     errors         Rucola's errors, through Spark's processes to the user
     class_archive  cached classes, for a faster start of the Java runtime
+    java_output    its standard error, without noise
+    interruption   Ctrl-C during a job
     worker_daemon  the process that forks Spark's Python workers
 
 A read passes through these modules of source/, from options to rows:
