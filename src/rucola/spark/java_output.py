@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import Final
+from typing import Any, Final
 
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
@@ -23,13 +23,13 @@ _LAST_LINES_S: Final = 5
 """Maximum wait for the last lines of a runtime that did not start."""
 
 
-def launch(conf: SparkConf) -> object:
+def launch(conf: SparkConf) -> Any:
     """Start a Java runtime and return its gateway. Raises PySparkRuntimeError if it does not start."""
     reader, writer = os.pipe()
     lines = threading.Thread(target=_pass_on, args=(reader,), name="output of the Java runtime", daemon=True)
     lines.start()
     try:
-        gateway: object = launch_gateway(conf, {"stderr": writer})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, {"stderr": writer})  # type: ignore[no-untyped-call]
     except BaseException:
         os.close(writer)
         lines.join(_LAST_LINES_S)

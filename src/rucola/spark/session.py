@@ -89,15 +89,17 @@ def local_session(
     else:
         settings["spark.master"] = master
     settings |= {"spark.app.name": app_name, **given}
-    if not is_submitted and SparkContext._gateway is None:
-        SparkContext._ensure_initialized(gateway=java_output.launch(_spark_configuration(settings)))
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         # Spark would set its own handler of Ctrl-C here, seconds before the session exists.
         with keeping_interrupt_handler() if keep_interrupt_handler else nullcontext():
-            SparkContext.getOrCreate(_spark_configuration(settings))
+            if not is_submitted and SparkContext._gateway is None:
+                conf = _spark_configuration(settings)
+                SparkContext(conf=conf, gateway=java_output.launch(conf))
+            else:
+                SparkContext.getOrCreate(_spark_configuration(settings))
         return builder.getOrCreate()
     except Py4JJavaError as error:
         why = str(error.java_exception.getMessage()).splitlines()[0]
