@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rucola.system_calls import OPEN_FLAGS, sync_all
+
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file by `content` and keep its previous content in .bak; do nothing if they are equal.
@@ -43,22 +45,24 @@ def make_directory(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the entries of `directory` to disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Flush the entries of `directory` to disk. Does nothing on Windows, which opens no directories."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     try:
-        os.fsync(fd)
+        sync_all(fd)
     finally:
         os.close(fd)
 
 
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, 0o644)
     try:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        sync_all(fd)
     except BaseException:
         temporary.unlink()
         raise

@@ -20,6 +20,7 @@ from rucola.fastjson import loads as load_fastjson
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive, audit
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.jobs.time_axis import TimeAxis
 from rucola.spark.session import AnySession
 from support.small_store import SmallStore
 
@@ -60,6 +61,17 @@ def test_a_golden_store_is_counted(jobs: AnySession, golden: Path, tmp_path: Pat
     per_second = Counter((row["topic"], row["storeTimestamp"] // 1000) for row in messages)
     for topic, peak in rows(found, "hours", "topic", "peakPerSecond"):
         assert peak == max(count for (name, _), count in per_second.items() if name == topic)
+    step_ms = TimeAxis(*(each(row["storeTimestamp"] for row in messages) for each in (min, max))).step_ms
+    per_step = Counter((row["storeTimestamp"] // step_ms, row["topic"]) for row in messages)
+    assert [
+        (int(begin.timestamp() * 1000) // step_ms, topic, count)
+        for begin, topic, count in rows(found, "timeline", "begin", "topic", "messages")
+    ] == [(step, topic, count) for (step, topic), count in sorted(per_step.items())]
+    failed = {(topic, kind, group) for topic, kind, group in rows(found, "timeline", "topic", "kind", "group") if group}
+    assert failed == {
+        ("%DLQ%G_g_retry", "dead letter", "G_g_retry"),
+        ("%RETRY%G_g_retry", "retry", "G_g_retry"),
+    }
     assert rows(found, "failures", "group", "kind", "originTopic", "messages", "mostTries") == [
         ("G_g_retry", "dead letter", "GRetry", 2, 3),
         ("G_g_retry", "retry", "GRetry", 4, 2),
@@ -136,7 +148,7 @@ def test_repeats_traces_and_lag_of_a_small_store_are_counted(
         ("g", "T", 1, 3, 2, HOUR_MS + 18_000),
     ]
     of_lake = audit.run(jobs, [tmp_path / "lake"])
-    for table in ("topics", "hours", "failures", "sizes", "hot_keys"):
+    for table in ("topics", "hours", "timeline", "failures", "sizes", "hot_keys"):
         assert of_lake.tables[table].to_pylist() == found.tables[table].to_pylist()
     assert of_lake.tables["lags"].num_rows == 0
     first = audit.run(jobs, [small_store.path], selection=Selection(("T",), ending_timestamp=MIDNIGHT_MS + 1))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from rucola.spark.jobs import charts, report
+from rucola.spark.jobs import audit, charts, report
 from rucola.spark.jobs.audit import TABLES
 from rucola.spark.jobs.charts import Series
+from rucola.spark.jobs.time_axis import MOST_STEPS, TimeAxis
+from rucola.spark.session import LazySession
+from support.small_store import SmallStore
 
 BEGIN = datetime(2023, 11, 15, 22, tzinfo=UTC)
 NOTHING: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
@@ -45,19 +49,32 @@ class Page(HTMLParser):
 def tables(hours: int, topics: int) -> dict[str, list[dict[str, Any]]]:
     """Tables with this much in them, some of it hostile."""
     names = [f"Topic{n}" for n in range(topics)]
+    retries = {f"%RETRY%g{n}": n for n in range(1, 12)}
     times = {"p50": 3, "p95": 40, "p99": 2500, "most": 90_000_000}
     span = {"first": BEGIN, "last": BEGIN + timedelta(hours=hours - 1)}
+    steps = TimeAxis.between(span["first"], span["last"])
+    step = timedelta(milliseconds=steps.step_ms)
     return {
         "topics": [
             {"topic": name, "kind": "message", "queues": 4, "messages": 10 * hours, "bytes": 5000 * hours, **times}
             | {"averageSize": 500.0, "largestSize": 900, "repeatedIds": 1, "repeatedBodies": 2, **span}
             for name in names
+        ]
+        + [
+            {"topic": name, "kind": "retry", "queues": 1, "messages": count, "bytes": 9, **times}
+            | {"averageSize": 1.0, "largestSize": 1, "repeatedIds": 0, "repeatedBodies": 0, **span}
+            for name, count in retries.items()
         ],
-        "hours": [
-            {"topic": name, "hour": BEGIN + timedelta(hours=h), "messages": 10, "bytes": 5000, **times}
-            | {"perSecond": 0.1, "peakPerSecond": 7}
+        "hours": [],  # not drawn
+        "timeline": [
+            {"topic": name, "kind": "message", "group": None, "begin": BEGIN.replace(hour=0 if step.days else 22)}
+            | {"messages": 10 * hours, "bytes": 5000 * hours, "peakPerSecond": 7, **times}
             for name in names
-            for h in range(hours)
+        ]
+        + [
+            {"topic": name, "kind": "retry", "group": f"g{count}", "begin": BEGIN, "messages": count, "bytes": 9}
+            | {"peakPerSecond": 1, **times}
+            for name, count in retries.items()
         ],
         "failures": [
             {"group": f"g{n}", "kind": "retry", "originTopic": "T", "hour": BEGIN, "messages": n, "mostTries": 1}
@@ -95,17 +112,17 @@ def test_a_report_page_needs_no_other_file(content: dict[str, list[dict[str, Any
 def test_charts_show_the_counted_numbers() -> None:
     text = report.page(["s"], tables(50, 12))
     assert "Stored from 2023-11-15 22:00:00 to 2023-11-17 23:00:00" in text
-    assert "15 Nov 22:00 · Topic0: 10 messages" in text
-    assert "15 Nov 22:00 · other topics: 50 messages" in text  # seven have colours of their own
+    assert "15 Nov 22:00 · Topic0: 500 messages" in text
+    assert "15 Nov 22:00 · other topics: 2,566 messages" in text  # seven have colours of their own
     assert "15 Nov 22:00 · g11 · retry: 11 messages" in text
     assert "&lt;script&gt;alert(&#x27;é&#x27;)&lt;/script&gt;" in text
     assert "g · T: 3 · 27 B · 70 ms" in text
     assert "≤ 512 B" in text  # between the classes that have records
     assert '<td class="number">1.0 d</td>' in text
     # A log of months is drawn by day, and of many topics the largest are listed.
-    text = report.page(["s"], tables(500, 60))
-    assert "16 Nov 2023 · Topic0: 240 messages" in text
-    assert "And 10 more." in text
+    text = report.page(["s"], tables(2000, 60))
+    assert "15 Nov 2023 · Topic0: 20k messages" in text
+    assert "And 21 more." in text
     assert "There are no messages" in report.page(["s"], NOTHING)
 
 
@@ -133,3 +150,43 @@ def test_an_axis_reaches_the_largest_value() -> None:
         assert 3 <= len(ticks) <= 6
         (height,) = (float(h) for h in re.findall(r'height="([0-9.]+)" rx', drawing))
         assert charts.HEIGHT / 3 < height <= charts.HEIGHT - 46
+
+
+SPANS = [
+    (30, "second", 31, "23:59:50"),
+    (2 * 3600, "2 minutes", 61, "15 Nov 23:58"),
+    (3 * 86_400, "hour", 73, "15 Nov 23:00"),
+    (90 * 86_400, "day", 91, "15 Nov 2023"),
+    (5 * 365 * 86_400, "week", 262, "09 Nov 2023"),
+]
+
+
+@pytest.mark.parametrize(("seconds", "unit", "steps", "first"), SPANS)
+def test_the_unit_of_a_time_chart_fits_the_span(
+    seconds: int, unit: str, steps: int, first: str, small_store: SmallStore, tmp_path: Path
+) -> None:
+    """Across midnight, so that seconds and minutes are labelled with their day as well."""
+    begin = datetime(2023, 11, 15, 23, 59, 50, tzinfo=UTC)
+    for number in range(61):
+        small_store.put(at_ms=int((begin.timestamp() + seconds * number / 60) * 1000))
+    audit.run(LazySession("tests", use_spark=False), [small_store.path], tmp_path / "audit")
+    text = (tmp_path / "audit" / "report.html").read_text()
+    chart = re.findall(r"<svg.*?</svg>", text, re.DOTALL)[0]
+    assert f"By {unit}, the largest topics first." in text
+    assert steps <= MOST_STEPS or unit == "week"
+    labels = TimeAxis(int(begin.timestamp() * 1000), int((begin.timestamp() + seconds) * 1000)).labels
+    assert len(labels) == steps
+    assert labels[0].endswith(first)
+    assert f"{labels[0]} · T:" in chart
+    assert f"{labels[-1]} · T:" in chart
+    counted = sum(int(count) for count in re.findall(r" · T: ([0-9]+) messages", chart))
+    assert counted == 61
+    shown = re.findall(r'class="label">([^<]*)<', chart)
+    assert 2 <= len(shown) <= 20
+
+
+def test_one_day_is_labelled_without_the_date() -> None:
+    noon = int(datetime(2023, 11, 15, 12, tzinfo=UTC).timestamp() * 1000)
+    assert TimeAxis(noon, noon + 2_500).labels == ["12:00:00", "12:00:01", "12:00:02"]
+    assert TimeAxis(noon, noon + 5_400_000).labels[:2] == ["12:00", "12:01"]
+    assert TimeAxis(noon, noon).unit == "second"

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,10 +25,10 @@ def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
 class Server:
     """A running server. `first_line` is what it printed when it served."""
 
-    def __init__(self, *arguments: str | Path, log: Path) -> None:
+    def __init__(self, *arguments: str | Path, log: Path, program: Sequence[str] = RUCOLA) -> None:
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [*RUCOLA, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr, text=True
+                [*program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr, text=True
             )
         self.log = log
         assert self.process.stdout is not None
@@ -50,9 +50,9 @@ class Server:
 
 
 @contextmanager
-def server(*arguments: str | Path, log: Path) -> Iterator[Server]:
+def server(*arguments: str | Path, log: Path, program: Sequence[str] = RUCOLA) -> Iterator[Server]:
     """A server that is gone afterwards, whatever happens."""
-    running = Server(*arguments, log=log)
+    running = Server(*arguments, log=log, program=program)
     try:
         yield running
     finally:

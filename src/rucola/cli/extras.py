@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,12 +15,18 @@ from rucola.errors import missing_extra
 def require_spark() -> Iterator[None]:
     """Wrap imports of `rucola.spark`, so that a missing extra is reported in one sentence.
 
-    Commands import it when they run, because loading PySpark takes about a second.
+    Commands import it when they run, because loading PySpark takes about a second; a terminal shows that.
     """
+    is_shown = sys.stderr.isatty()
+    if is_shown:
+        click.echo("loading PySpark ...\r", err=True, nl=False)
     try:
         yield
     except ModuleNotFoundError as error:
         raise click.ClickException(missing_extra(error, "spark")) from None
+    finally:
+        if is_shown:
+            click.echo("\x1b[2K", err=True, nl=False)  # erase the line
 
 
 @contextmanager

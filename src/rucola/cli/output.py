@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -217,9 +220,25 @@ def time_text(timestamp_ms: int) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
 
 
+class ProgressBar:
+    """A progress bar on a terminal; calling it with (done, total) moves it."""
+
+    def __init__(self, bar: Progress, title: str) -> None:
+        self._bar = bar
+        self._title = title
+        self._task = bar.add_task(title, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+
+    def describe(self, phase: str) -> None:
+        """Show a phase of the work after the title; none if it is empty."""
+        self._bar.update(self._task, description=f"{self._title}: {phase}" if phase else self._title)
+
+
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on stderr while the block runs; yields its callback (done, total).
+def progress_bar(title: str) -> Iterator[ProgressBar | None]:
+    """Show a progress bar on stderr while the block runs.
 
     Yields None if stderr is not a terminal. The bar is removed when the block ends.
     """
@@ -231,5 +250,4 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield ProgressBar(bar, title)

@@ -141,7 +141,8 @@ class _Blocking(Generic[C]):
 
 
 _open_clients: set[_Blocking[Any]] = set()
-os.register_at_fork(after_in_child=_open_clients.clear)  # the open clients belong to the parent
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_open_clients.clear)  # the open clients belong to the parent
 
 
 @atexit.register

@@ -100,7 +100,8 @@ def _after_fork() -> None:
     _ids = _of_this_process()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def unique_id() -> str:

@@ -37,9 +37,8 @@ succeed and no response arrives. A client closes such a connection (Apache: clie
     flight fail at once and can be retried on a new connection. If other responses arrived, only that one request was
     slow, and the connection is kept.
 
-The kernel's keepalive covers idle connections of both peers. The time since the last received byte is read from the
-kernel (TCP_INFO), and only after a timeout: it costs nothing per read, and bytes that wait in the socket while this
-process is suspended count as received.
+The kernel's keepalive covers idle connections of both peers. The time since the last received byte is asked for only
+after a timeout (`idle_times`); bytes that wait in the socket while this process is suspended count as received.
 
 **Damaged input.** A frame with an unreadable header is answered SYSTEM_ERROR if its opaque is readable, and ignored
 otherwise; the first one of a connection is logged. If the stream is no sequence of frames, the commands before the
@@ -54,7 +53,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from struct import Struct
 from typing import Any, Final, TypeAlias, cast
 
 from rucola.access import Caller, Refused
@@ -64,6 +62,7 @@ from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand,
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
 from rucola.remoting.refusals import refusal_response
 
 logger = logging.getLogger(__name__)
@@ -83,11 +82,9 @@ MIN_SILENCE_MS = 1000
 KERNEL_TICK_MS: Final = 10
 """Maximum error of the kernel's times of a connection: a jiffy at 100 Hz."""
 
-_TCP_INFO: Final = Struct("=44xI4xI")
-"""tcpi_last_data_sent and tcpi_last_data_recv of the kernel's struct tcp_info, in milliseconds before now."""
-
-_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds until the first probe, seconds between probes, and number of unanswered probes that end a connection."""
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds until the first probe (under its names of Linux and of macOS), seconds between probes, and number of
+unanswered probes that end a connection."""
 
 _USER_TIMEOUT: Final = {"TCP_USER_TIMEOUT": 30_000}
 """Milliseconds for which sent data may stay unacknowledged. Clients only: a server waits for slow readers."""
@@ -151,6 +148,8 @@ class Connection(asyncio.BufferedProtocol):
         self._close_reason = "closed"
         # None before `connection_made` and after `connection_lost`.
         self._transport: asyncio.Transport | None = None
+        # None if the kernel tells the idle times.
+        self._measured_times: MeasuredIdleTimes | None = None
         # Set by `connection_made`.
         self._batching: WriteBatching
         self._write: Callable[[bytes], None]
@@ -279,6 +278,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._batching = write_batching_of(asyncio.get_running_loop())
         self._write = self._batching.writer_of(self._transport)
+        if not KERNEL_TELLS:
+            self._measured_times = MeasuredIdleTimes()
+            self._write = self._measured_times.measuring(self._write)
         self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
         self._set_keepalive(transport.get_extra_info("socket"))
         name = transport.get_extra_info("peername")
@@ -319,6 +321,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._measured_times is not None:
+            self._measured_times.on_received()
         try:
             commands = self._decoder.receive_data(self._view[:nbytes])
         except FrameError as error:
@@ -406,8 +410,7 @@ class Connection(asyncio.BufferedProtocol):
         """Return the milliseconds since the last sent byte, and since the last received one."""
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
-        sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-        return sent_ms, received_ms
+        return kernel_idle_times_ms(sock) if self._measured_times is None else self._measured_times.read_ms(sock)
 
     def _set_keepalive(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

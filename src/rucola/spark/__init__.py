@@ -6,6 +6,8 @@
     session        Spark sessions, created when needed
     errors         Rucola's errors, through Spark's processes to the user
     class_archive  cached classes, for a faster start of the Java runtime
+    java_output    its standard error, without noise
+    interruption   Ctrl-C during a job
     worker_daemon  the process that forks Spark's Python workers
 
 A read passes through these modules of source/, from options to rows:
@@ -22,6 +24,41 @@ A read passes through these modules of source/, from options to rows:
 A write passes through sink, row_messages, encoding (of the job replay) and delivery. `lag` computes a stream's backlog,
 `catalog_tables` keeps options of `CREATE TABLE`.
 
-If this package is installed, Spark finds the data source by itself (see `pyspark_rucola`). Nothing is imported here, so
-that importing the package loads neither Spark nor Arrow.
+Spark finds the data source by itself (see `pyspark_rucola`) if its Python processes run an interpreter that has this
+package. Spark runs PYSPARK_PYTHON, or else the first `python3` on PATH: not that of a virtual environment that
+was not activated, nor of a Jupyter kernel. Therefore importing this package sets PYSPARK_PYTHON and
+PYSPARK_DRIVER_PYTHON to this interpreter unless they are set, for sessions that are created later, and `register` makes
+the data source known to a session that exists already. Under spark-submit, which has its own settings for this, the
+import changes nothing.
+
+Importing the package loads neither Spark nor Arrow.
 """
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def register(spark: SparkSession) -> None:
+    """Register the data source `rocketmq` with a session, whatever interpreter the session was created with.
+
+    Its Python processes then run PYSPARK_PYTHON, which importing this package has set. Repeated calls change nothing.
+    """
+    from pyspark.sql.utils import is_remote
+
+    from rucola.spark.source.data_source import RocketMQSource
+
+    if "PYSPARK_PYTHON" in os.environ and not is_remote():
+        spark.sparkContext.pythonExec = os.environ["PYSPARK_PYTHON"]
+    spark.dataSource.register(RocketMQSource)

@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from rucola.errors import ConfigError
-from rucola.spark import class_archive
+from rucola.spark import class_archive, java_output
+from rucola.spark.interruption import keeping_interrupt_handler
 
 MIN_JAVA: Final = 17
 SMALL_SIZE: Final = 128 * 1024 * 1024
@@ -51,6 +51,7 @@ def local_session(
     *,
     master: str | None = None,
     is_short: bool = False,
+    keep_interrupt_handler: bool = False,
 ) -> SparkSession:
     """Return the session of this process, created if there is none.
 
@@ -60,7 +61,8 @@ def local_session(
     or the one in PYSPARK_PYTHON. `configuration`, in Spark's names, overrides all of this.
 
     With `is_short`, for sessions of seconds, the runtime starts and warms up at half the processor time, but is slower
-    in the long run. Raises ConfigError if there is no suitable Java runtime, or if the master is invalid or
+    in the long run. `keep_interrupt_handler` leaves Ctrl-C to the program; otherwise Spark cancels its jobs and raises
+    KeyboardInterrupt. Raises ConfigError if there is no suitable Java runtime, or if the master is invalid or
     unreachable.
     """
     if master is not None and _MASTER.fullmatch(master) is None:
@@ -80,17 +82,32 @@ def local_session(
         if SparkContext._gateway is None and "spark.driver.extraClassPath" not in (configuration or {}):
             runtime_options += class_archive.java_options(home)
 
-    builder = SparkSession.builder.appName(app_name)
-    if not is_submitted:
-        builder = builder.master(master)
-    for name, value in {**_settings(runtime_options, is_local=is_local), **(configuration or {})}.items():
-        if not is_submitted or name.startswith("spark.sql.") or name in (configuration or {}):
-            builder = builder.config(name, value)
+    given = configuration or {}
+    settings = _settings(runtime_options, is_local=is_local)
+    if is_submitted:
+        settings = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
+    else:
+        settings["spark.master"] = master
+    settings |= {"spark.app.name": app_name, **given}
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     try:
+        # Spark would set its own handler of Ctrl-C here, seconds before the session exists.
+        with keeping_interrupt_handler() if keep_interrupt_handler else nullcontext():
+            if not is_submitted and SparkContext._gateway is None:
+                conf = _spark_configuration(settings)
+                SparkContext(conf=conf, gateway=java_output.launch(conf))
+            else:
+                SparkContext.getOrCreate(_spark_configuration(settings))
         return builder.getOrCreate()
     except Py4JJavaError as error:
         why = str(error.java_exception.getMessage()).splitlines()[0]
         raise ConfigError(f"Spark could not start on {master}: {why}") from error
+
+
+def _spark_configuration(settings: Mapping[str, str]) -> SparkConf:
+    return SparkConf().setAll(list(settings.items()))
 
 
 def _settings(runtime_options: Sequence[str], *, is_local: bool) -> dict[str, str]:
@@ -161,6 +178,8 @@ class LazySession:
         self._use_spark = use_spark
         self.session: SparkSession | None = None
         """The session once it was created."""
+        self.is_starting = False
+        """Whether the session is being created, which takes seconds."""
 
     def is_needed(self, size: Callable[[], int]) -> bool:
         """Tell whether a job over messages of `size()` bytes runs in Spark."""
@@ -172,23 +191,12 @@ class LazySession:
     def get(self) -> SparkSession:
         """Return the session, creating it on the first call. Raises as `local_session` does."""
         if self.session is None:
-            before = signal.getsignal(signal.SIGINT)
-            self.session = local_session(self._app_name, master=self._master)
-            # Spark installs its own handler; restore the one from before, and make Ctrl-C end the process by default.
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, _exit_now if before is signal.default_int_handler else before)
+            self.is_starting = True
+            try:
+                self.session = local_session(self._app_name, master=self._master, keep_interrupt_handler=True)
+            finally:
+                self.is_starting = False
         return self.session
-
-
-def _exit_now(number: int, _: object) -> None:
-    """Exit at once. Jobs can be interrupted anywhere, and the Java runtime exits when its standard input closes.
-
-    An orderly exit would go through the connection to the runtime, on which a call is waiting, and print a hundred
-    lines.
-    """
-    if sys.stderr.isatty():
-        os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # show the cursor, which a progress bar has hidden
-    os._exit(128 + number)
 
 
 AnySession: TypeAlias = SparkSession | LazySession

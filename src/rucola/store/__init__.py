@@ -17,3 +17,7 @@ program that only reads a directory uses `reader`, which takes no lock and write
 `tools/` has the offline tools of `rucola store`. Nothing is imported here, so that Spark workers load only what they
 use.
 """
+
+from rucola.system_calls import check_platform
+
+check_platform()

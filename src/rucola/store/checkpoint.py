@@ -23,6 +23,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from rucola.system_calls import sync_data
+
 CHECKPOINT_SIZE: Final = 4096
 MARGIN_MS: Final = 3000
 """The margin that a recovery subtracts, like Apache's: messages of one moment may be flushed in any order."""
@@ -59,6 +61,6 @@ class Checkpoint:
             if os.fstat(fd).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(fd, CHECKPOINT_SIZE)
             os.pwrite(fd, _FIELDS.pack(self.physic_timestamp, self.logics_timestamp, self.index_timestamp), 0)
-            os.fdatasync(fd)
+            sync_data(fd)
         finally:
             os.close(fd)

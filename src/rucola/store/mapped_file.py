@@ -32,9 +32,9 @@ Corresponds to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +44,15 @@ from typing import Final
 
 from rucola.errors import StoreCorrupt
 from rucola.files import sync_directory
+from rucola.system_calls import (
+    ALLOCATES_BESIDE_WRITER,
+    MS_SYNC,
+    SYNC_REACHES_DRIVE,
+    allocate,
+    c_library,
+    data_ranges,
+    sync_data,
+)
 
 NAME_DIGITS: Final = 20
 PAGE_SIZE: Final = mmap.PAGESIZE
@@ -52,9 +61,10 @@ _MADV_POPULATE_WRITE: Final = 23
 _ZEROS: Final = bytes(1 << 20)
 _WARM_STEP: Final = 64 * PAGE_SIZE
 """Bytes per madvise call; short calls keep the kernel's lock on the mappings only briefly."""
-_MS_SYNC: Final = 4
+_POPULATES: Final = sys.platform == "linux" and ALLOCATES_BESIDE_WRITER
+"""Whether pages can be touched for writing beside the writer; if not, `warm` does nothing."""
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC: Final = c_library()
 _madvise: Final = _LIBC.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _msync: Final = _LIBC.msync
@@ -67,9 +77,9 @@ _holders_lock: Final = threading.Lock()
 def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
     """Wait until the pages from position `begin` to `end`, and the metadata to read them, are on disk.
 
-    Raises OSError.
+    Unless `SYNC_REACHES_DRIVE`, the bytes may still be in the drive's cache. Raises OSError.
     """
-    _ask_for_pages(_msync, mapped, begin - begin % PAGE_SIZE, end, _MS_SYNC)
+    _ask_for_pages(_msync, mapped, begin - begin % PAGE_SIZE, end, MS_SYNC)
 
 
 def _ask_for_pages(call: Callable[..., int], mapped: mmap.mmap, begin: int, end: int, flag: int) -> None:
@@ -109,8 +119,8 @@ class MappedFile:
         """The descriptor of `write`; -1 until the first call."""
         self._warmed = 0
         """The position up to which pages were touched. Belongs to the warming thread."""
-        self._can_populate = True
-        """False after `warm` failed: the kernel is too old, or the disk is full."""
+        self._can_populate = _POPULATES
+        """False where `warm` is not possible, and after it failed: the kernel is too old, or the disk is full."""
         self._unsynced: list[Path] = []
         """Directories whose entry for this file, or for each other, may not be on disk yet; innermost first."""
         self._sync_error: OSError | None = None
@@ -213,7 +223,7 @@ class MappedFile:
             upto = min(max(end, end + window - end % window), self.size)
             # After a restart `reserved` is 0, so this starts at the begin of the file, which may have holes as well.
             with self.opened() as fd:
-                os.posix_fallocate(fd, begin, upto - begin)
+                allocate(fd, begin, upto - begin)
             self.reserved = max(self.reserved, upto)
             self.is_changed = True
 
@@ -228,7 +238,7 @@ class MappedFile:
         try:
             if begin < end and self._can_populate:
                 with self.opened() as fd:
-                    os.posix_fallocate(fd, begin, end - begin)
+                    allocate(fd, begin, end - begin)
                 self.is_changed = True
                 if begin <= self.reserved:
                     self.reserved = max(self.reserved, end)
@@ -249,27 +259,29 @@ class MappedFile:
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
             self.map[position:page] = bytes(page - position)
             if page < self.size:
-                self.map.madvise(mmap.MADV_REMOVE, page, self.size - page)
+                self._erase_pages(page)
             self.reserved = self._warmed = 0
             self.is_changed = True
         return is_anything
 
+    def _erase_pages(self, begin: int) -> None:
+        """Overwrite whole pages with zeros, from position `begin` on, and give back their blocks if possible."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            self.map.madvise(mmap.MADV_REMOVE, begin, self.size - begin)
+            return
+        with self.opened() as fd:
+            for position, end in data_ranges(fd, begin, self.size):
+                for piece in range(position, end, len(_ZEROS)):
+                    os.pwrite(fd, _ZEROS[: end - piece], piece)
+
     def is_zero_from(self, position: int) -> bool:
         """Tell whether the file has only zeros from `position` on. Skips holes without reading them."""
         with self.opened() as fd:
-            while position < self.size:
-                try:
-                    position = os.lseek(fd, position, os.SEEK_DATA)
-                    hole = os.lseek(fd, position, os.SEEK_HOLE)
-                except OSError as error:
-                    if error.errno == errno.ENXIO:  # only a hole is left
-                        return True
-                    raise
-                while position < hole:
-                    piece = os.pread(fd, min(len(_ZEROS), hole - position), position)
+            for begin, end in data_ranges(fd, position, self.size):
+                for at in range(begin, end, len(_ZEROS)):
+                    piece = os.pread(fd, min(len(_ZEROS), end - at), at)
                     if piece != _ZEROS[: len(piece)]:
                         return False
-                    position += len(piece)
             return True
 
     def flush(self, begin: int = 0, end: int | None = None) -> None:
@@ -281,9 +293,10 @@ class MappedFile:
             try:
                 if "map" in self.__dict__:
                     sync_pages(self.map, begin, self.size if end is None else end)
-                else:  # this process has not written to it, but an earlier one may have
+                # A file that is not mapped was not written by this process, but may have been by an earlier one.
+                if "map" not in self.__dict__ or not SYNC_REACHES_DRIVE:
                     with self.opened() as fd:
-                        os.fdatasync(fd)
+                        sync_data(fd)
                 self.sync_name()
             except FileNotFoundError:
                 if not self._is_detached:

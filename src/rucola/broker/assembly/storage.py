@@ -22,6 +22,9 @@ CHECKPOINT_INTERVAL_MS = 1000
 DESCRIPTOR_TABLE_SIZE = 1 << 16
 """The number of files that a process can map with the default vm.max_map_count; the table takes half a megabyte."""
 
+OPEN_MAX = 10_240
+"""The most files that a process of macOS may open."""
+
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
 """Called after each dispatch with the new messages, by topic, as soon as they can be read."""
 
@@ -74,12 +77,18 @@ class Storage:
 def raise_descriptor_limit() -> None:
     """Raise the limit of open files to the maximum that the system allows: a store has several per queue.
 
+    macOS refuses more than OPEN_MAX, whatever its hard limit says.
+
     The kernel doubles a process's descriptor table when it is full, and the thread that opens the file then waits for
     an RCU grace period, 10 ms and more. Duplicating a descriptor to the last number grows the table once, at the start.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    size = DESCRIPTOR_TABLE_SIZE if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTOR_TABLE_SIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_MAX, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    size = DESCRIPTOR_TABLE_SIZE if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTOR_TABLE_SIZE)
     descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.close(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, size - 1))

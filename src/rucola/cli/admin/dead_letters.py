@@ -5,7 +5,6 @@ mqadmin has no such commands; these follow its naming, and their flags have the 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -22,6 +21,7 @@ from rucola.cli.message_view import message_json
 from rucola.cli.option_types import check_window
 from rucola.cli.output import print_json, print_table, progress_bar, time_text
 from rucola.errors import ConfigError, missing_extra
+from rucola.system_calls import sync_all
 
 PARQUET_ROWS = 4096
 """Rows per row group of a Parquet file; this many messages are held in memory."""
@@ -169,7 +169,7 @@ def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
             with temporary.open("wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                sync_all(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from rucola.cli.suggestions import SuggestingGroup
+from rucola.spark.interruption import exiting_on_interrupt
 
 COMMANDS = {
     "archive": "archive",
@@ -39,11 +40,11 @@ class Jobs(SuggestingGroup):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            # Every job is either complete or can be continued, so there is nothing to report.
-            ctx.exit(128 + signal.SIGINT)
+        with exiting_on_interrupt():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:  # of a program with a handler of its own
+                ctx.exit(128 + signal.SIGINT)
 
 
 @click.group(cls=Jobs)

@@ -39,10 +39,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 @contextmanager
 def show_tasks(session: LazySession, title: str) -> Iterator[None]:
-    """Show completed and total tasks of Spark's active stages on a terminal; the block must not print."""
+    """Show on a terminal that Spark starts, then completed and total tasks of its active stages.
+
+    The block must not print.
+    """
     with progress_bar(title) as progress:
         if progress is None:
             yield
         else:
-            with report_tasks(session, progress):
+            with report_tasks(session, progress, progress.describe):
                 yield

@@ -3,6 +3,7 @@
     facts         one narrow row per message, from which all tables are computed; bodies are only hashed
     topics        by topic: messages, bytes, sizes, born-to-store latency, repeats
     hours         by topic and hour: messages, bytes, rates, born-to-store latency
+    timeline      by topic and a step from a second to a week, as the report draws it
     failures      by group, kind and hour: retries and dead letters
     sizes         by topic: a histogram of record sizes, by powers of two
     hot_keys      by topic: the most frequent keys
@@ -44,6 +45,7 @@ from rucola.spark.jobs import audit_tables, report
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.jobs.time_axis import TimeAxis
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source.columns import schema_of
 from rucola.spark.source.options import is_store
@@ -102,23 +104,40 @@ def topics(facts: DataFrame) -> DataFrame:
 
 def hours(facts: DataFrame) -> DataFrame:
     """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
-    hour = _hour()
+    hour = _step("hour", HOUR_MS)
     rows = facts.groupBy("topic", hour).agg(
         F.count("*").alias("messages"),
         F.sum("size").alias("bytes"),
         (F.count("*") / (HOUR_MS / 1000)).alias("perSecond"),
         *_percentiles(_born_to_store()),
     )
-    # The peak is the busiest second of the hour, so seconds are counted first.
-    seconds = facts.groupBy("topic", hour, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
-    return rows.join(seconds.groupBy("topic", "hour").agg(F.max("n").alias("peakPerSecond")), ["topic", "hour"])
+    return rows.join(_peaks(facts, hour, "hour"), ["topic", "hour"])
+
+
+def timeline(facts: DataFrame, step_ms: int) -> DataFrame:
+    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
+    begin = _step("begin", step_ms)
+    rows = facts.groupBy("topic", begin).agg(
+        F.first("kind").alias("kind"),
+        F.first("group").alias("group"),
+        F.count("*").alias("messages"),
+        F.sum("size").alias("bytes"),
+        *_percentiles(_born_to_store()),
+    )
+    return rows.join(_peaks(facts, begin, "begin"), ["topic", "begin"])
+
+
+def _peaks(facts: DataFrame, step: Column, name: str) -> DataFrame:
+    """Return by topic and step the messages of the step's busiest second, for which seconds are counted first."""
+    seconds = facts.groupBy("topic", step, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
+    return seconds.groupBy("topic", name).agg(F.max("n").alias("peakPerSecond"))
 
 
 def failures(facts: DataFrame) -> DataFrame:
     """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
     return (
         facts.where("kind <> 'message'")
-        .groupBy("group", "kind", "originTopic", _hour())
+        .groupBy("group", "kind", "originTopic", _step("hour", HOUR_MS))
         .agg(F.count("*").alias("messages"), F.max("reconsumeTimes").alias("mostTries"))
     )
 
@@ -193,8 +212,16 @@ def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
-def _hour() -> Column:
-    return F.timestamp_millis(F.expr(f"(storedMs DIV {HOUR_MS}) * {HOUR_MS}")).alias("hour")
+def _step(name: str, step_ms: int) -> Column:
+    """Return the begin of the step that contains the store time."""
+    return F.timestamp_millis(F.expr(f"(storedMs DIV {step_ms}) * {step_ms}")).alias(name)
+
+
+def _step_ms(topics: pa.Table) -> int:
+    """Return the step of the timeline, from the table `topics`."""
+    if not len(topics):
+        return TimeAxis(0, 0).step_ms
+    return TimeAxis.between(pc.min(topics["first"]).as_py(), pc.max(topics["last"]).as_py()).step_ms
 
 
 def _born_to_store() -> Column:
@@ -217,6 +244,7 @@ def _repeats(facts: DataFrame, column: str, name: str) -> DataFrame:
 TABLES: Final = {
     "topics": ("topic",),
     "hours": ("hour", "topic"),
+    "timeline": ("begin", "topic"),
     "failures": ("hour", "group", "kind", "originTopic"),
     "sizes": ("topic", "upto"),
     "hot_keys": ("topic", "rank"),
@@ -298,9 +326,10 @@ def _in_spark(
         counted = union_all([facts(each.frame(session, audit_tables.COLUMNS)) for each in messages])
         counted = counted.persist(StorageLevel.MEMORY_AND_DISK)
         try:
+            by_topic = topics(counted).orderBy(*TABLES["topics"]).toArrow()
             frames = {
-                "topics": topics(counted),
                 "hours": hours(counted),
+                "timeline": timeline(counted, _step_ms(by_topic)),
                 "failures": failures(counted),
                 "sizes": sizes(counted),
                 "hot_keys": hot_keys(counted, hottest),
@@ -309,7 +338,8 @@ def _in_spark(
                 ),
                 "lags": lags(counted, session.createDataFrame(commits, _COMMITS)),
             }
-            return {name: frames[name].orderBy(*order).toArrow() for name, order in TABLES.items()}
+            found = {name: frame.orderBy(*TABLES[name]).toArrow() for name, frame in frames.items()}
+            return {"topics": by_topic, **found}
         finally:
             counted.unpersist()
 
@@ -327,9 +357,11 @@ def _in_this_process(
     batches = chain([nothing], *(each.batches(audit_tables.COLUMNS) for each in messages))
     counted = pa.concat_tables(map(audit_tables.facts, batches)).combine_chunks()
     bodies = (body for each in traces for batch in each.batches(["body"]) for body in batch["body"].to_pylist())
+    by_topic = audit_tables.topics(counted)
     found = {
-        "topics": audit_tables.topics(counted),
+        "topics": by_topic,
         "hours": audit_tables.hours(counted),
+        "timeline": audit_tables.timeline(counted, _step_ms(by_topic)),
         "failures": audit_tables.failures(counted),
         "sizes": audit_tables.sizes(counted),
         "hot_keys": audit_tables.hot_keys(counted, hottest),

@@ -99,24 +99,45 @@ def topics(facts: pa.Table) -> pa.Table:
 def hours(facts: pa.Table) -> pa.Table:
     """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
     stored = ints(facts["storedMs"])
-    timed = _with_hour(facts).append_column("second", arrow(stored // 1000))
-    groups, seconds = Groups(timed, ["topic", "hour"]), Groups(timed, ["topic", "hour", "second"])
-    # `seconds` groups within `groups`: each second is assigned to the hour of one of its rows, and the hour keeps the
-    # largest count. np.maximum.at applies every pair, unlike peaks[codes] = ..., which keeps only the last one.
-    peaks = np.zeros(len(groups.keys), np.int64)
-    np.maximum.at(peaks, groups.codes[seconds.firsts], seconds.count())
+    timed = _with_step(facts, "hour", HOUR_MS)
+    groups = Groups(timed, ["topic", "hour"])
     return groups.table(
         messages=groups.count(),
         bytes=groups.sum(ints(facts["size"])),
         perSecond=groups.count() / (HOUR_MS / 1000),
         **_percentiles(groups, stored - ints(facts["bornMs"])),
-        peakPerSecond=peaks,
+        peakPerSecond=_peaks(groups, timed, "hour"),
     )
+
+
+def timeline(facts: pa.Table, step_ms: int) -> pa.Table:
+    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
+    timed = _with_step(facts, "begin", step_ms)
+    groups = Groups(timed, ["topic", "begin"])
+    return groups.table(
+        kind=groups.first(facts["kind"]),
+        group=groups.first(facts["group"]),
+        messages=groups.count(),
+        bytes=groups.sum(ints(facts["size"])),
+        **_percentiles(groups, ints(facts["storedMs"]) - ints(facts["bornMs"])),
+        peakPerSecond=_peaks(groups, timed, "begin"),
+    )
+
+
+def _peaks(groups: Groups, timed: pa.Table, step: str) -> Array:
+    """Return for each group, by topic and the column `step`, the messages of its busiest second."""
+    seconds = timed.append_column("second", arrow(ints(timed["storedMs"]) // 1000))
+    within = Groups(seconds, ["topic", step, "second"])
+    # `within` groups within `groups`: each second is assigned to the step of one of its rows, and the step keeps the
+    # largest count. np.maximum.at applies every pair, unlike peaks[codes] = ..., which keeps only the last one.
+    peaks = np.zeros(len(groups.keys), np.int64)
+    np.maximum.at(peaks, groups.codes[within.firsts], within.count())
+    return peaks
 
 
 def failures(facts: pa.Table) -> pa.Table:
     """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
-    failed = _with_hour(facts.filter(mask(~_is(facts["kind"], "message"))))
+    failed = _with_step(facts.filter(mask(~_is(facts["kind"], "message"))), "hour", HOUR_MS)
     groups = Groups(failed, ["group", "kind", "originTopic", "hour"])
     return groups.table(messages=groups.count(), mostTries=groups.max(ints(failed["reconsumeTimes"])))
 
@@ -235,9 +256,9 @@ def _percentiles(groups: Groups, values: Array) -> dict[str, Array]:
     return {name: groups.quantile(values, share) for name, share in PERCENTILES.items()} | {"most": groups.max(values)}
 
 
-def _with_hour(facts: pa.Table) -> pa.Table:
-    hour = ints(facts["storedMs"]) // HOUR_MS * HOUR_MS
-    return facts.append_column("hour", _times(hour))
+def _with_step(facts: pa.Table, name: str, step_ms: int) -> pa.Table:
+    """Add a column with the begin of the step that contains the store time."""
+    return facts.append_column(name, _times(ints(facts["storedMs"]) // step_ms * step_ms))
 
 
 def _times(milliseconds: Array) -> pa.Array:

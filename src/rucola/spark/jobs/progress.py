@@ -40,13 +40,22 @@ def call_periodically(callback: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def report_tasks(session: LazySession, progress: ProgressCallback) -> Iterator[None]:
+def report_tasks(
+    session: LazySession, progress: ProgressCallback, describe: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Report completed and total tasks of Spark's active stages while the block runs.
 
-    Reports nothing until `session` has been started.
+    `describe` is called with "starting Spark" while the session is created, and with "" when it is ready. Nothing else
+    is reported before that.
     """
+    described = ""
 
     def report() -> None:
+        nonlocal described
+        phase = "starting Spark" if session.is_starting else ""
+        if describe is not None and phase != described:
+            describe(phase)
+            described = phase
         if session.session is None:
             return
         tracker = session.session.sparkContext.statusTracker()

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.files import make_directory, replace_file
+from rucola.system_calls import sync_data
 
 SENDERS_TIMEOUT_S: Final = 60
 """How long a run waits for orphaned tasks of a killed run; a task ends when it cannot deliver its result."""
@@ -198,7 +199,7 @@ class AckWriter:
         data = memoryview("".join(f"{line}\n" for line in lines).encode())
         while data:
             data = data[os.write(self._file, data) :]
-        os.fdatasync(self._file)
+        sync_data(self._file)
 
 
 @contextmanager

@@ -1,18 +1,20 @@
 """Report of an audit: one self-contained HTML page with SVG charts and no script.
 
-The page is a pure function of the audit's tables (see `rucola.spark.jobs.audit`). Long logs are drawn by day instead of
-by hour, and of many topics only the largest are named; the Parquet files next to the page have all rows.
+The page is a pure function of the audit's tables (see `rucola.spark.jobs.audit`). Time charts have steps from a second
+to a week, as the span of the log needs (`time_axis`). Of many topics only the largest are named; the Parquet files next
+to the page have all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
 
 from rucola.spark.jobs import charts
 from rucola.spark.jobs.charts import MAX_SERIES, Series, duration_text, number_text, size_text
+from rucola.spark.jobs.time_axis import TimeAxis
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -23,7 +25,6 @@ Column = tuple[str, Callable[[Row], str], bool]
 MOST_ROWS: Final = 50
 """Limit of rows in a table and bars in a chart; the page states how many were omitted."""
 
-_MOST_HOURS: Final = 96
 _REST: Final = "other topics"
 
 _STYLE: Final = """
@@ -68,13 +69,14 @@ td { overflow-wrap: anywhere; min-width: 4em; }
 def page(sources: Sequence[str], tables: Tables) -> str:
     """Return the HTML report of an audit of these sources."""
     topics = sorted(tables["topics"], key=lambda row: -row["bytes"])
+    axis = _axis(topics)
     sections = [
-        _traffic(topics, tables["hours"]),
+        _traffic(topics, axis, tables["timeline"]),
         _topics(topics),
-        _latency(topics, tables["hours"]),
+        _latency(topics, axis, tables["timeline"]),
         _consumption(tables["consumption"]),
         _lags(tables["lags"]),
-        _failures(tables["failures"]),
+        _failures(axis, tables["timeline"]),
         _repeats(topics),
         _sizes(tables["sizes"]),
         _hot_keys(tables["hot_keys"]),
@@ -117,20 +119,20 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
     return f'<div class="tiles">{shown}</div>'
 
 
-def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
+def _traffic(topics: Sequence[Row], axis: TimeAxis, steps: Sequence[Row]) -> str:
     # If there are more topics than colours, the last colour stands for all topics that are not named.
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
-    step, labels, position_of = _axis(hours)
+    labels = axis.labels
     named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]
     names = named if len(named) == len(largest) else [*named, _REST]
     counts = {name: [0] * len(labels) for name in names}
     sizes = {name: [0] * len(labels) for name in names}
-    for row in hours:
+    for row in steps:
         name = row["topic"] if row["topic"] in counts else _REST
-        counts[name][position_of(row["hour"])] += row["messages"]
-        sizes[name][position_of(row["hour"])] += row["bytes"]
-    busiest = max(hours, key=lambda row: row["peakPerSecond"], default=None)
-    caption = f"By {step}, the largest topics first."
+        counts[name][axis.position(row["begin"])] += row["messages"]
+        sizes[name][axis.position(row["begin"])] += row["bytes"]
+    busiest = max(steps, key=lambda row: row["peakPerSecond"], default=None)
+    caption = f"By {axis.unit}, the largest topics first."
     if busiest is not None:
         caption += f" Most in one second: {number_text(busiest['peakPerSecond'])} messages to {busiest['topic']}."
     return _section(
@@ -139,7 +141,7 @@ def _traffic(topics: Sequence[Row], hours: Sequence[Row]) -> str:
         charts.columns(labels, [Series(name, counts[name]) for name in names], "messages"),
     ) + _section(
         "Bytes",
-        f"Size of records in the log, by {step}.",
+        f"Size of records in the log, by {axis.unit}.",
         charts.columns(labels, [Series(name, sizes[name]) for name in names], "bytes"),
     )
 
@@ -158,19 +160,19 @@ def _topics(topics: Sequence[Row]) -> str:
     return _section("Topics", "The largest first.", _table(topics, columns))
 
 
-def _latency(topics: Sequence[Row], hours: Sequence[Row]) -> str:
-    step, labels, position_of = _axis(hours)
+def _latency(topics: Sequence[Row], axis: TimeAxis, steps: Sequence[Row]) -> str:
+    labels = axis.labels
     worst = {share: [0] * len(labels) for share in ("p50", "p95", "p99")}
-    for row in hours:
+    for row in steps:
         for share, values in worst.items():
-            at = position_of(row["hour"])
+            at = axis.position(row["begin"])
             values[at] = max(values[at], row[share])
     chart = charts.lines(labels, [Series(share, values) for share, values in worst.items()], "ms")
     columns: list[Column] = [("Topic", lambda row: row["topic"], False), *_TIMES]
     slowest = sorted(topics, key=lambda row: -row["p99"])
     return _section(
         "From birth to store",
-        f"From the producer's clock to the broker's, for the slowest topic of each {step}. Delayed and retried "
+        f"From the producer's clock to the broker's, for the slowest topic of each {axis.unit}. Delayed and retried "
         f"messages keep their original born timestamp.",
         chart + _table(slowest, columns),
     )
@@ -219,12 +221,13 @@ def _lags(rows: Sequence[Row]) -> str:
     return _section("Lag", caption, _truncated(bars, lambda some: charts.bars(some, 1)))
 
 
-def _failures(rows: Sequence[Row]) -> str:
-    step, labels, position_of = _axis(rows)
+def _failures(axis: TimeAxis, steps: Sequence[Row]) -> str:
+    labels = axis.labels
     counts: dict[str, list[int]] = {}
-    for row in rows:
-        name = f"{row['group']} · {row['kind']}"
-        counts.setdefault(name, [0] * len(labels))[position_of(row["hour"])] += row["messages"]
+    for row in steps:
+        if row["group"] is not None:
+            name = f"{row['group']} · {row['kind']}"
+            counts.setdefault(name, [0] * len(labels))[axis.position(row["begin"])] += row["messages"]
     names = sorted(counts, key=lambda name: -sum(counts[name]))
     shown = [Series(name, counts[name]) for name in names[: MAX_SERIES - 1]]
     if names[MAX_SERIES - 1 :]:
@@ -232,7 +235,7 @@ def _failures(rows: Sequence[Row]) -> str:
         shown.append(Series("other groups", rest))
     return _section(
         "Retries and dead letters",
-        f"Messages that a group retried, and those that became dead letters, by {step}.",
+        f"Messages that a group retried, and those that became dead letters, by {axis.unit}.",
         charts.columns(labels, shown, "messages") if shown else charts.no_data(),
     )
 
@@ -280,22 +283,11 @@ _TIMES: Final[list[Column]] = [
 ]
 
 
-def _axis(rows: Sequence[Row]) -> tuple[str, list[str], Callable[[datetime], int]]:
-    """Return the unit of the time axis (hour or day), its labels, and a function from an hour to its position."""
-    if not rows:
-        return "hour", [], lambda hour: 0
-    first, last = (_utc(each(row["hour"] for row in rows)) for each in (min, max))
-    count = int((last - first) / timedelta(hours=1)) + 1
-    if count <= _MOST_HOURS:
-        names = [first + timedelta(hours=number) for number in range(count)]
-        return (
-            "hour",
-            [f"{each:%d %b %H:%M}" for each in names],
-            lambda hour: int((_utc(hour) - first) / timedelta(hours=1)),
-        )
-    midnight = first.replace(hour=0)
-    names = [midnight + timedelta(days=number) for number in range((last - midnight).days + 1)]
-    return "day", [f"{each:%d %b %Y}" for each in names], lambda hour: (_utc(hour) - midnight).days
+def _axis(topics: Sequence[Row]) -> TimeAxis:
+    """Return the time axis of all topics."""
+    if not topics:
+        return TimeAxis(0, 0)
+    return TimeAxis.between(min(row["first"] for row in topics), max(row["last"] for row in topics))
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:

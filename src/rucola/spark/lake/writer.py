@@ -75,6 +75,7 @@ from rucola.spark.lake.snapshot import (
     read_snapshot,
     snapshot_path,
 )
+from rucola.system_calls import sync_all
 
 KEEP_REPLACED_MS: Final = 60 * 60 * 1000
 """How long files that compaction has replaced are kept for running queries."""
@@ -277,6 +278,6 @@ def sync_file(path: Path) -> None:
     """Fsync a file that another process or library has written."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_all(descriptor)
     finally:
         os.close(descriptor)

@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
@@ -116,11 +115,6 @@ class RocketMQSource(DataSource):
 
     def _for_writing(self, schema: StructType) -> SinkOptions:
         return parse_sink_options(writable(options_in(schema, self._given)) | self._given)
-
-
-def register(session: SparkSession) -> None:
-    """Register the data source with a session. If `pyspark_rucola` can be imported, Spark does so by itself."""
-    session.dataSource.register(RocketMQSource)
 
 
 def _refuse_overwriting(overwrite: bool) -> None:

@@ -15,9 +15,7 @@ file of its checkpoint on.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -37,11 +35,10 @@ from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.scan import RecordRun, scan
 from rucola.store.tools.progress import ProgressCallback
+from rucola.system_calls import exchange_names
 
 _DERIVED: Final = ("consumequeue", "index")
 _STAGING: Final = "rebuild.tmp"
-_RENAME_EXCHANGE: Final = 2
-_AT_FDCWD: Final = -100
 
 
 @dataclass(slots=True)
@@ -209,12 +206,12 @@ def _exchange(new: Path, old: Path) -> None:
     if not old.exists():
         new.rename(old)
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        if code in (errno.EINVAL, errno.ENOSYS):
-            raise StoreError(f"the file system of {old} cannot exchange directories in one step; use --out")
-        raise OSError(code, os.strerror(code), str(old))
+    try:
+        exchange_names(new, old)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        raise StoreError(f"the file system of {old} cannot exchange directories in one step; use --out") from None
 
 
 def _sync_directories(top: Path) -> None:

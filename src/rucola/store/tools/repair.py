@@ -29,7 +29,6 @@ No counterpart in Apache RocketMQ, which skips damage in old files and cuts off 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,6 +49,7 @@ from rucola.store.tools.progress import ProgressCallback
 from rucola.store.tools.queue_reconstruction import Reconstruction, RecordLocation, SurvivingUnits, reconstruct_queues
 from rucola.store.tools.rebuild import RebuildResult, build, detect_config
 from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
+from rucola.system_calls import copy_bytes
 
 REPAIRED: Final = "REPAIRED"
 """The property of placeholders and fillers; its value describes the damage."""
@@ -216,11 +216,9 @@ def _write_log(
 
 
 def _copy(path: Path, file: MappedFile, size: int) -> None:
-    """Copy the first `size` bytes of a file, inside the kernel."""
+    """Copy the first `size` bytes of a file."""
     with MappedFile.open(path).opened() as source, file.opened() as target:
-        position = 0
-        while position < size and (count := os.sendfile(target, source, position, min(size - position, 1 << 30))):
-            position += count
+        copy_bytes(source, target, size)
 
 
 def _set_location(file: MappedFile, location: RecordLocation) -> None:

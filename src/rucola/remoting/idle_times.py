@@ -1,0 +1,64 @@
+"""Idle times of a connection: how long ago its last byte was sent, and received.
+
+Linux tells both (TCP_INFO), which costs nothing until it is asked, and counts bytes that wait in the socket as received
+although this process was suspended. Elsewhere they are measured (`MeasuredIdleTimes`): two assignments per read and
+per write, and a look for waiting bytes when it is asked.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+KERNEL_TELLS: Final = sys.platform == "linux" and hasattr(socket, "TCP_INFO")
+
+_TCP_INFO: Final = Struct("=44xI4xI")
+"""tcpi_last_data_sent and tcpi_last_data_recv of the kernel's struct tcp_info, in milliseconds before now."""
+
+
+def kernel_idle_times_ms(sock: socket.socket) -> tuple[int, int]:
+    """Return the milliseconds since the last sent byte, and since the last received one. Linux only."""
+    sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    return sent_ms, received_ms
+
+
+class MeasuredIdleTimes:
+    """Idle times of one connection, measured by its reads and writes. Both begin when the connection is opened."""
+
+    __slots__ = ("_received", "_sent")
+
+    def __init__(self) -> None:
+        self._sent = self._received = time.monotonic()
+
+    def on_received(self) -> None:
+        """Note that bytes were received."""
+        self._received = time.monotonic()
+
+    def measuring(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return a function that writes, and notes the time."""
+
+        def measured(data: bytes) -> None:
+            self._sent = time.monotonic()
+            write(data)
+
+        return measured
+
+    def read_ms(self, sock: socket.socket) -> tuple[int, int]:
+        """Return the milliseconds since the last write, and since the last read; 0 for the latter if bytes wait."""
+        now = time.monotonic()
+        if _has_waiting_bytes(sock.fileno()):
+            self._received = now
+        return int((now - self._sent) * 1000), int((now - self._received) * 1000)
+
+
+def _has_waiting_bytes(fd: int) -> bool:
+    if not hasattr(select, "poll"):  # Windows, whose select has no limit of the descriptor's number
+        return bool(select.select([fd], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

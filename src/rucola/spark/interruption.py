@@ -1,0 +1,47 @@
+"""Ctrl-C during a job: exit code 130 at once, without a traceback, and the Java runtime ends as well.
+
+Jobs can be interrupted anywhere: each is complete, or can be run again and continues. An orderly exit would go through
+the connection to the Java runtime, on which a call is waiting, and print a hundred lines. The runtime ignores SIGINT,
+exits when its standard input closes, and stops Spark's Python processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def exit_now(number: int, _: object) -> None:
+    """Exit at once with 128 + the number of the signal. A handler of SIGINT."""
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # show the cursor, which a progress bar has hidden
+    os._exit(128 + number)
+
+
+@contextmanager
+def exiting_on_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process while the block runs, unless the program has a handler of its own."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, exit_now)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def keeping_interrupt_handler() -> Iterator[None]:
+    """Restore the handler of SIGINT after the block: a new SparkContext installs its own."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)

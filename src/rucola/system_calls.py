@@ -1,0 +1,144 @@
+"""System calls for files, with one promise on Linux and macOS; the variant is chosen at import.
+
+    call             Linux              macOS
+    sync_data        fdatasync          F_FULLFSYNC: fsync leaves the bytes in the cache of the drive there, which a
+                                        power cut empties. A file system without F_FULLFSYNC raises OSError
+    sync_all         fsync              F_FULLFSYNC
+    allocate         posix_fallocate    zeros are written over zeros, in the pages that hold nothing else
+    data_ranges      SEEK_DATA, SEEK_HOLE on both; without them, everything counts as data
+    copy_bytes       sendfile           reads and writes
+    exchange_names   renameat2          renamex_np
+
+The client needs none of them and runs on Windows as well, where `check_platform` refuses a broker or a store.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from rucola.errors import ConfigError
+
+with suppress(ModuleNotFoundError):  # Windows
+    import fcntl
+
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None) if "fcntl" in globals() else None
+
+OPEN_FLAGS: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""Flags for every `os.open`: child processes inherit no descriptor, and bytes are not changed."""
+SYNC_REACHES_DRIVE: Final = _FULL_SYNC is None
+"""Whether msync waits for the drive itself. If not, `sync_data` has to follow it."""
+ALLOCATES_BESIDE_WRITER: Final = hasattr(os, "posix_fallocate")
+"""Whether `allocate` may run while another thread writes to the range."""
+
+_IS_MACOS: Final = sys.platform == "darwin"
+_SENDS_FILES: Final = sys.platform == "linux" and hasattr(os, "sendfile")
+_FINDS_HOLES: Final = hasattr(os, "SEEK_DATA") and hasattr(os, "SEEK_HOLE")
+_PIECE: Final = 1 << 20
+_PAGE: Final = 4096
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+"""The flag of renameat2, and under the name RENAME_SWAP that of renamex_np."""
+
+MS_SYNC: Final = 0x10 if _IS_MACOS else 4
+"""The flag of msync. The value of Linux means "discard the pages" on macOS."""
+
+
+def check_platform() -> None:
+    """Raise ConfigError on Windows, which lacks the locks and mappings of a store."""
+    if sys.platform == "win32":
+        raise ConfigError("a broker and its store need Linux or macOS; clients (rucola.client) also run on Windows")
+
+
+def c_library() -> Any:
+    """Return the C library of this process; functions are loaded by name, and set errno for `ctypes.get_errno`."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def sync_data(fd: int) -> None:
+    """Wait until the data of a file, and the metadata to read them, are on the drive. Raises OSError."""
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(fd, _FULL_SYNC)
+    elif hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
+
+
+def sync_all(fd: int) -> None:
+    """Wait until a file with its metadata, or a directory, is on the drive. Raises OSError."""
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(fd, _FULL_SYNC)
+    else:
+        os.fsync(fd)
+
+
+def allocate(fd: int, begin: int, size: int) -> None:
+    """Give blocks to a range of a file; its content and the size of the file stay. Raises OSError (ENOSPC, EDQUOT).
+
+    The range must be within the file. No other thread may write to it unless `ALLOCATES_BESIDE_WRITER`.
+    """
+    if ALLOCATES_BESIDE_WRITER:
+        os.posix_fallocate(fd, begin, size)
+        return
+    # A hole reads as zeros. Zeros written over it take blocks and change nothing; pages with other bytes have blocks.
+    end = begin + size
+    for position in range(begin, end, _PIECE):
+        piece = os.pread(fd, min(_PIECE, end - position), position)
+        if not any(piece):
+            os.pwrite(fd, piece, position)
+            continue
+        for page in range(0, len(piece), _PAGE):
+            if not any(piece[page : page + _PAGE]):
+                os.pwrite(fd, piece[page : page + _PAGE], position + page)
+
+
+def data_ranges(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges between `begin` and `end` that may hold anything but zeros, as (begin, end)."""
+    while begin < end:
+        if not _FINDS_HOLES:
+            yield begin, end
+            return
+        try:
+            begin = os.lseek(fd, begin, os.SEEK_DATA)
+            hole = os.lseek(fd, begin, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        if begin < end:
+            yield begin, min(hole, end)
+        begin = hole
+
+
+def copy_bytes(source: int, target: int, size: int) -> None:
+    """Copy the first `size` bytes of a file over those of another, fewer if the source is shorter."""
+    position = 0
+    while position < size:
+        if _SENDS_FILES:
+            count = os.sendfile(target, source, position, min(size - position, 1 << 30))
+        else:
+            count = os.pwrite(target, os.pread(source, min(size - position, _PIECE), position), position)
+        if not count:
+            return
+        position += count
+
+
+def exchange_names(one: Path, other: Path) -> None:
+    """Exchange the names of two directories in one step. Raises OSError: ENOSYS or EINVAL if that is not possible."""
+    library, names = c_library(), (os.fsencode(one), os.fsencode(other))
+    if _IS_MACOS:
+        failed = library.renamex_np(*names, _RENAME_EXCHANGE)
+    elif hasattr(library, "renameat2"):
+        failed = library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+    else:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(other))
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(other))
