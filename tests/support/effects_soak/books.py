@@ -160,43 +160,49 @@ def judge(books: Books, groups: Iterable[str], *, in_order: bool) -> Judgement:
         found = sorted(set(orders))
         if found:
             more = ", ..." if len(found) > SHOWN else ""
-            findings.append(f"{len(found)} orders {what}: {', '.join(found[:SHOWN])}{more}")
+            findings.append(f"orders {what}: {len(found)} ({', '.join(found[:SHOWN])}{more})")
         return len(found)
 
     ledgers, stubs = books.ledgers, books.stubs
     # 1. What was committed: by the ledger, and in doubt by the table.
     present = books.orders.keys()
-    find(ledgers.committed - present, "were committed, and the database has lost them")
-    find(ledgers.rolled_back & present, "were rolled back, and are in the database")
-    find(present - ledgers.tried.keys(), "are in the database, and no sender tried them")
-    find((order for order in present if books.orders[order][0] != ledgers.tried.get(order)), "have another hash")
-    find(present - stubs.keys(), "are committed, and have no stub")
-    find(stubs.keys() - present, "have a stub, and are not committed")
+    find(ledgers.committed - present, "that were committed and that the database has lost")
+    find(ledgers.rolled_back & present, "that were rolled back and are in the database")
+    find(present - ledgers.tried.keys(), "in the database that no sender tried")
+    find(
+        (order for order in present if books.orders[order][0] != ledgers.tried.get(order)),
+        "with another hash than their sender's",
+    )
+    find(present - stubs.keys(), "that are committed, without a stub")
+    find(stubs.keys() - present, "that are not committed, with a stub")
     # 2. Effects: once per group, of the same bytes, and only of committed orders.
     by_group = {
         group: Counter(effect.order_id for effect in books.effects if effect.group == group) for group in groups
     }
-    find((e.order_id for e in books.effects if e.order_id not in present), "had an effect, and are not committed")
-    find((e.order_id for e in books.effects if e.hash != ledgers.tried.get(e.order_id)), "had an effect of other bytes")
+    find((e.order_id for e in books.effects if e.order_id not in present), "that are not committed, with an effect")
+    find(
+        (e.order_id for e in books.effects if e.hash != ledgers.tried.get(e.order_id)), "with an effect of other bytes"
+    )
     done_twice = sum(
-        find((order for order, count in counts.items() if count > 1), f"had more than one effect in group {group}")
+        find((order for order, count in counts.items() if count > 1), f"with more than one effect in group {group}")
         for group, counts in by_group.items()
     )
     silently_lost = sum(
         find(
             (order for order in present if not counts[order] and not _is_left(stubs.get(order))),
-            f"had no effect in group {group}, and no one was told",
+            f"without an effect in group {group} and without an alert",
         )
         for group, counts in by_group.items()
     )
     # 3. States: nothing in between, and an alert for whatever is left to operators.
     find(
-        (o for o, stub in stubs.items() if stub.status not in (CONFIRMED, VOID, *ALERTING)), "are neither done nor left"
+        (o for o, stub in stubs.items() if stub.status not in (CONFIRMED, VOID, *ALERTING)),
+        "that are neither settled nor left to operators",
     )
-    find((o for o, s in stubs.items() if s.status in ALERTING and s.is_due), "wait for an alert")
+    find((o for o, s in stubs.items() if s.status in ALERTING and s.is_due), "whose alert is not delivered")
     find(
         (o for o, s in stubs.items() if s.status == VOID and s.message_id not in ledgers.voided),
-        "are void by themselves",
+        "that are void without an operator",
     )
     left = Counter(stub.status for stub in stubs.values() if stub.status in (VOID, *ALERTING))
     for kind in ALERTING:
@@ -204,11 +210,11 @@ def judge(books: Books, groups: Iterable[str], *, in_order: bool) -> Judgement:
             findings.append(f"{left[kind]} messages are {kind}, and alerts named only {ledgers.alerted[kind]}")
     # 4. Order of each sharding key: in the broker's queues, and of the effects of a group that consumes in order.
     stored = [copy.order_id for copy in sorted(ledgers.copies)]
-    out_of_order = find(_out_of_order(stored, books), "were stored before an older one of their key")
+    out_of_order = find(_out_of_order(stored, books), "stored before an older one of their key")
     if in_order:
         done = [effect.order_id for effect in books.effects if effect.group == STOCK]
         out_of_order += find(
-            _out_of_order(done, books), f"had their effect in {STOCK} before an older one of their key"
+            _out_of_order(done, books), f"with their effect in {STOCK} before an older one of their key"
         )
     return Judgement(
         findings=findings,
