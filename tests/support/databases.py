@@ -216,6 +216,7 @@ def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServe
             raise RuntimeError(f"mariadb-install-db failed: {done.stderr or done.stdout}")
     command = [
         program("mariadbd"), "--no-defaults", f"--datadir={data}", f"--port={port}", f"--bind-address={HOST}",
+        f"--tmpdir={directory}",  # at its start a server removes temporary files, those of others included
         f"--socket={socket_path}", "--innodb-flush-log-at-trx-commit=2", "--innodb-log-file-size=256M",
         "--innodb-buffer-pool-size=256M", "--max-allowed-packet=64M", "--skip-name-resolve",
     ]  # fmt: skip

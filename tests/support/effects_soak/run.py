@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -273,6 +274,9 @@ async def soak(
     directory: Path, options: Options, seed: int, minutes: float, interval_s: float, *, is_quiet: bool
 ) -> EffectsSoakReport:
     """Start a system, run the soak and stop it."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # ends all processes
     async with system(directory, options) as running:
         return await EffectsSoak(running, seed, is_quiet=is_quiet).run(minutes, interval_s)
 

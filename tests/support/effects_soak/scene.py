@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rucola.reliable import Policy, Tables
@@ -81,12 +81,26 @@ class Scene(NamedTuple):
 
 
 def engine_of(url: str) -> Engine:
-    return create_engine(url, pool_size=POOL_SIZE, max_overflow=20)
+    engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=20)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _use_wal)
+    return engine
 
 
 def async_engine_of(url: str) -> AsyncEngine:
     scheme, rest = url.split("://", 1)
-    return create_async_engine(f"{ASYNC_DRIVERS[scheme]}://{rest}", pool_size=POOL_SIZE, max_overflow=20)
+    engine = create_async_engine(f"{ASYNC_DRIVERS[scheme]}://{rest}", pool_size=POOL_SIZE, max_overflow=20)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _use_wal)
+    return engine
+
+
+def _use_wal(connection: Any, record: Any) -> None:
+    """Let SQLite append to a log: ten processes that each wait for fsync and for readers would starve each other."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
 
 
 class OrderBody(NamedTuple):
