@@ -269,8 +269,10 @@ class _Listener:
         return has_stub
 
     def _confirm(self, connection: Any, delivery: GroupDelivery) -> bool:
+        """Confirm the stub in the ledger; return whether there is one, confirmed now or by another delivery."""
         receipts.forget(connection, self._tables, delivery)
-        return receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
+        is_confirmed = receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
+        return is_confirmed or receipts.has_stub(connection, self._tables, delivery.message_id)
 
     def _warn_about_missing_stub(self, delivery: GroupDelivery) -> None:
         """Log messages without a stub, at most one line a minute."""
@@ -278,7 +280,7 @@ class _Listener:
         if time.monotonic() >= self._next_warning_s:
             self._next_warning_s = time.monotonic() + WARNING_INTERVAL_S
             logger.warning(
-                "group %s: %d messages had no stub that awaits the group, the last is %s; they were purged or sent "
+                "group %s: %d messages had no stub, the last is %s; they were purged or sent "
                 "without an outbox, and were processed once", self.group, self._unknown_count, delivery.message_id,
             )  # fmt: skip
             self._unknown_count = 0
