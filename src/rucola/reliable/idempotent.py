@@ -38,6 +38,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -294,6 +295,11 @@ class _AsyncListener(_Listener):
 
     is_async = True
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._renewals: set[asyncio.Task[None]] = set()
+        """Tasks that renew claims; each ends after its delivery."""
+
     def function(self) -> IdempotentFunction:
         @functools.wraps(self._handler)
         async def listen(message: MessageExt) -> None:
@@ -339,7 +345,12 @@ class _AsyncListener(_Listener):
 
     async def _transact(self, message: MessageExt, delivery: GroupDelivery, key: str) -> bool:
         # Step 4.
-        renewing = asyncio.create_task(self._keep_renewing(delivery, key), name=f"lease of {delivery.message_id}")
+        ended = asyncio.Event()
+        renewing = asyncio.create_task(
+            self._keep_renewing(delivery, key, ended), name=f"lease of {delivery.message_id}"
+        )
+        self._renewals.add(renewing)
+        renewing.add_done_callback(self._renewals.discard)
         try:
             async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
                 await self._handler(message, session)
@@ -347,11 +358,15 @@ class _AsyncListener(_Listener):
                 await session.commit()
                 return has_stub
         finally:
-            renewing.cancel()
+            # Not by a cancellation: a driver may replace it by an error of its own, and the task would renew for ever.
+            ended.set()
 
-    async def _keep_renewing(self, delivery: GroupDelivery, key: str) -> None:
-        while True:
-            await asyncio.sleep(self._lease_ms / 3000)  # a third of the lease, in seconds
+    async def _keep_renewing(self, delivery: GroupDelivery, key: str, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_ms / 3000):  # a third of the lease, in seconds
+                    await ended.wait()
+                    return
             try:
                 if self._redis is not None:
                     await self._redis.renew_async(key, delivery.token, self._lease_ms)

@@ -197,7 +197,7 @@ class System:
         return [
             f"{name} ended with {code} instead of 0; its log is {name}.*.log"
             for name, code in zip(names, codes, strict=True)
-            if code != 0
+            if code not in (0, -signal.SIGTERM)  # the latter if it had only just been started
         ]
 
     def ended(self) -> list[str]:
