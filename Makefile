@@ -19,7 +19,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP): .ci/setup pyproject.toml $(LOCKS)
 	@.ci/setup venv $(VENV)
@@ -62,6 +62,11 @@ bench: setup ## run the benchmarks next to reference figures of the same run; wr
 .PHONY: soak
 soak: setup ## clients that join, leave and crash, then a failing network; no acknowledged message may be lost
 	@$(VENV)/bin/python benchmarks/soak.py $(ARGS)
+
+.PHONY: soak-reliable
+soak-reliable: setup ## orders amid kills, pauses, wiped disks and cut networks; each has its effect exactly once
+	@.ci/setup databases
+	@$(VENV)/bin/python benchmarks/soak_reliable.py $(ARGS)
 
 # Shares the packages of $(VENV) except Rucola itself, which is installed from a wheel; the checkout stays unchanged.
 .PHONY: native

@@ -413,6 +413,25 @@ def test_stubs_in_another_database_are_confirmed_after_the_commit(
     assert [stub.status for stub in stubs(senders)] == ["CONFIRMED"]
 
 
+def test_confirmation_by_a_duplicate_in_between_is_no_reason_for_a_warning(
+    sqlite_ledger: Ledger, make_sqlite: Callable[[str], OutboxDatabase], caplog: pytest.LogCaptureFixture
+) -> None:
+    senders = make_sqlite("sender.db")
+    senders.tables = sqlite_ledger.db.tables
+    initialize(senders)
+    (message_id,) = add(senders, "T", [b"x"], groups=[GROUP])
+
+    def confirmed_meanwhile(message: MessageExt, session: Session) -> None:
+        with senders.engine().begin() as connection:
+            confirm(connection, senders.tables, message_id, GROUP)
+
+    listener = sqlite_ledger.listener(confirmed_meanwhile, ledger=senders.engine())
+    listener(message_with(message_id))
+    assert "had no stub" not in caplog.text
+    listener(message_with("unknown"))
+    assert "had no stub" in caplog.text
+
+
 def initialize(db: OutboxDatabase) -> None:
     from rucola.reliable import migration
 

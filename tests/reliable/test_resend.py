@@ -42,6 +42,11 @@ POLICY = Policy(max_sends=3)
         (SentStub(1, False, 0, AT_7), GroupState(0, GroupProgress(8, 9)), Decision.WAIT),
         (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(None, 7)), Decision.RESEND),
         (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(3, 7)), Decision.RESEND),
+        # The broker lost its disk: the offset that a worker committed from memory is of the queue before.
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(500, 9)), Decision.WAIT),
+        (SentStub(1, True, 0, AT_7), GroupState(None, GroupProgress(500, 9)), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(500, 7)), Decision.RESEND),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(500, 500)), Decision.RESEND),
         (SentStub(1, False, 0, None), GroupState(None, None), Decision.RESEND),
         (SentStub(1, False, 0, None), GroupState(0, None), Decision.WAIT),
         (SentStub(3, False, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.MANUAL),

@@ -1,7 +1,7 @@
 """Real servers for tests: PostgreSQL, MariaDB and Redis, on free loopback ports, in directories of their own.
 
 PostgreSQL and MariaDB refuse to run as root: then they run as the users that Debian's packages made. Durability is
-switched off, since no test cuts the power of a database's machine.
+switched off as far as a server's own crash loses nothing: no test cuts the power of its machine.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServe
             raise RuntimeError(f"mariadb-install-db failed: {done.stderr or done.stdout}")
     command = [
         program("mariadbd"), "--no-defaults", f"--datadir={data}", f"--port={port}", f"--bind-address={HOST}",
-        f"--socket={socket_path}", "--innodb-flush-log-at-trx-commit=0", "--innodb-log-file-size=256M",
+        f"--tmpdir={directory}",  # at its start a server removes temporary files, those of others included
+        f"--socket={socket_path}", "--innodb-flush-log-at-trx-commit=2", "--innodb-log-file-size=256M",
         "--innodb-buffer-pool-size=256M", "--max-allowed-packet=64M", "--skip-name-resolve",
     ]  # fmt: skip
     server = DatabaseServer(

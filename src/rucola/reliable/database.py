@@ -6,12 +6,13 @@ All SQL of this package is written as plain functions of a Connection, which bot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rucola.reliable.errors import ReliableError
@@ -47,25 +48,27 @@ class Database:
     async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work(connection, ...)` in a new transaction and commit it."""
         if isinstance(self._transactions, AsyncEngine):
-            async with self._transactions.begin() as connection:
-                return await connection.run_sync(work, *args, **kwargs)
+            with self._translated_errors():
+                async with self._transactions.begin() as connection:
+                    return await connection.run_sync(work, *args, **kwargs)
         return await asyncio.to_thread(self.run_sync, work, *args, **kwargs)
 
     async def run_one(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work`, which executes a single statement, in autocommit mode."""
         if isinstance(self._autocommit, AsyncEngine):
-            async with self._autocommit.connect() as connection:
-                return await connection.run_sync(work, *args, **kwargs)
+            with self._translated_errors():
+                async with self._autocommit.connect() as connection:
+                    return await connection.run_sync(work, *args, **kwargs)
         return await asyncio.to_thread(self.run_one_sync, work, *args, **kwargs)
 
     def run_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` as `run` does, in the calling thread."""
-        with self._sync(self._transactions).begin() as connection:
+        with self._translated_errors(), self._sync(self._transactions).begin() as connection:
             return work(connection, *args, **kwargs)
 
     def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` as `run_one` does, in the calling thread."""
-        with self._sync(self._autocommit).connect() as connection:
+        with self._translated_errors(), self._sync(self._autocommit).connect() as connection:
             return work(connection, *args, **kwargs)
 
     async def close(self) -> None:
@@ -75,6 +78,20 @@ class Database:
                 await self.engine.dispose()
             else:
                 self.engine.dispose()
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise every error of the driver as a DBAPIError.
+
+        SQLAlchemy does not translate errors of the statement that sets the isolation level of a connection. On MariaDB
+        it is the first statement that fails if the server has ended a connection of the pool.
+        """
+        driver = self.engine.dialect.dbapi
+        assert driver is not None
+        try:
+            yield
+        except driver.Error as error:
+            raise DBAPIError.instance("SET TRANSACTION ISOLATION LEVEL", None, error, driver.Error) from error
 
     @staticmethod
     def _sync(engine: Engine | AsyncEngine) -> Engine:

@@ -38,7 +38,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -283,8 +283,10 @@ class _Listener:
         return has_stub
 
     def _confirm(self, connection: Any, delivery: GroupDelivery) -> bool:
+        """Confirm the stub in the ledger; return whether there is one, confirmed now or by another delivery."""
         receipts.forget(connection, self._tables, delivery)
-        return receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
+        is_confirmed = receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
+        return is_confirmed or receipts.has_stub(connection, self._tables, delivery.message_id)
 
     def _warn_about_missing_stub(self, delivery: GroupDelivery) -> None:
         """Log messages without a stub, at most one line a minute."""
@@ -292,7 +294,7 @@ class _Listener:
         if time.monotonic() >= self._next_warning_s:
             self._next_warning_s = time.monotonic() + WARNING_INTERVAL_S
             logger.warning(
-                "group %s: %d messages had no stub that awaits the group, the last is %s; they were purged or sent "
+                "group %s: %d messages had no stub, the last is %s; they were purged or sent "
                 "without an outbox, and were processed once", self.group, self._unknown_count, delivery.message_id,
             )  # fmt: skip
             self._unknown_count = 0
@@ -305,6 +307,11 @@ class _AsyncListener(_Listener):
     """Performs the steps on the consumer's event loop."""
 
     is_async = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._renewals: set[asyncio.Task[None]] = set()
+        """Tasks that renew claims; each ends after its delivery."""
 
     def function(self) -> IdempotentFunction:
         @functools.wraps(self._handler)
@@ -351,7 +358,12 @@ class _AsyncListener(_Listener):
 
     async def _transact(self, message: MessageExt, delivery: GroupDelivery, key: str) -> bool:
         # Step 4.
-        renewing = asyncio.create_task(self._keep_renewing(delivery, key), name=f"lease of {delivery.message_id}")
+        ended = asyncio.Event()
+        renewing = asyncio.create_task(
+            self._keep_renewing(delivery, key, ended), name=f"lease of {delivery.message_id}"
+        )
+        self._renewals.add(renewing)
+        renewing.add_done_callback(self._renewals.discard)
         try:
             async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
                 await self._handler(message, session)
@@ -359,11 +371,15 @@ class _AsyncListener(_Listener):
                 await session.commit()
                 return has_stub
         finally:
-            renewing.cancel()
+            # Not by a cancellation: a driver may replace it by an error of its own, and the task would renew for ever.
+            ended.set()
 
-    async def _keep_renewing(self, delivery: GroupDelivery, key: str) -> None:
-        while True:
-            await asyncio.sleep(self._lease_ms / 3000)  # a third of the lease, in seconds
+    async def _keep_renewing(self, delivery: GroupDelivery, key: str, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_ms / 3000):  # a third of the lease, in seconds
+                    await ended.wait()
+                    return
             try:
                 if self._redis is not None:
                     await self._redis.renew_async(key, delivery.token, self._lease_ms)

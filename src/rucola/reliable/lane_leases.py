@@ -40,7 +40,8 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     own = [row.lane for row in rows if row.owner == owner]
     free = [row.lane for row in rows if row.owner != owner and (row.owner is None or row.is_over)]
     # Ceiling division: 16 lanes and 3 relays make shares of 6, so every lane has a relay.
-    share = -(-LANES // rows[0].alive)
+    # None is alive if this relay was paused, since step 1, for longer than its lease.
+    share = -(-LANES // max(1, rows[0].alive))
     expected = own[:share] + free[: max(0, share - len(own))]
     # 3.
     if own[share:]:

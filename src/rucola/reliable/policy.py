@@ -14,7 +14,7 @@ operator's command, unless the stub is CONFIRMED: a confirmation wins.
 A sent stub is lost for a group if the group has no receipt of it and one of these holds:
 
 1. Its position is unknown.
-2. The group has committed an offset beyond its position.
+2. The group has committed an offset beyond its position and not beyond the end of the queue.
 3. The queue ends before its position: a failover or a lost disk removed it.
 
 Otherwise the message still waits in the queue. It is not sent again, however long the backlog is.
@@ -184,7 +184,12 @@ def is_lost(position: Position | None, state: GroupState) -> bool:
     if state.progress is None:
         return False  # the broker did not answer: leave the decision to the next check
     committed, max_offset = state.progress
-    return position.queue_offset >= max_offset or (committed is not None and position.queue_offset < committed)
+    if position.queue_offset >= max_offset:
+        return True
+    # After a failover or a lost disk, workers may commit offsets of the queue before. They say nothing about messages
+    # stored since, until a worker corrects them or the queue has grown beyond them. Taken literally, they would cause a
+    # resend at each check.
+    return committed is not None and position.queue_offset < committed <= max_offset
 
 
 def _hours(milliseconds: int) -> str:

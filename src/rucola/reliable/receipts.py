@@ -190,6 +190,11 @@ def confirm(connection: Connection, tables: Tables, message_id: str, group: str)
     return connection.execute(_confirmation(tables, message_id, group)).rowcount == 1
 
 
+def has_stub(connection: Connection, tables: Tables, message_id: str) -> bool:
+    """Return whether the message has a stub in this database."""
+    return bool(connection.scalar(select(exists().where(tables.stub.c.message_id == message_id))))
+
+
 def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
     """Return one UPDATE; concurrent confirmations by two groups are serialised by the row lock.
 

@@ -1,0 +1,64 @@
+"""Transactions of relays and consumers on an engine whose connections end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from rucola.reliable.database import Database
+from support.databases import OutboxDatabase
+
+ID = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT connection_id()"}
+END = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}"}
+
+
+def end_connection(db: OutboxDatabase, engine: Engine) -> None:
+    """Let the server end the connection that the engine's pool holds."""
+    with engine.connect() as connection:
+        number = connection.scalar(text(ID[db.name]))
+    admin = create_engine(db.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(END[db.name].format(number)))
+
+
+def one(connection: Connection) -> int | None:
+    return connection.scalar(text("SELECT 1"))
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("face", ["run", "run_one"])
+async def test_ended_connection_is_a_database_error_and_the_next_one_works(
+    kind: str, face: str, new_db: Callable[[str, str], OutboxDatabase]
+) -> None:
+    db = new_db(kind, "")
+    engine = create_engine(db.url, pool_size=1)
+    database = Database(engine)
+    for run in (getattr(database, face), lambda work: getattr(database, f"{face}_sync")(work)):
+        end_connection(db, engine)
+        with pytest.raises(DBAPIError):
+            await _result(run(one))
+        assert await _result(run(one)) == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+async def test_ended_connection_of_an_async_engine_is_a_database_error(
+    kind: str, new_db: Callable[[str, str], OutboxDatabase]
+) -> None:
+    db = new_db(kind, "")
+    database = Database(db.async_url)
+    number = await database.run(lambda connection: connection.scalar(text(ID[db.name])))
+    with db.engine().execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text(END[db.name].format(number)))
+    with pytest.raises(DBAPIError):
+        await database.run(one)
+    assert await database.run(one) == 1
+    await database.close()
+
+
+async def _result(value: object) -> object:
+    return await value if hasattr(value, "__await__") else value
