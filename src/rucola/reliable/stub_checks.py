@@ -41,6 +41,9 @@ class Checker:
         """
         progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
+        # What is logged once for all messages that it concerns: reasons of resends, and groups without an answer.
+        reasons: dict[str, list[str]] = {}
+        unsearched: dict[str, MQError] = {}
 
         async def state_of(row: Row[Any], group: str, position: Position | None) -> GroupState:
             state = GroupState(receipts.get((row.message_id, group)), None)
@@ -51,7 +54,7 @@ class Checker:
                 state = state._replace(progress=await progress[key])
             # Query dead letters only if the message left the queue: it was received, or the offset has passed it.
             if state.received_ms_ago is not None or is_lost(position, state):
-                state = state._replace(dead_letters=await self._dead_letters(group, row.message_id))
+                state = state._replace(dead_letters=await self._dead_letters(group, row.message_id, unsearched))
             return state
 
         async def check_one(row: Row[Any]) -> Outcome | int:
@@ -61,7 +64,7 @@ class Checker:
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
-                    logger.warning("resending message %s of topic %s: %s", row.message_id, row.topic, why)
+                    reasons.setdefault(why, []).append(row.message_id)
                     return int(row.seq)
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
@@ -71,6 +74,10 @@ class Checker:
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
         results = await asyncio.gather(*map(check_one, rows))
+        for why, message_ids in reasons.items():
+            logger.warning("resending %d messages, the first is %s: %s", len(message_ids), message_ids[0], why)
+        for group, error in unsearched.items():
+            logger.info("dead letters of group %s cannot be searched: %s", group, error)
         return (
             [result for result in results if isinstance(result, int)],
             [result for result in results if isinstance(result, Outcome)],
@@ -89,14 +96,14 @@ class Checker:
             logger.info("offsets of %s are unavailable for group %s: %s", queue, group, error)
             return None
 
-    async def _dead_letters(self, group: str, message_id: str) -> int:
-        """Return the number of copies in the group's dead letter queue; 0 if the query fails."""
+    async def _dead_letters(self, group: str, message_id: str, unsearched: dict[str, MQError]) -> int:
+        """Return the number of copies in the group's dead letter queue; 0 if the query fails, with the error noted."""
         try:
             found = await self._admin.messages.query_by_unique_key(dlq_topic(group), message_id)
         except TopicNotFound:
             return 0
         except MQError as error:
-            logger.info("dead letters of group %s cannot be searched: %s", group, error)
+            unsearched[group] = error
             return 0
         return len(found.messages)
 
