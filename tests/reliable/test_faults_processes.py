@@ -6,12 +6,17 @@ broker, one invoice, and nothing is left over.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import create_engine
 
+from rucola.client import Message
+from rucola.reliable import Outbox, Tables
 from rucola.testing.rocketmq import RocketMQ
 from support.crash_steps import (
     Processes,
@@ -23,6 +28,7 @@ from support.crash_steps import (
     send_order,
 )
 from support.databases import DatabaseServer, OutboxDatabase
+from support.outbox import stubs
 
 pytestmark = pytest.mark.slow
 
@@ -119,3 +125,26 @@ def test_clocks_of_the_processes_do_not_matter(broker: RocketMQ, make_scene: Cal
     scenes = [make_scene("postgresql", number) for number in range(len(cases))]
     with importable(), ThreadPoolExecutor(IN_PARALLEL) as threads:
         assert list(filter(None, threads.map(run, cases, scenes))) == []
+
+
+def add_many(url: str, prefix: str, count: int) -> None:
+    outbox = Outbox(tables=Tables(prefix))
+    with create_engine(url).begin() as connection:
+        for number in range(count):
+            outbox.add(connection, Message("T", b"%d %d" % (os.getpid(), number)))
+
+
+def test_forked_processes_never_generate_the_same_id(postgresql_db: OutboxDatabase) -> None:
+    """The parent has generated ids before, so that its state is copied. Equal ids would fail a transaction."""
+    count, processes = 500, 8
+    add_many(postgresql_db.url, postgresql_db.tables.prefix, count)
+    context = multiprocessing.get_context("fork")
+    arguments = postgresql_db.url, postgresql_db.tables.prefix, count
+    forked = [context.Process(target=add_many, args=arguments) for _ in range(processes)]
+    for process in forked:
+        process.start()
+    for process in forked:
+        process.join(60)
+    assert [process.exitcode for process in forked] == [0] * processes
+    ids = [stub.message_id for stub in stubs(postgresql_db)]
+    assert len(set(ids)) == len(ids) == count * (processes + 1)
