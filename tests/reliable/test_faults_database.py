@@ -38,6 +38,7 @@ from sqlalchemy.orm import Session
 
 from rucola.client import Message, MessageExt, ReconsumeLater
 from rucola.message import properties
+from rucola.reliable import operations
 from rucola.reliable.database import Database
 from rucola.reliable.idempotent import IdempotentFunction, idempotent
 from rucola.reliable.outbox import Outbox
@@ -406,3 +407,45 @@ async def test_claim_whose_response_is_lost_delays_the_message_by_a_lease(
         await until(is_acknowledged)
     assert balances(server_db) == [1, 1]
     assert is_settled(server_db, 1)
+
+
+# Many rows, many failures.
+
+
+def test_purge_of_many_rows_is_bounded_by_rows(server_db: OutboxDatabase) -> None:
+    """Each call deletes a thousand rows of each table, so that none holds locks for long, and live rows are kept."""
+    tables, count = server_db.tables, 2500
+    live = add(server_db, "T", [b"x"], groups=[GROUP])
+    add(server_db, "T", [b"x"] * count)
+    old = [{"message_id": f"m{number}", "consumer_group": GROUP} for number in range(count)]
+    old += [{"message_id": live[0], "consumer_group": GROUP}]
+    with server_db.engine().begin() as connection:
+        settled = update(tables.stub).where(tables.stub.c.message_id != live[0])
+        connection.execute(settled.values(status="CONFIRMED", due_at=None, confirmed_at=1))
+        connection.execute(insert(tables.done), [row | {"done_at": 1} for row in old])
+        connection.execute(insert(tables.receipt), [row | {"received_at": 1} for row in old])
+    database, removed = Database(server_db.engine()), []
+    while not removed or removed[-1]:
+        removed.append(database.run_sync(operations.purge, tables, operations.PURGE_AFTER_MS))
+    assert removed == [3000, 3000, 1500, 0]
+    assert [counted(server_db, table) for table in (tables.stub, tables.done, tables.receipt)] == [1, 1, 1]
+
+
+async def test_outage_of_the_database_logs_a_line_per_attempt_of_the_relay(
+    server_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay pauses longer after each failure, whatever waits in the tables, and continues afterwards."""
+    async with through_proxy(server_db) as (proxy, behind):
+        with caplog.at_level(logging.INFO, "rucola.reliable"):
+            async with Relay(behind.engine(), shared_rocketmq.namesrv, tables=server_db.tables) as running:
+                await until(lambda: counted(server_db, server_db.tables.relay) == 1)
+                proxy.refuse()
+                await asyncio.to_thread(add, server_db, topic, [b"x"] * 1000)
+                for _ in range(200):
+                    running.wake()
+                await until(lambda: "retrying in 0.8 s" in caplog.text)
+                await proxy.accept()
+                await until(lambda: statuses(server_db) == {"CONFIRMED": 1000})
+    failures = [record.message for record in caplog.records if "the database failed" in record.message]
+    assert 3 <= len(failures) <= 5, failures
+    assert len(caplog.records) <= 12, [record.message for record in caplog.records]
