@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, String, create_engine, func, literal
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rucola.reliable.errors import ReliableError
@@ -54,6 +54,11 @@ class Database:
     @property
     def dialect_name(self) -> str:
         return self.engine.dialect.name
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """Errors of the database: SQLAlchemy's, and the driver's own, which setting an isolation level raises."""
+        return DBAPIError, self.engine.dialect.loaded_dbapi.Error
 
     @property
     def is_async(self) -> bool:

@@ -30,7 +30,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Engine, Row
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.admin import AdminClient
@@ -127,8 +126,9 @@ class Relay:
         await self._wakeup.close()
         try:
             await self.database.run(lane_leases.leave, self.tables, self.owner)
-        except DBAPIError as error:
-            logger.warning("lanes could not be released and stay reserved until their lease ends: %s", error.orig)
+        except self.database.errors as error:
+            why = getattr(error, "orig", error)
+            logger.warning("lanes could not be released and stay reserved until their lease ends: %s", why)
         await self._admin.__aexit__(None, None, None)
         if self._owns_producer:
             await self._producer.close()
@@ -155,9 +155,9 @@ class Relay:
                     pause_s = FIRST_PAUSE_S
                 if not is_full and self._away_since is None and not self._stopping:
                     await self._wakeup.wait(self.policy.poll_ms / 1000)
-            except DBAPIError as error:
+            except self.database.errors as error:
                 # Also deadlocks and lock timeouts: the transaction was rolled back, and claims end with their lease.
-                logger.warning("the database failed, retrying in %g s: %s", pause_s, error.orig)
+                logger.warning("the database failed, retrying in %g s: %s", pause_s, getattr(error, "orig", error))
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             except Exception:
