@@ -20,7 +20,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from rucola.reliable import operations
 from rucola.reliable.database import Database
@@ -63,8 +62,8 @@ class ReliableCollector(Collector):
         up = GaugeMetricFamily("rucola_reliable_up", "Whether the database answered.")
         try:
             unsettled = database.run_sync(operations.unsettled, self._tables)
-        except DBAPIError as error:
-            logger.warning("metrics of the outbox are unavailable: %s", error.orig)
+        except database.errors as error:
+            logger.warning("metrics of the outbox are unavailable: %s", getattr(error, "orig", error))
             up.add_metric((), 0)
             yield up
             return
