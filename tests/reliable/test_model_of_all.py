@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sqlalchemy import Row, func, select, update
 
@@ -205,11 +205,37 @@ class Reliability(RuleBasedStateMachine):
 
     # The operator.
 
-    @rule(message_id=messages, command=st.sampled_from(["void", "confirm", "resend", "show", "show", "show"]))
-    def operate(self, message_id: str, command: str) -> None:
-        changed = self.run_sql(getattr(operations, command), message_id if command == "show" else [message_id])
-        if command == "confirm" and changed:
+    @rule(message_id=messages)
+    def void(self, message_id: str) -> None:
+        self.run_sql(operations.void, [message_id])
+
+    @rule(message_id=messages)
+    def confirm(self, message_id: str) -> None:
+        if self.run_sql(operations.confirm, [message_id]):
             self.settled_by_operator.add(message_id)
+
+    @rule(message_id=messages)
+    def resend(self, message_id: str) -> None:
+        self.run_sql(operations.resend, [message_id])
+
+    # Longer stories, which random steps seldom tell.
+
+    @rule(failures=st.integers(1, MAX_RECONSUME_TIMES + 1))
+    def listener_is_broken(self, failures: int) -> None:
+        """A message is sent and fails, perhaps until it is a dead letter. Hours later a relay checks it."""
+        self.workers.clear()
+        self.world.add(f"m{self.added}")
+        self.added += 1
+        self.time_passes()
+        self.claim("a", KeyedResend.MANUAL, False)
+        self.send("a", "stored")
+        self.record("a")
+        for _ in range(failures):
+            self.deliver(bool(self.broker.to_retry), True, False)
+            self.work(0, 100)
+        self.hours_pass(6)
+        self.claim("b", KeyedResend.MANUAL, False)
+        self.record("b")
 
     # Time and disks.
 
@@ -249,7 +275,7 @@ class Reliability(RuleBasedStateMachine):
             worker.abandon()
         self.workers.clear()
         self.batches.clear()
-        for _ in range(40):
+        for number in range(40):
             self.time_passes()
             self.claim("a", KeyedResend.MANUAL, True)
             self.send("a", "stored")
@@ -257,10 +283,15 @@ class Reliability(RuleBasedStateMachine):
             while self.broker.to_retry or self.broker.committed < len(self.broker.queue):
                 self.deliver(bool(self.broker.to_retry), False, False)
                 self.work(0, 100)
-            if all(row.due_at is None for row in self.rows().values()):
+            if all(row.due_at is None or row.status == "NEW" for row in self.rows().values()) and number > 3:
                 break
         self.check_results()
         self.world.engine.dispose()
+
+    def is_behind_manual(self, row: Row[Any]) -> bool:
+        """Whether the key waits for an operator; the alert about the first message of it is the alert."""
+        others = [other for other in self.rows().values() if other.shard_key == row.shard_key]
+        return any(other.status == "MANUAL" and other.seq < row.seq for other in others)
 
     def check_results(self) -> None:
         with self.world.engine.connect() as connection:
@@ -279,6 +310,8 @@ class Reliability(RuleBasedStateMachine):
                     assert f"{message_id} {row.status}" in self.alerted, (
                         f"{message_id} is {row.status} without an alert"
                     )
+                case "NEW" if row.shard_key is not None and self.is_behind_manual(row):
+                    result = "NEW behind a MANUAL one of its key"
                 case _:
                     raise AssertionError(f"{message_id} is {row.status}, due {row.due_at}")
             RESULTS[result] += 1
@@ -289,7 +322,8 @@ def test_each_message_is_done_once_or_alerted() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Reliability,
         settings=settings(
-            max_examples=60,
+            max_examples=80,
+            phases=[Phase.generate],  # a failing run is short enough as it is
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
@@ -297,4 +331,4 @@ def test_each_message_is_done_once_or_alerted() -> None:
         ),
     )
     print(dict(RESULTS))
-    assert {"CONFIRMED", "CONFIRMED by an operator", "VOID", "MANUAL", "STUCK", "DEAD"} == set(RESULTS)
+    assert {"CONFIRMED", "CONFIRMED by an operator", "VOID", "MANUAL", "STUCK", "DEAD"} <= set(RESULTS)
