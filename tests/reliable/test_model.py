@@ -4,7 +4,7 @@ The steps are the listener's own (`_steps`), performed one by one on a real SQLi
 each run the message is delivered once more, as a broker does with what was not acknowledged. Then the effect is there
 once and the stub is confirmed, or an operator voided it in time and there is no effect; nothing is left over.
 
-FIGURES
+Each test prints how many runs there were and how the message ended.
 """
 
 from __future__ import annotations
