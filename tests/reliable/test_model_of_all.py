@@ -173,6 +173,8 @@ class Reliability(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.workers))
     @rule(number=st.integers(0, 1), steps=st.sampled_from([1, 2, 3, 100]))
     def work(self, number: int, steps: int) -> None:
+        if not self.workers:
+            return
         worker, offset = self.workers[number % len(self.workers)]
         for _ in range(steps):
             if worker.is_acknowledged is None:
