@@ -70,7 +70,7 @@ def run_everything(database: Database, db: OutboxDatabase) -> None:
         delivery = GroupDelivery(f"m{number}", "g", f"token-{number}")
         assert database.run_one_sync(receipts.claim, tables, delivery, 60_000, True)
         database.run_one_sync(receipts.renew, tables, delivery.token, delivery.message_id, "g", 60_000)
-        database.run_sync(receipts.finish, tables, delivery)
+        database.run_sync(receipts.finish, tables, delivery, 60_000)
     for work in (receipts.state, receipts.claim):
         arguments = (60_000, True) if work is receipts.claim else (True,)
         database.run_one_sync(work, tables, GroupDelivery("m7", "g", "t"), *arguments)

@@ -83,21 +83,21 @@ async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabas
 
 
 async def test_paused_relay_loses_its_lanes_and_resumes_without_harm(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, tmp_path: Path
+    postgresql_db: OutboxDatabase, shared_rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     topic = shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic, 1)
-    arguments = ("reliable", "relay", "-n", shared_rocketmq.namesrv, "--database", sqlite_db.url, "--lease", "1")
-    prefix = ("--prefix", sqlite_db.tables.prefix)
+    arguments = ("reliable", "relay", "-n", shared_rocketmq.namesrv, "--database", postgresql_db.url, "--lease", "1")
+    prefix = ("--prefix", postgresql_db.tables.prefix)
     with server(*arguments, *prefix, log=tmp_path / "first") as first:
         assert first.first_line, first.log.read_text()
         first.process.send_signal(signal.SIGSTOP)
-        add(sqlite_db, topic, [b"%d" % number for number in range(20)], shard_key="k")
+        add(postgresql_db, topic, [b"%d" % number for number in range(20)], shard_key="k")
         with server(*arguments, *prefix, log=tmp_path / "second") as second:
             assert second.first_line, second.log.read_text()
-            await until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"})
+            await until(lambda: {stub.status for stub in stubs(postgresql_db)} == {"CONFIRMED"})
             first.process.send_signal(signal.SIGCONT)
-            add(sqlite_db, topic, [b"20"], shard_key="k")
-            await until(lambda: {stub.status for stub in stubs(sqlite_db)} == {"CONFIRMED"})
+            add(postgresql_db, topic, [b"20"], shard_key="k")
+            await until(lambda: {stub.status for stub in stubs(postgresql_db)} == {"CONFIRMED"})
             assert first.stop() == second.stop() == 0
     assert [message.body for message in shared_rocketmq.messages(topic)] == [b"%d" % number for number in range(21)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import socketserver
@@ -25,6 +26,7 @@ from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statuses, stubs, until
+from support.servers import run
 
 HOUR_MS = 3_600_000
 AT_7 = Position("T", "b", 0, 7)
@@ -198,6 +200,36 @@ async def test_dead_letter_is_dead_until_it_is_redriven(
         running.wake()
         await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
     assert len(shared_rocketmq.dead_letters(group)) == 1
+
+
+async def test_redriven_dead_letter_confirms_its_dead_stub(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    """An operator repairs the consumer and runs the command that the alert names."""
+    group, told, works = shared_rocketmq.unique("g"), RecordingSink(), [False]
+    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
+    effects: list[str] = []
+
+    @idempotent(sqlite_db.engine(), group, tables=sqlite_db.tables)
+    def listener(message: MessageExt, session: Any) -> None:
+        if not works[0]:
+            raise ZeroDivisionError
+        effects.append(message.msg_id)
+
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
+    consumer.subscribe(topic)
+    consumer.listen(listener)
+    async with consumer, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
+        await until(lambda: bool(told.alerts))
+        assert statuses(sqlite_db) == {"DEAD": 1}
+        works[0] = True
+        command = ("admin", "redriveDlq", "-g", group, "-n", shared_rocketmq.namesrv, "--yes")
+        redriven = await asyncio.to_thread(run, *command)
+        assert redriven.returncode == 0, redriven.stderr
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
+    assert effects == [message_id]
+    assert stubs(sqlite_db)[0].sends == 1
 
 
 @pytest.mark.rocketmq(brokerRole="SYNC_MASTER")

@@ -1,7 +1,8 @@
-"""Processes that kill themselves at a named step: a sender, a relay and a consumer of one order.
+"""Processes that kill or pause themselves at a named step: a sender, a relay and a consumer of one order.
 
 They are forked from a warm process (multiprocessing's forkserver), since forty of them start. The steps are named after
-what happens there; `kill` ends the process as SIGKILL does, before anything else can run.
+what happens there. A process that is to end there sends itself SIGKILL, one that is to pause there SIGSTOP, before
+anything else can run.
 """
 
 from __future__ import annotations
@@ -11,12 +12,26 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Column, Engine, MetaData, String, Table, create_engine, event, func, insert, inspect, select
+from sqlalchemy import (
+    Column,
+    Engine,
+    MetaData,
+    Select,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from rucola.client import Message, MessageExt, Producer, PushConsumer
@@ -27,6 +42,7 @@ from support.outbox import until
 
 GROUP = "billing"
 LEASE_MS = 1000
+PAUSE = "pause "
 
 SENDER_STEPS = ("begun", "added", "committing", "committed")
 RELAY_STEPS = (
@@ -52,6 +68,10 @@ class Scene(NamedTuple):
     namesrv: str
     topic: str
     redis_url: str
+    copy: str = ""
+    """Consumers of another copy are of another group at the broker, and get their own delivery of the message."""
+    skew_s: int = 0
+    """How far the clock of the process is ahead of the machine's."""
 
     @property
     def tables(self) -> Tables:
@@ -67,25 +87,32 @@ class Scene(NamedTuple):
         return Table(f"{self.prefix}invoice", MetaData(), Column("order_id", String(20)))
 
     def count(self, table: Table) -> int:
-        engine = self.engine()
-        with engine.connect() as connection:
-            return connection.scalar(select(func.count()).select_from(table)) or 0
+        return int(self._scalar(select(func.count()).select_from(table)) or 0)
 
     def status(self) -> str | None:
-        engine = self.engine()
-        with engine.connect() as connection:
-            return connection.scalar(select(self.tables.stub.c.status))
+        status: str | None = self._scalar(select(self.tables.stub.c.status))
+        return status
+
+    def created_ms(self) -> int:
+        return int(self._scalar(select(self.tables.stub.c.created_at)))
+
+    def _scalar(self, query: Select[Any]) -> Any:
+        # Without a transaction, which a server would end while the process is paused.
+        with self.engine().execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            return connection.scalar(query)
 
 
 class Steps:
-    """Ends the process at one of the steps; `at` "" is none."""
+    """Ends the process at one of the steps, or pauses it there the first time if `at` is "pause STEP"; "" is none."""
 
     def __init__(self, at: str) -> None:
-        self._at = at
+        self._at = at.removeprefix(PAUSE)
+        self._signal = signal.SIGSTOP if at.startswith(PAUSE) else signal.SIGKILL
 
     def reach(self, step: str) -> None:
         if step == self._at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._at = ""
+            os.kill(os.getpid(), self._signal)
 
     def around(self, owner: Any, method: str, name: str | None = None) -> None:
         """Reach NAME.before and NAME.after around a method, NAME.during between a transaction's work and its commit."""
@@ -150,7 +177,7 @@ def relay_order(scene: Scene, kill_at: str) -> None:
     async def main() -> None:
         policy = Policy(lease_ms=LEASE_MS, poll_ms=50, confirm_timeout_ms=60_000)
         async with Relay(scene.url, scene.namesrv, tables=scene.tables, policy=policy):
-            await until(lambda: scene.status() not in (None, "NEW"), 40)
+            await until(lambda: scene.status() not in (None, "NEW"), 60)
 
     asyncio.run(main())
 
@@ -176,12 +203,13 @@ def consume_order(scene: Scene, kill_at: str) -> None:
 
     async def main() -> None:
         first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        group = f"{GROUP}-{scene.prefix}"  # the broker's group; the stub awaits the name in the business's tables
+        # The group at the broker; the stub awaits the name in the tables of the business.
+        group = f"{GROUP}-{scene.prefix}{scene.copy}"
         consumer = PushConsumer(group, scene.namesrv, consume_from=first)
         consumer.subscribe(scene.topic)
         consumer.listen(listener)
         async with consumer:
-            await until(lambda: scene.status() == "CONFIRMED", 40)
+            await until(lambda: scene.status() == "CONFIRMED", 60)
 
     asyncio.run(main())
 
@@ -196,18 +224,56 @@ class Processes:
 
     def run(self, role: Callable[[Scene, str], None], scene: Scene, kill_at: str = "") -> None:
         """Run a role to its end. Its exit must be by SIGKILL if a step was named: then the step was reached."""
-        process = self._context.Process(target=role, args=(scene, kill_at))
+        process = self._start(role, scene, kill_at)
+        self._join(process, -signal.SIGKILL if kill_at else 0)
+
+    def run_while_paused(
+        self, role: Callable[[Scene, str], None], scene: Scene, pause_at: str, work: Callable[[], None]
+    ) -> None:
+        """Run a role that pauses at a step; `work` meanwhile, then continue the role to its end."""
+        process = self._start(role, scene, PAUSE + pause_at)
+        try:
+            _wait_until_paused(process)
+            work()
+        finally:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGCONT)
+        self._join(process, 0)
+
+    def _start(self, role: Callable[[Scene, str], None], scene: Scene, at: str) -> Any:
+        process = self._context.Process(target=_in_own_time, args=(role, scene, at))
         with self._lock:
             process.start()
             # Each start polls all children, which takes the exit code away from the thread that joins one.
             multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
-        process.join(60)
-        expected = -signal.SIGKILL if kill_at else 0
+        return process
+
+    @staticmethod
+    def _join(process: Any, expected: int) -> None:
+        process.join(90)
         code = process.exitcode
         if code is None:
             process.kill()
             process.join()
-        assert code == expected, f"{role.__name__} ended with {code}, not {expected}"
+        assert code == expected, f"the process ended with {code}, not {expected}"
+
+
+def _wait_until_paused(process: Any) -> None:
+    stat = Path(f"/proc/{process.pid}/stat")
+    deadline = time.monotonic() + 60
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.is_alive(), "it ended before the step"
+        assert time.monotonic() < deadline, "it never reached the step"
+        time.sleep(0.01)
+
+
+def _in_own_time(role: Callable[[Scene, str], None], scene: Scene, at: str) -> None:
+    """Run a role in this new process, by a clock that is `skew_s` ahead."""
+    if scene.skew_s:
+        real_s, real_ns = time.time, time.time_ns
+        time.time = lambda: real_s() + scene.skew_s
+        time.time_ns = lambda: real_ns() + scene.skew_s * 1_000_000_000
+    role(scene, at)
 
 
 @contextmanager

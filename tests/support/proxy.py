@@ -6,6 +6,8 @@
     reset()        the connections open now end with RST
     cut()          the connections open now end with FIN, possibly in the middle of a frame
     refuse()       as `reset`, and new connections are refused until `accept()`
+    lose(bytes)    the next request with these bytes reaches the server, its response is dropped and the connection ends
+                   with RST: the server has done the work, and the client sees an error
 
 A half-open connection is what a firewall that forgot it, a pulled cable or a dead virtual machine leaves behind: each
 side can write, the bytes vanish, and neither is told. What TCP itself sends (ACKs, keepalive) is still answered here,
@@ -38,6 +40,7 @@ class Link:
 
     def __init__(self, client: Stream) -> None:
         self.is_half_open = False
+        self.loses_response = False
         self.closed = asyncio.Event()
         self._streams = [client]
 
@@ -65,6 +68,9 @@ class Proxy:
         self.links: set[Link] = set()
         self.accepted = 0
         """How many connections clients have made so far."""
+        self.lost = 0
+        """How many responses were dropped so far."""
+        self._lose: bytes | None = None
         self._target = target
         self._host = host
         self._port = port
@@ -111,6 +117,10 @@ class Proxy:
         for link in list(self.links):
             link.end(with_reset=True)
 
+    def lose(self, request: bytes) -> None:
+        """Drop the response to the next request that contains these bytes, which must be in one write of the client."""
+        self._lose = request
+
     def cut(self) -> None:
         """End every connection with FIN."""
         for link in list(self.links):
@@ -150,7 +160,11 @@ class Proxy:
             await self._flows.wait()
             host, _, port = self._target.rpartition(":")
             flows = link.extend(await asyncio.open_connection(host, int(port)))
-            pumps = [asyncio.create_task(self._pump(link, *flow)) for flow in flows]
+            to_server, to_client = flows
+            pumps = [
+                asyncio.create_task(self._pump(link, *to_server, of_requests=True)),
+                asyncio.create_task(self._pump(link, *to_client, of_requests=False)),
+            ]
             await link.closed.wait()
         except (OSError, asyncio.CancelledError):
             pass  # the server is away, which its client shall see, or the proxy closes
@@ -162,9 +176,17 @@ class Proxy:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, of_requests: bool
+    ) -> None:
         with suppress(OSError):
             while chunk := await reader.read(CHUNK):
+                if of_requests and self._lose is not None and self._lose in chunk:
+                    link.loses_response, self._lose = True, None
+                elif not of_requests and link.loses_response:
+                    self.lost += 1
+                    link.end(with_reset=True)
+                    return
                 if self.delay_ms:
                     await asyncio.sleep(self.delay_ms / 1000)
                 await self._flows.wait()

@@ -31,10 +31,14 @@ ERROR_LENGTH = 1000
 
 
 class BatchResult(NamedTuple):
-    """Outcomes of a batch. If `is_away`, no broker was reached at all, and `error` is the reason."""
+    """Outcomes of a batch. If `is_away`, no broker was reached at all, and `error` is the reason.
+
+    If `is_unrouted`, no topic had a route: either no topic exists, or all brokers have left the name server.
+    """
 
     outcomes: list[Outcome]
     is_away: bool
+    is_unrouted: bool
     error: str
 
 
@@ -67,7 +71,8 @@ class BatchSender:
                 requests = list(_requests(stream))
                 for part in [requests] if queue is not None else [[request] for request in requests]:
                     group.create_task(limited(part, queue))
-        return BatchResult(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
+        is_silent = run.answered == 0
+        return BatchResult(run.outcomes, is_silent and run.unreached > 0, is_silent and run.unrouted > 0, run.error)
 
     async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
         if row.shard_key is None:
@@ -86,6 +91,7 @@ class _BatchRun:
         self.outcomes: list[Outcome] = []
         self.answered = 0
         self.unreached = 0
+        self.unrouted = 0
         self.error = ""
 
     async def in_order(self, requests: list[list[Row[Any]]], queue: MessageQueue | None) -> None:
@@ -148,10 +154,11 @@ class _BatchRun:
     def failed(self, row: Row[Any], error: MQError) -> None:
         """Record a failed send. The message may still be stored, unless it is invalid or was refused."""
         self.error = str(error)[:ERROR_LENGTH]
-        refusals = (BrokerError, TopicNotFound, InvalidMessage)
         attempts = [failure for _, failure in error.attempts] if isinstance(error, SendFailed) else [error]
-        if any(isinstance(failure, refusals) for failure in attempts):
+        if any(isinstance(failure, (BrokerError, InvalidMessage)) for failure in attempts):
             self.answered += 1
+        elif any(isinstance(failure, TopicNotFound) for failure in attempts):
+            self.unrouted += 1
         else:
             self.unreached += 1
         if row.shard_key is not None:

@@ -8,16 +8,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import ColumnElement, Connection, Engine, create_engine, func, literal_column
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import ReliableError
 
 T = TypeVar("T")
+
+IDLE_TIMEOUT_S: Final = 30
+
+
+def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> list[ColumnElement[str]]:
+    """Return columns for a SELECT or RETURNING that limit how long this transaction may wait for its client.
+
+    A paused process or a machine that vanished would keep its row locks, and block every worker that takes over. After
+    `timeout_ms` without a statement PostgreSQL rolls the transaction back. As a column it costs no round trip.
+    MariaDB has the limit per connection only, see `engine_of`; SQLite has no server that could end a transaction.
+    """
+    if connection.dialect.name != "postgresql":
+        return []
+    setting: ColumnElement[str] = literal_column("'idle_in_transaction_session_timeout'")
+    return [func.set_config(setting, str(timeout_ms), True)]
 
 
 class Database:
@@ -101,12 +117,19 @@ class Database:
 
 
 def engine_of(url: str | URL) -> Engine | AsyncEngine:
-    """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL."""
+    """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL.
+
+    MariaDB ends a transaction on its connections that waits for its client longer than `IDLE_TIMEOUT_S`, unless the URL
+    has an `init_command` of its own.
+    """
     try:
         parsed = make_url(url)
+        options: dict[str, Any] = {}
+        if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
+            options["connect_args"] = {"init_command": f"SET SESSION idle_transaction_timeout = {IDLE_TIMEOUT_S}"}
         if parsed.get_dialect().is_async:
-            return create_async_engine(parsed)
-        return create_engine(parsed)
+            return create_async_engine(parsed, **options)
+        return create_engine(parsed, **options)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ReliableError(
             f"database {str(url)!r}: {error}; write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or "

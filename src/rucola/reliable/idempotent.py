@@ -13,7 +13,8 @@ Steps of one delivery (`_steps`):
     3. (No claim.) Done: confirm and acknowledge. Void: drop. Held: raise ReconsumeLater, never acknowledge.
     4. In one transaction: the listener's effect; the `done` row; deletion of the receipt, fenced by the claim's token;
        the stub's confirmation. The claim is renewed while the listener runs.
-    5. After an error: if the `done` row exists, the commit was applied although it reported an error: acknowledge.
+    5. After an error: if the `done` row exists, the commit was applied although it reported an error, or another worker
+       took over: acknowledge.
        Otherwise release the claim and raise, so that the broker delivers again.
     6. Release the Redis key.
 
@@ -222,7 +223,7 @@ class _Listener:
         except BaseException:
             # Step 5. The connection may have failed after the server applied the commit.
             if (yield from self._was_committed(delivery)):
-                logger.warning("the commit for message %s reported an error but was applied", delivery.message_id)
+                logger.warning("the transaction of message %s failed, but the message is done", delivery.message_id)
                 yield from self._settle(delivery)
                 return
             self.counts.failed += 1
@@ -275,9 +276,9 @@ class _Listener:
     def _finish(self, connection: Connection | DriverConnection, delivery: GroupDelivery) -> bool:
         """Execute the last statements of the business transaction; return whether the message has a stub."""
         if not self._is_one_database:
-            receipts.insert_done(connection, self._tables, delivery)
+            receipts.insert_done(connection, self._tables, delivery, self._lease_ms)
             return True
-        has_stub = receipts.finish(connection, self._tables, delivery)
+        has_stub = receipts.finish(connection, self._tables, delivery, self._lease_ms)
         if not has_stub and self._unknown is UnknownMessage.REJECT:
             raise ReliableError(f"message {delivery.message_id} has no stub and is rejected")
         return has_stub

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, Update, delete, func, or_, select, update
 
+from rucola.reliable.database import idle_limit
 from rucola.reliable.schema import LANES, Tables, now_ms
 
 
@@ -34,9 +35,8 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     # 2.
     alive = select(func.count()).select_from(relay).where(relay.c.seen_until > now_ms()).scalar_subquery()
     is_over = lane.c.lease_until <= now_ms()
-    rows = connection.execute(
-        select(lane.c.lane, lane.c.owner, is_over.label("is_over"), alive.label("alive")).order_by(lane.c.lane)
-    ).all()
+    columns = lane.c.lane, lane.c.owner, is_over.label("is_over"), alive.label("alive")
+    rows = connection.execute(select(*columns, *idle_limit(connection, lease_ms)).order_by(lane.c.lane)).all()
     own = [row.lane for row in rows if row.owner == owner]
     free = [row.lane for row in rows if row.owner != owner and (row.owner is None or row.is_over)]
     # Ceiling division: 16 lanes and 3 relays make shares of 6, so every lane has a relay.

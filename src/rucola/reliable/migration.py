@@ -48,11 +48,9 @@ def check(connection: Connection, tables: Tables) -> None:
     where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"
     if found is None:
         raise SchemaError(f"{where}: there are no reliability tables; create them with `rucola reliable init`")
-    found_major, found_minor = map(int, found.split("."))
-    major, minor = map(int, VERSION.split("."))
-    if found_major > major:
+    if _parts(found)[0] > _parts(VERSION)[0]:
         raise SchemaError(f"{where}: version {found} is newer than this program's {VERSION}; upgrade rucola")
-    if (found_major, found_minor) < (major, minor):
+    if _parts(found) < _parts(VERSION):
         raise SchemaError(
             f"{where}: version {found} is older than this program's {VERSION}; run `rucola reliable migrate`"
         )
@@ -69,13 +67,18 @@ def init(connection: Connection, tables: Tables) -> None:
 
 
 def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
-    """Upgrade the tables to this program's version, if older; return the versions before and after."""
+    """Upgrade the tables to this program's version, if older; return the versions before and after.
+
+    Tables that are newer by a minor version are left as they are: this program works on them.
+    """
     from alembic import command  # imported here, so that relays and consumers do not load Alembic
 
     _check_server(connection)
     before = version_of(connection, tables)
-    if before is not None and int(before.split(".")[0]) > int(VERSION.split(".")[0]):
+    if before is not None and _parts(before)[0] > _parts(VERSION)[0]:
         raise SchemaError(f"version {before} is newer than this program's {VERSION}; upgrade rucola")
+    if before is not None and _parts(before) > _parts(VERSION):
+        return before, before
     command.upgrade(alembic_config(connection, tables), VERSION)
     return before, VERSION
 
@@ -88,6 +91,11 @@ def alembic_config(connection: Connection, tables: Tables) -> Config:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes |= {"connection": connection, "tables": tables}
     return config
+
+
+def _parts(version: str) -> tuple[int, int]:
+    major, minor = map(int, version.split("."))
+    return major, minor
 
 
 def _check_server(connection: Connection) -> None:

@@ -33,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
+from rucola.reliable.database import idle_limit
 from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import LeaseLost
 from rucola.reliable.schema import CONFIRMED, VOID, Tables, now_ms
@@ -136,16 +137,25 @@ def forget(connection: Connection, tables: Tables, delivery: GroupDelivery) -> N
     connection.execute(delete(receipt).where(*_of(receipt, delivery), is_ours))
 
 
-def insert_done(connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery) -> None:
-    """Insert the `done` row in the transaction of the effect. AlreadyDone if another transaction did."""
+def insert_done(
+    connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery, lease_ms: int
+) -> None:
+    """Insert the `done` row in the transaction of the effect. AlreadyDone if another transaction did.
+
+    The commit must follow within `lease_ms`, where the database supports the limit.
+    """
+    row = _insert_done(tables, delivery)
+    limit = idle_limit(connection, lease_ms)
     try:
-        connection.execute(_insert_done(tables, delivery))
+        connection.execute(row.returning(*limit) if limit else row)
     except IntegrityError:
         raise AlreadyDone from None
 
 
-def finish(connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery) -> bool:
+def finish(connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery, lease_ms: int) -> bool:
     """Finish a message in the business transaction; return whether it has a stub.
+
+    The commit must follow within `lease_ms`, where the database supports the limit.
 
     1. Insert the `done` row: AlreadyDone if another transaction was first.
     2. Delete the own receipt: LeaseLost if another worker has taken it over.
@@ -163,12 +173,13 @@ def finish(connection: Connection | DriverConnection, tables: Tables, delivery: 
         deletions = select(func.count()).select_from(ended).scalar_subquery()
         updates = select(func.count()).select_from(confirmed.cte("confirmed")).scalar_subquery()
         try:
-            deleted, updated = connection.execute(select(deletions, updates).add_cte(done)).one()
+            counts = select(deletions, updates, *idle_limit(connection, lease_ms))
+            deleted, updated, *_ = connection.execute(counts.add_cte(done)).one()
         except IntegrityError:
             raise AlreadyDone from None
     else:
         # Three statements in the same order: the primary key of `done` is the first lock of every finishing worker.
-        insert_done(connection, tables, delivery)
+        insert_done(connection, tables, delivery, lease_ms)
         deleted = connection.execute(own_receipt).rowcount
         updated = connection.execute(_confirmation(tables, delivery.message_id, delivery.group)).rowcount
     if deleted != 1:

@@ -207,7 +207,8 @@ class Relay:
             sending = await self._sender.send(to_send, deadline)
             outcomes += sending.outcomes
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
-            await self._note_reachability(sending.is_away, sending.error)
+            is_away = sending.is_away or (sending.is_unrouted and not await self._addresses())
+            await self._note_reachability(is_away, sending.error)
         # 4. Raise alerts, at most one per kind and interval; the others stay due.
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
@@ -250,8 +251,20 @@ class Relay:
             self._away_since = now
             self._away_error = error
 
+    async def _addresses(self) -> set[str]:
+        """Return the addresses of all brokers that the name servers know, or that are in a route of this client.
+
+        Brokers that were stopped leave the name servers at once, those that died after two minutes.
+        """
+        try:
+            registered = (await self._admin.cluster.info()).broker_addr_table.values()
+        except MQError:
+            registered = ()  # type: ignore[assignment]
+        known = [broker.broker_addrs for broker in registered] + list(self._producer.instance.routes.brokers.values())
+        return {address for addresses in known for address in addresses.values()}
+
     async def _probe_broker(self) -> bool:
-        """Return whether a broker or, without any route, a name server accepts a connection.
+        """Return whether a broker accepts a connection.
 
         No stub is claimed for the probe, so an outage uses up no send attempts. Raises an alert after five minutes.
         """
@@ -263,16 +276,11 @@ class Relay:
         try:
             async with asyncio.timeout(5):
                 await instance.routes.refresh_all()
-                for addresses in list(instance.routes.brokers.values()):
-                    for address in addresses.values():
-                        try:
-                            await instance.remoting.connect(address)
-                        except RemotingError:
-                            continue
-                        self._away_since = None
-                        return True
-                if not instance.routes.brokers:
-                    await instance.remoting.connect(instance.name_servers.addresses[0])
+                for address in await self._addresses():
+                    try:
+                        await instance.remoting.connect(address)
+                    except RemotingError:
+                        continue
                     self._away_since = None
                     return True
         except (MQError, TimeoutError):

@@ -43,6 +43,8 @@ class Checker:
         """
         progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
+        # What is logged once for all messages that it concerns: reasons of resends, and groups without an answer.
+        reasons: dict[str, list[str]] = {}
 
         async def state_of(row: Row[Any], group: str, position: Position | None) -> GroupState:
             state = GroupState(receipts.get((row.message_id, group)), None)
@@ -63,7 +65,7 @@ class Checker:
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
-                    logger.warning("resending message %s of topic %s: %s", row.message_id, row.topic, why)
+                    reasons.setdefault(why, []).append(row.message_id)
                     return int(row.seq)
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
@@ -73,6 +75,8 @@ class Checker:
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
         results = await asyncio.gather(*map(check_one, rows))
+        for why, message_ids in reasons.items():
+            logger.warning("resending %d messages, the first is %s: %s", len(message_ids), message_ids[0], why)
         return (
             [result for result in results if isinstance(result, int)],
             [result for result in results if isinstance(result, Outcome)],

@@ -33,6 +33,7 @@ from sqlalchemy import (
     update,
 )
 
+from rucola.reliable.database import idle_limit
 from rucola.reliable.schema import ALERTING, MANUAL, NEW, SENT, Tables, now_ms
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def claim_batch(
     names += ["queue_offset", "delay_ms", "dead_letters", "error"]
     age_ms = (now_ms() - stub.c.created_at - stub.c.delay_ms).label("age_ms")
     due = (
-        select(age_ms, *(stub.c[name] for name in names))
+        select(age_ms, *(stub.c[name] for name in names), *idle_limit(connection, lease_ms))
         .where(stub.c.due_at <= now_ms(), stub.c.lease_until <= now_ms(), stub.c.lane.in_(lanes))
         .order_by(stub.c.due_at, stub.c.seq)
         .limit(limit)
@@ -175,7 +176,8 @@ def _claim_to_send(
     )
     # With RETURNING (SQLite, PostgreSQL) one statement claims and reads; MariaDB needs a second one.
     if connection.dialect.update_returning:
-        return sorted(connection.execute(claim.returning(stub)), key=lambda row: row.seq)
+        returned = claim.returning(stub, *idle_limit(connection, lease_ms))
+        return sorted(connection.execute(returned), key=lambda row: row.seq)
     connection.execute(claim)
     return connection.execute(
         select(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner).order_by(stub.c.seq)

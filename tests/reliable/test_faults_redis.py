@@ -1,0 +1,99 @@
+"""Faults of Redis other than its end: it evicts keys, is full, is slow, or is still loading. Nothing depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
+from sqlalchemy.orm import Session
+
+from rucola.client import MessageExt, ReconsumeLater
+from rucola.message import properties
+from rucola.reliable.idempotent import idempotent
+from rucola.reliable.redis_claims import RedisClaims
+from support.databases import HOST, DatabaseServer, OutboxDatabase
+from support.outbox import add, statuses
+from support.proxy import Proxy
+
+GROUP = "billing"
+
+
+@pytest.fixture
+def client(redis_server: DatabaseServer) -> Iterator[Any]:
+    with redis.Redis.from_url(redis_server.url) as connected:
+        yield connected
+
+
+def evicting(client: Any) -> None:
+    """Each write evicts keys, the claims among them."""
+    client.config_set("maxmemory-policy", "allkeys-random")
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 40_000)
+    for number in range(200):
+        client.set(f"filler {number}", "x" * 2000)
+    assert client.info("stats")["evicted_keys"] > 0
+
+
+def full(client: Any) -> None:
+    """Writes are refused."""
+    client.config_set("maxmemory", 1)
+
+
+def slow(client: Any) -> None:
+    """Longer than the timeout of a claim: responses arrive when they are no longer awaited."""
+    client.client_pause(3000)
+
+
+@pytest.mark.parametrize("harm", [evicting, full, slow], ids=lambda harm: harm.__name__)
+def test_harmed_redis_allows_no_second_effect(
+    harm: Callable[[Any], None], postgresql_db: OutboxDatabase, redis_server: DatabaseServer, client: Any
+) -> None:
+    """It is harmed while workers hold keys, and each message has five deliveries at once."""
+    effects = Table(f"{postgresql_db.tables.prefix}effect", MetaData(), Column("id", Integer, primary_key=True))
+    effects.create(postgresql_db.engine())
+    ids = add(postgresql_db, "T", [b"x"] * 20, groups=[GROUP])
+
+    def apply(message: MessageExt, session: Session) -> None:
+        if message.msg_id == ids[3]:
+            harm(client)
+        session.execute(insert(effects))
+
+    claims = RedisClaims(redis_server.url, backoff_s=0)
+    listener = idempotent(postgresql_db.engine(), GROUP, tables=postgresql_db.tables, redis=claims)(apply)
+
+    def deliver(message_id: str) -> None:
+        unique = {properties.UNIQ_KEY: message_id}
+        message = MessageExt("T", 0, 7, 0, 0, b"x", unique, 0, 0, 0, 1, 0, "", 0, "b:1", 0, 0, bytes(8))
+        for _ in range(200):
+            try:
+                return listener(message)
+            except ReconsumeLater:
+                continue
+        raise AssertionError("never acknowledged")
+
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(deliver, [message_id for message_id in ids for _ in range(5)]))
+    with postgresql_db.engine().connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(effects)) == 20
+        assert connection.scalar(select(func.count()).select_from(postgresql_db.tables.receipt)) == 0
+    assert statuses(postgresql_db) == {"CONFIRMED": 20}
+    assert listener.counts.done == 20
+
+
+async def test_slow_network_to_redis_costs_one_timeout_and_one_line(
+    redis_server: DatabaseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Proxy(f"{HOST}:{redis_server.port}") as proxy:
+        proxy.delay_ms = 5000
+        claims = RedisClaims(f"redis://{proxy.address}/0")
+        claims.bind(False)
+        with caplog.at_level(logging.INFO, "rucola.reliable"):
+            answers = [await asyncio.to_thread(claims.take, f"key {number}", "token", 1000) for number in range(500)]
+        assert answers == [None] * 500
+        assert proxy.accepted == 1, "while it backs off, Redis is not asked"
+    assert len(caplog.records) == 1
