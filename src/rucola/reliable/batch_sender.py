@@ -11,7 +11,7 @@ A refused request is repeated message by message, so that one invalid message do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row
@@ -34,6 +34,8 @@ class BatchResult(NamedTuple):
     """Outcomes of a batch. If `is_away`, no broker was reached at all, and `error` is the reason."""
 
     outcomes: list[Outcome]
+    unsent_keys: Set[str]
+    """Sharding keys with stubs that failed or were left unsent."""
     is_away: bool
     error: str
 
@@ -45,9 +47,12 @@ class BatchSender:
         self._producer = producer
         self._policy = policy
 
-    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> BatchResult:
-        """Send claimed stubs in the given order. Requests not started by `deadline`, a loop time, stay unsent."""
-        run = _BatchRun(self._producer, self._policy, deadline)
+    async def send(self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str]) -> BatchResult:
+        """Send claimed stubs in the given order. Requests not started by `deadline`, a loop time, stay unsent.
+
+        So do stubs of `stopped_keys`, of which the batch before has stubs that were not sent.
+        """
+        run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
         for row in rows:
             try:
@@ -67,7 +72,7 @@ class BatchSender:
                 requests = list(_requests(stream))
                 for part in [requests] if queue is not None else [[request] for request in requests]:
                     group.create_task(limited(part, queue))
-        return BatchResult(run.outcomes, run.unreached > 0 and run.answered == 0, run.error)
+        return BatchResult(run.outcomes, run.unsent_keys, run.unreached > 0 and run.answered == 0, run.error)
 
     async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
         if row.shard_key is None:
@@ -78,11 +83,12 @@ class BatchSender:
 class _BatchRun:
     """State of one batch while it is sent; used by the tasks of one event loop."""
 
-    def __init__(self, producer: Producer, policy: Policy, deadline: float) -> None:
+    def __init__(self, producer: Producer, policy: Policy, deadline: float, stopped_keys: Set[str]) -> None:
         self._producer = producer
         self._policy = policy
         self._deadline = deadline
-        self._stopped_keys: set[str] = set()
+        self._stopped_keys = set(stopped_keys)
+        self.unsent_keys: set[str] = set()
         self.outcomes: list[Outcome] = []
         self.answered = 0
         self.unreached = 0
@@ -156,6 +162,7 @@ class _BatchRun:
             self.unreached += 1
         if row.shard_key is not None:
             self._stopped_keys.add(row.shard_key)
+            self.unsent_keys.add(row.shard_key)
         is_hopeless = isinstance(error, InvalidMessage)
         status = MANUAL if is_hopeless else row.status
         wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
@@ -170,6 +177,8 @@ class _BatchRun:
     def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
         """Leave stubs to a later batch: due at once, or together with the failed stub before them."""
         for row in rows:
+            if row.shard_key is not None:
+                self.unsent_keys.add(row.shard_key)
             wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
             self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))
 

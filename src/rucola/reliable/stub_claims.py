@@ -9,13 +9,14 @@ relay that was paused past its lease changes nothing (fencing). It also compares
 so that a concurrent confirmation or operator command is kept.
 
 Order per key: a NEW stub may be sent only if no older stub of its key waits for its first response, except stubs of
-the same batch, which are sent before it. A MANUAL stub without a response blocks its key as well.
+the same batch and of the batch in flight, which are sent before it. A MANUAL stub without a response blocks its key as
+well.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
@@ -24,10 +25,11 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    ScalarSelect,
     any_,
-    bindparam,
     cast,
     func,
+    literal,
     select,
     text,
     update,
@@ -40,6 +42,10 @@ T = TypeVar("T")
 BLOCKED_RETRY_MS = 1000
 """Minimum wait of a stub whose key is blocked by an older stub; longer if that stub is due later."""
 BLOCKED_BY_MANUAL_MS = 60_000
+
+_MESSAGE = ("message_id", "topic", "tags", "keys", "properties", "flag", "body")
+_TO_SEND = ("seq", *_MESSAGE, "shard_key", "delay_ms", "status", "awaiting", "sends")
+"""Columns of a stub that is sent."""
 
 
 class Outcome(NamedTuple):
@@ -63,7 +69,7 @@ class Outcome(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Stubs claimed by `claim_batch`: `to_send` are complete rows in order of `seq`, the others lack the message."""
+    """Stubs claimed by `claim_batch`: `to_send` is in order of `seq`, the others lack the message."""
 
     to_send: Sequence[Row[Any]]
     to_check: Sequence[Row[Any]]
@@ -72,6 +78,10 @@ class Batch(NamedTuple):
     """NEW stubs that have reached `max_sends`."""
     is_full: bool
     """Whether the limit was reached, so that more stubs may be due."""
+
+    @property
+    def rows(self) -> list[Row[Any]]:
+        return [*self.to_send, *self.to_check, *self.to_alert, *self.exhausted]
 
 
 def claim_batch(
@@ -83,8 +93,9 @@ def claim_batch(
     limit: int,
     lease_ms: int,
     max_sends: int,
+    in_flight: Collection[int] = (),
 ) -> Batch:
-    """Claim up to `limit` due stubs.
+    """Claim up to `limit` due stubs. `in_flight` has the `seq` of stubs that will be sent before these.
 
     1. Select due stubs, skipping rows that another relay has locked.
     2. Postpone NEW stubs whose key is blocked by an older one.
@@ -104,7 +115,7 @@ def claim_batch(
     rows = connection.execute(due).all()
     # Stubs whose key is blocked do not count as claimed; postponing them keeps the front of the due index short.
     fresh = [row for row in rows if row.status == NEW and row.sends < max_sends]
-    blocked = _blocked(connection, tables, fresh)
+    blocked = _blocked(connection, tables, fresh, in_flight)
     if blocked:
         _postpone(connection, tables, blocked)
     # The claims repeat the fence in their own WHERE: rows are locked only where the database supports SKIP LOCKED.
@@ -174,11 +185,12 @@ def _claim_to_send(
         .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + 1)
     )
     # With RETURNING (SQLite, PostgreSQL) one statement claims and reads; MariaDB needs a second one.
+    columns = [stub.c[name] for name in _TO_SEND]
     if connection.dialect.update_returning:
-        return sorted(connection.execute(claim.returning(stub)), key=lambda row: row.seq)
+        return sorted(connection.execute(claim.returning(*columns)), key=lambda row: row.seq)
     connection.execute(claim)
     return connection.execute(
-        select(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner).order_by(stub.c.seq)
+        select(*columns).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner).order_by(stub.c.seq)
     ).all()
 
 
@@ -200,36 +212,52 @@ def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[in
     )
 
 
-def _blocked(connection: Connection, tables: Tables, fresh: Sequence[Row[Any]]) -> dict[int, int]:
+def _blocked(
+    connection: Connection, tables: Tables, fresh: Sequence[Row[Any]], in_flight: Collection[int]
+) -> dict[int, int]:
     """Return the stubs that are blocked by an older one of their key, with their waits in milliseconds."""
     keyed = [row for row in fresh if row.shard_key is not None]
     if not keyed:
         return {}
     stub = tables.stub
-    older = stub.alias("older")
-    # The oldest stub of each key that has no response yet and is not in this batch.
-    oldest = (
-        select(older.c.shard_key, func.min(older.c.seq).label("seq"))
-        .where(
-            one_of(connection, older.c.shard_key, {row.shard_key for row in keyed}),
-            older.c.status.in_(
-                [bindparam(None, NEW, literal_execute=True), bindparam(None, MANUAL, literal_execute=True)]
-            ),
-            older.c.broker.is_(None),
-            ~one_of(connection, older.c.seq, [row.seq for row in keyed]),
+    newest = {row.shard_key: row.seq for row in sorted(keyed, key=lambda row: row.seq)}
+    sent_before = [*(row.seq for row in keyed), *in_flight]
+
+    def oldest(status: str) -> ScalarSelect[int]:
+        """Select the oldest stub of a key that has no response yet and is sent neither before nor in this batch."""
+        older = stub.alias(f"older_{status.lower()}")
+        return (
+            select(older.c.seq)
+            .where(
+                older.c.shard_key == stub.c.shard_key,
+                older.c.status == literal(status, literal_execute=True),
+                older.c.seq < stub.c.seq,
+                older.c.broker.is_(None),
+                ~one_of(connection, older.c.seq, sent_before),
+            )
+            .order_by(older.c.seq)
+            .limit(1)
+            .scalar_subquery()
         )
-        .group_by(older.c.shard_key)
-        .subquery()
-    )
-    wait_ms = func.coalesce(stub.c.due_at - now_ms(), BLOCKED_BY_MANUAL_MS).cast(BigInteger)
+
+    # The index ends each search at its first row, so that a key with a long backlog is not read as a whole.
     found = connection.execute(
-        select(oldest.c.shard_key, oldest.c.seq, wait_ms.label("wait_ms")).join(stub, stub.c.seq == oldest.c.seq)
+        select(stub.c.shard_key, oldest(NEW), oldest(MANUAL)).where(one_of(connection, stub.c.seq, newest.values()))
     )
-    blockers = {row.shard_key: row for row in found}
+    blockers = {key: min(filter(None, seqs)) for key, *seqs in found if any(seqs)}
+    if not blockers:
+        return {}
+    wait_ms = func.coalesce(stub.c.due_at - now_ms(), BLOCKED_BY_MANUAL_MS).cast(BigInteger)
+    waits_ms: dict[int, int] = {
+        row.seq: row.wait_ms
+        for row in connection.execute(
+            select(stub.c.seq, wait_ms.label("wait_ms")).where(one_of(connection, stub.c.seq, blockers.values()))
+        )
+    }
     return {
-        row.seq: max(BLOCKED_RETRY_MS, blocker.wait_ms)
+        row.seq: max(BLOCKED_RETRY_MS, waits_ms.get(blocker, 0))
         for row in keyed
-        if (blocker := blockers.get(row.shard_key)) is not None and blocker.seq < row.seq
+        if (blocker := blockers.get(row.shard_key)) is not None and blocker < row.seq
     }
 
 
