@@ -17,7 +17,7 @@ from rucola.reliable import Outbox, Tables, migration
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.databases import serving, server_user, start_mariadb, start_postgresql
+from support.databases import server_user, serving, start_mariadb, start_postgresql
 
 GROUP: Final = "billing"
 BODY: Final = b"x" * 1024

@@ -88,8 +88,8 @@ def _rate_of(database: BenchmarkDatabase, broker: Server, relays: int, count: in
 def _send_bare(broker: Server, topic: str, count: int) -> tuple[float, float]:
     """Return the rate of a producer and its CPU seconds."""
     parts: list[list[tuple[str, Message]]] = [[] for _ in range(TASKS)]
-    for number, (key, message) in enumerate(messages(topic, count)):
-        parts[number % TASKS if TASKS > count else hash(key) % TASKS].append((key, message))
+    for key, message in messages(topic, count):
+        parts[hash(key) % TASKS].append((key, message))
 
     async def send_all() -> tuple[float, float]:
         async def send(part: list[tuple[str, Message]]) -> None:

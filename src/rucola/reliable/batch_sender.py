@@ -54,12 +54,15 @@ class BatchSender:
         """
         run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
+        queues = {topic: await self._queues_of(topic) for topic in {row.topic for row in rows if row.shard_key}}
         for row in rows:
-            try:
-                queue = await self._queue_of(row)
-            except MQError as error:
-                run.failed(row, error)
-                continue
+            queue = None
+            if row.shard_key is not None:
+                of_topic = queues[row.topic]
+                if isinstance(of_topic, MQError):
+                    run.failed(row, of_topic)
+                    continue
+                queue = select_by_hash(row.shard_key)(of_topic)
             streams.setdefault((row.topic, queue), []).append(row)
         in_parallel = asyncio.Semaphore(CONCURRENCY)
 
@@ -74,10 +77,11 @@ class BatchSender:
                     group.create_task(limited(part, queue))
         return BatchResult(run.outcomes, run.unsent_keys, run.unreached > 0 and run.answered == 0, run.error)
 
-    async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
-        if row.shard_key is None:
-            return None
-        return select_by_hash(row.shard_key)(await self._producer.queues(row.topic))
+    async def _queues_of(self, topic: str) -> Sequence[MessageQueue] | MQError:
+        try:
+            return await self._producer.queues(topic)
+        except MQError as error:
+            return error
 
 
 class _BatchRun:
@@ -109,7 +113,7 @@ class _BatchRun:
         rows = self._without_stopped_keys(rows)
         if not rows:
             return True
-        messages = [message_of(row._mapping) for row in rows]
+        messages = [message_of(row) for row in rows]
         try:
             results = await self._send(messages, queue, is_delayed=rows[0].delay_ms > 0)
         except (BrokerError, InvalidMessage) as error:
