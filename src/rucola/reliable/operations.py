@@ -16,6 +16,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Row,
     Select,
     Table,
     and_,
@@ -110,17 +111,26 @@ def find(
 ) -> list[StubView]:
     """Return stubs, oldest first, that have one of the statuses and match all other given criteria."""
     stub = tables.stub
-    wanted = list(statuses) or [status for status in STATUSES if status != CONFIRMED]
-    found = _view(tables).where(stub.c.status.in_(wanted)).order_by(stub.c.seq).limit(limit)
+    conditions = []
     if topic is not None:
-        found = found.where(stub.c.topic == topic)
+        conditions.append(stub.c.topic == topic)
     if group is not None:
-        found = found.where(stub.c.awaiting.contains(f",{group},", autoescape=True))
+        conditions.append(stub.c.awaiting.contains(f",{group},", autoescape=True))
     if shard_key is not None:
-        found = found.where(stub.c.shard_key == shard_key)
+        conditions.append(stub.c.shard_key == shard_key)
     if older_than_ms is not None:
-        found = found.where(stub.c.created_at <= now_ms() - older_than_ms)
-    return [_view_of(row) for row in connection.execute(found)]
+        conditions.append(stub.c.created_at <= now_ms() - older_than_ms)
+    rows: list[Row[Any]] = []
+    # One query for each status, which the index of that status ends after `limit` rows. One query for all of them would
+    # sort every unsettled stub, or read all CONFIRMED ones before the first match.
+    for status in list(statuses) or [status for status in STATUSES if status != CONFIRMED]:
+        oldest = (stub.c.seq,) if status == CONFIRMED else (stub.c.created_at, stub.c.seq)
+        is_wanted = stub.c.status == literal(status, literal_execute=True)
+        rows += connection.execute(
+            _view(tables).add_columns(stub.c.seq).where(is_wanted, *conditions).order_by(*oldest).limit(limit)
+        )
+    rows.sort(key=lambda row: (row.created_at, row.seq))
+    return [_view_of(row) for row in rows[:limit]]
 
 
 def show(connection: Connection, tables: Tables, message_id: str) -> MessageView:
@@ -296,4 +306,5 @@ def _view(tables: Tables) -> Select[Any]:
 
 
 def _view_of(row: Any) -> StubView:
-    return StubView(**(dict(row._mapping) | {"awaiting": awaited(row.awaiting)}))
+    values = dict(row._mapping) | {"awaiting": awaited(row.awaiting)}
+    return StubView(**{name: values[name] for name in StubView.__struct_fields__})

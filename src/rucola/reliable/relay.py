@@ -231,14 +231,14 @@ class Relay:
         deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
         recorded = list(self._outcomes)
 
-        def record_and_claim(connection: Connection) -> Batch:
+        def claim_batch(connection: Connection) -> Batch:
             stub_claims.record(connection, self.tables, self.owner, recorded)
             return stub_claims.claim_batch(
                 connection, self.tables, self.owner, self._lanes, limit=self.policy.batch,
                 lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends, in_flight=in_flight,
             )  # fmt: skip
 
-        batch = await self.database.run(record_and_claim)
+        batch = await self.database.run(claim_batch)
         # Outcomes of a transaction that failed are recorded with the next one, if the claims still hold.
         del self._outcomes[: len(recorded)]
         return ClaimedBatch(batch, deadline, frozenset())

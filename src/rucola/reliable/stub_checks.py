@@ -40,6 +40,7 @@ class Checker:
         `receipts` maps (message id, group) to the milliseconds since the group received the message.
         """
         progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
+        resent: dict[str, list[str]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
 
         async def state_of(row: Row[Any], group: str, position: Position | None) -> GroupState:
@@ -61,7 +62,7 @@ class Checker:
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
-                    logger.warning("resending message %s of topic %s: %s", row.message_id, row.topic, why)
+                    resent.setdefault(f"topic {row.topic}: {why}", []).append(row.message_id)
                     return int(row.seq)
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
@@ -71,6 +72,8 @@ class Checker:
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
         results = await asyncio.gather(*map(check_one, rows))
+        for reason, message_ids in resent.items():  # one line for all that a broker has lost, not one for each
+            logger.warning("resending %d messages of %s; the first is %s", len(message_ids), reason, message_ids[0])
         return (
             [result for result in results if isinstance(result, int)],
             [result for result in results if isinstance(result, Outcome)],
