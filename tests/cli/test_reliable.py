@@ -57,12 +57,12 @@ def test_list_show_and_stats_print_stubs(shop: Shop) -> None:
     listed = json.loads(
         shop.ask("list", "--status", "stuck", "-g", "billing", "-t", "Orders", "--limit", "1", "--json")
     )
-    assert [stub["message_id"] for stub in listed] == [first]
+    assert [stub["messageId"] for stub in listed] == [first]
     assert json.loads(shop.ask("list", "--status", "NEW", "--json")) == []
     shown = shop.ask("show", first)
     for text in ("pizza 0", "STUCK", "billing", "why it is stuck", "queue 1, offset 7", "resend, confirm or void"):
         assert text in shown
-    assert json.loads(shop.ask("show", first, "--json"))["stub"]["sends"] == 3
+    assert json.loads(shop.ask("show", first, "--json"))["message"]["stub"]["sends"] == 3
     assert "STUCK" in shop.ask("show", first, "-n", "127.0.0.1:1"), "brokers that are away do not hide the tables"
     assert "never added" in shop.ask("show", "unknown", code=1)
     assert json.loads(shop.ask("stats", "--json"))["counts"]["STUCK"] == 2
@@ -77,7 +77,7 @@ def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     assert json.loads(shop.ask("stats", "--json"))["counts"]["MANUAL"] == 3
     assert shop.ask("resend", first, "--yes") == "1 of 1 changed\n"
     assert shop.ask("confirm", second, "--for-group", "stock", "--yes") == "1 of 1 changed\n"
-    assert json.loads(shop.ask("show", second, "--json"))["stub"]["awaiting"] == ["billing"]
+    assert json.loads(shop.ask("show", second, "--json"))["message"]["stub"]["awaiting"] == ["billing"]
     assert shop.ask("confirm", second, "--yes") == "1 of 1 changed\n"
     assert shop.ask("void", second, third, "--yes") == "1 of 2 changed\n"  # the other one is confirmed
     counts = json.loads(shop.ask("stats", "--json"))["counts"]
@@ -100,7 +100,7 @@ def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
     assert shop.ask("purge", "--yes") == "removed 1 rows\n"
     assert shop.ask("purge", "--yes", "--json") == '{\n  "removed": 0\n}\n'
     left = json.loads(shop.ask("list", "--status", "NEW", "--status", "CONFIRMED", "--json"))
-    assert [stub["message_id"] for stub in left] == [recent, unsettled]
+    assert [stub["messageId"] for stub in left] == [recent, unsettled]
     assert old not in str(left)
 
 

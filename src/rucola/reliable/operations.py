@@ -40,7 +40,7 @@ LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
 PURGE_ROWS: Final = 1000
 
 
-class StubView(msgspec.Struct, frozen=True):
+class StubView(msgspec.Struct, frozen=True, rename="camel"):
     """A stub without its body. Ages and waits are milliseconds by the database's clock."""
 
     message_id: str
@@ -59,7 +59,7 @@ class StubView(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class ReceiptView(msgspec.Struct, frozen=True):
+class ReceiptView(msgspec.Struct, frozen=True, rename="camel"):
     """A group's receipt of a message; `held_for_ms` is the rest of a worker's lease."""
 
     group: str
@@ -69,7 +69,7 @@ class ReceiptView(msgspec.Struct, frozen=True):
     held_for_ms: int | None
 
 
-class MessageView(msgspec.Struct, frozen=True):
+class MessageView(msgspec.Struct, frozen=True, rename="camel"):
     """Stub, receipts, `done` rows and contents of one message."""
 
     stub: StubView | None
@@ -82,7 +82,7 @@ class MessageView(msgspec.Struct, frozen=True):
     properties: str
 
 
-class Unsettled(msgspec.Struct, frozen=True):
+class Unsettled(msgspec.Struct, frozen=True, rename="camel"):
     """Count and age of messages that are not CONFIRMED, by status, and the lag of the relays."""
 
     counts: dict[str, int]
@@ -91,7 +91,7 @@ class Unsettled(msgspec.Struct, frozen=True):
     """Time for which the longest overdue stub has been due."""
 
 
-class Stats(Unsettled, frozen=True):
+class Stats(Unsettled, frozen=True, rename="camel"):
     """Counts of all statuses, and the sizes of the other tables."""
 
     receipts: int

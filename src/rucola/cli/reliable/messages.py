@@ -1,15 +1,13 @@
-"""`rucola reliable list`, `show`, `resend`, `confirm`, `void` and `stats`: operations on messages."""
+"""`rucola reliable list`, `resend`, `confirm`, `void` and `stats`: operations on messages."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import click
-import msgspec
 
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import print_json, print_table
 from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
@@ -20,13 +18,9 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
-from rucola.errors import MQError
-from rucola.reliable import ReliableError, operations
-from rucola.reliable.joined_view import StoredCopy, stored_copies
-from rucola.reliable.operations import MessageView, StubView
+from rucola.reliable import operations
+from rucola.reliable.operations import StubView
 from rucola.reliable.schema import STATUSES
-
-BODY_PREVIEW = 200
 
 
 @click.command("list")
@@ -65,57 +59,6 @@ def list_(
         print_json(found)
     else:
         _print_stubs(found)
-
-
-@click.command()
-@click.argument("message_id")
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv_addr",
-    envvar="NAMESRV_ADDR",
-    show_envvar=True,
-    help="Name servers; with this option, brokers are queried, too.",
-)
-@json_option
-@database_options
-def show(
-    database: str, prefix: str, schema: str | None, message_id: str, namesrv_addr: str | None, as_json: bool
-) -> None:
-    """Show the state of one message and its next step.
-
-    Combines stub, receipts and done rows; with a name server also the copies that brokers store, including dead
-    letters.
-
-    \b
-    Examples:
-      rucola reliable show 7F000001000418B4AAC2508C77F60000
-      rucola reliable show 7F000001000418B4AAC2508C77F60000 -n localhost:9876 --json
-    """
-    shown = run_checked(database, prefix, schema, operations.show, message_id)
-    if shown.stub is None and not shown.receipts and not shown.done:
-        raise ReliableError(f"there is no message {message_id}: purged, or never added")
-    stored: list[StoredCopy] = []
-    if namesrv_addr and shown.stub is not None:
-        try:
-            stored = asyncio.run(stored_copies(namesrv_addr, shown.stub))
-        except MQError as error:  # during an outage, the tables alone are useful
-            click.echo(f"brokers were not queried: {error}", err=True)
-    next_step = operations.next_step(shown.stub) if shown.stub is not None else ""
-    if as_json:
-        print_json(msgspec.to_builtins(shown) | {"next": next_step, "stored": stored})
-        return
-    if shown.stub is not None:
-        _print_stub(shown, shown.stub)
-    for receipt in shown.receipts:
-        held = f", held for another {format_duration(receipt.held_for_ms)}" if receipt.held_for_ms is not None else ""
-        click.echo(f"received   by group {receipt.group} {format_duration(receipt.age_ms)} ago{held}")
-    for group, done_at in shown.done.items():
-        click.echo(f"done       by group {group} at {time_text(done_at)}")
-    for copy in stored:
-        click.echo(f"stored     {copy.topic}, queue {copy.queue_id}, offset {copy.queue_offset}")
-    if next_step:
-        click.echo(f"next       {next_step}")
 
 
 @click.command()
@@ -241,18 +184,3 @@ def _print_stubs(found: list[StubView]) -> None:
             for stub in found
         ],
     )
-
-
-def _print_stub(shown: MessageView, stub: StubView) -> None:
-    click.echo(f"message    {stub.message_id}, topic {stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
-    click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
-    click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
-    if stub.shard_key is not None:
-        click.echo(f"shard key  {stub.shard_key}")
-    if stub.awaiting:
-        click.echo(f"awaits     {', '.join(stub.awaiting)}")
-    if stub.broker is not None:
-        offset = "unknown" if stub.queue_offset is None else stub.queue_offset
-        click.echo(f"sent       {stub.sends} times, last to {stub.broker}, queue {stub.queue_id}, offset {offset}")
-    if stub.error is not None:
-        click.echo(f"why        {stub.error}")
