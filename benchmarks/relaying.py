@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Final
+
+from sqlalchemy.orm import Session
 
 import frames
 from figures import Aim, Figure, median
 from floors import Options
 from load import answer_to
-from outbox import BenchmarkDatabase, add, forget_statements, messages, statement_counts
-from rucola.client import Message, Producer, select_by_hash
+from outbox import BODY, GROUP, BenchmarkDatabase, add, forget_statements, messages, statement_counts
+from rucola.client import Message, Producer, PullConsumer, select_by_hash
+from rucola.reliable import Outbox, Relay
 from servers import Server, relay
 from stored import count_stored
 
@@ -23,6 +27,8 @@ TASKS: Final = 16
 COUNT: Final = 20_000
 RELAYS: Final = (1, 2, 4)
 LEASE_S: Final = 6
+LATENCY_COUNT: Final = 600
+IDLE_S: Final = 20
 POLL_S: Final = 0.01
 TIMEOUT_S: Final = 600
 FLOOR: Final = "the bare Producer sending the same messages one by one from 16 tasks, in order per key"
@@ -148,3 +154,109 @@ def _pause(begin: float) -> None:
     if time.perf_counter() - begin > TIMEOUT_S:
         raise RuntimeError(f"the relays were not ready after {TIMEOUT_S} s")
     time.sleep(POLL_S)
+
+
+def measure_idle(database: BenchmarkDatabase, broker: Server, options: Options) -> list[Figure]:
+    """Latency from a commit to the broker, woken by NOTIFY and in this process; statements of an idle relay."""
+    topic = "BenchIdle"
+    answer_to(broker, frames.create_topic(topic, QUEUES))
+    count = options.count(LATENCY_COUNT)
+    database.clear()
+    with relay(broker.namesrv, database.url) as server:
+        _wait_for_lanes(database, 1)
+        by_notify = asyncio.run(_latencies(database, broker, f"{topic}N", count, in_process=False))
+        with database.engine.connect() as connection:
+            forget_statements(connection)
+        cpu_ns = server.cpu_ns()
+        time.sleep(IDLE_S)
+        every, own = statement_counts(database)
+        idle = Figure(
+            "idle_relay",
+            own / IDLE_S,
+            "queries/s",
+            aims=[Aim("value", 1)],
+            more={"with_BEGIN_and_COMMIT": every / IDLE_S, "ms_CPU/s": (server.cpu_ns() - cpu_ns) / 1e6 / IDLE_S},
+        )
+    in_process = asyncio.run(_latencies(database, broker, f"{topic}P", count, in_process=True))
+    direct = asyncio.run(_direct_latencies(database, broker, f"{topic}D", count))
+    database.clear()
+    return [
+        _latency("commit_to_broker_by_NOTIFY", by_notify, direct),
+        _latency("commit_to_broker_in_process", in_process, direct),
+        idle,
+    ]
+
+
+def _latency(name: str, latencies: list[float], direct: list[float]) -> Figure:
+    percentiles, floor = statistics.quantiles(latencies, n=100), statistics.quantiles(direct, n=100)
+    return Figure(
+        name,
+        percentiles[98],
+        "ms p99",
+        floor=floor[98],
+        floor_is="the same commit, then the Producer sends the message",
+        aims=[Aim("value", 20)],
+        more={"p50_ms": percentiles[49], "p50_ms_of_Producer": floor[49], "messages": len(latencies)},
+    )
+
+
+async def _latencies(
+    database: BenchmarkDatabase, broker: Server, topic: str, count: int, *, in_process: bool
+) -> list[float]:
+    """Return the times from before each commit to the store time at the broker, in milliseconds, of single messages.
+
+    Store times are whole milliseconds; the end of that millisecond is taken.
+    """
+    answer_to(broker, frames.create_topic(topic, QUEUES))
+    outbox = Outbox([GROUP], tables=database.tables)
+    committed: dict[str, float] = {}
+
+    def commit() -> None:
+        with Session(database.engine) as session:
+            message_id = outbox.add(session, Message(topic, BODY))
+            session.flush()
+            committed[message_id] = time.time() * 1000
+            session.commit()
+
+    async with AsyncExitStack() as stack:
+        if in_process:
+            await stack.enter_async_context(Relay(database.engine, broker.namesrv, outbox=outbox))
+            _wait_for_lanes(database, 1)
+        for _ in range(count):
+            await asyncio.to_thread(commit)
+            await asyncio.sleep(random.uniform(0.02, 0.06))  # by then, the relay is idle again
+        begin = time.perf_counter()
+        while count_stored(broker, topic, QUEUES) < count:
+            _pause(begin)
+    stored = await _store_times(broker, topic)
+    return [stored[message_id] + 1 - at for message_id, at in committed.items()]
+
+
+async def _direct_latencies(database: BenchmarkDatabase, broker: Server, topic: str, count: int) -> list[float]:
+    """Like `_latencies`, of messages that this process sends after the same commit."""
+    answer_to(broker, frames.create_topic(topic, QUEUES))
+    outbox = Outbox([GROUP], tables=database.tables)
+    committed: dict[str, float] = {}
+    async with Producer("bench", broker.namesrv) as producer:
+        for _ in range(count):
+            message = Message(topic, BODY)
+            with Session(database.engine) as session:
+                message_id = outbox.add(session, message)
+                session.flush()
+                committed[message_id] = time.time() * 1000
+                session.commit()
+            await producer.send(message)
+    stored = await _store_times(broker, topic)
+    return [stored[message_id] + 1 - at for message_id, at in committed.items()]
+
+
+async def _store_times(broker: Server, topic: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    async with PullConsumer("bench", broker.namesrv) as consumer:
+        for queue in await consumer.queues(topic):
+            offset, end = 0, await consumer.max_offset(queue)
+            while offset < end:
+                result = await consumer.pull(queue, offset)
+                found |= {message.msg_id: message.store_timestamp for message in result.messages}
+                offset = result.next_begin_offset
+    return found

@@ -26,6 +26,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    union_all,
     update,
 )
 
@@ -193,13 +194,18 @@ def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> 
 def unsettled(connection: Connection, tables: Tables) -> Unsettled:
     """Count the messages that are not CONFIRMED, from the index that contains only those."""
     stub = tables.stub
-    # The condition must be the literal one of the partial index: the planner does not match it with a parameter.
-    is_unsettled = stub.c.status != literal(CONFIRMED, literal_execute=True)
-    counted = connection.execute(
-        select(stub.c.status, func.count(), now_ms() - func.min(stub.c.created_at))
-        .where(is_unsettled)
-        .group_by(stub.c.status)
-    ).all()
+    # One count for each status: without statistics, PostgreSQL expects few rows of one status and uses its index, but
+    # takes `<> 'CONFIRMED'` for the whole table.
+    counts = [
+        select(
+            literal(status, literal_execute=True).label("status"),
+            func.count().label("count"),
+            (now_ms() - func.min(stub.c.created_at)).label("oldest_ms"),
+        ).where(stub.c.status == literal(status, literal_execute=True))
+        for status in STATUSES
+        if status != CONFIRMED
+    ]
+    counted = [row for row in connection.execute(union_all(*counts)) if row[1]]
     lag_ms = connection.scalar(select(now_ms() - func.min(stub.c.due_at)).where(stub.c.due_at <= now_ms()))
     return Unsettled(
         counts={row[0]: row[1] for row in counted},

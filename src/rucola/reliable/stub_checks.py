@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ARRAY, Connection, Row, Select, cast, func, select, true
 
 from rucola.admin import AdminClient
 from rucola.client import ClientInstance, MessageQueue, PullConsumer
@@ -16,7 +16,7 @@ from rucola.message.topics import dlq_topic
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
-from rucola.reliable.stub_claims import Outcome, one_of
+from rucola.reliable.stub_claims import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +114,14 @@ def sent_stub_of(row: Row[Any]) -> SentStub:
 def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> dict[tuple[str, str], int]:
     """Return the age of the stubs' receipts in milliseconds, by message id and group."""
     receipt = tables.receipt
-    age_ms = now_ms() - receipt.c.received_at
-    found = connection.execute(
-        select(receipt.c.message_id, receipt.c.consumer_group, age_ms.label("age_ms")).where(
-            one_of(connection, receipt.c.message_id, [row.message_id for row in rows])
-        )
-    )
-    return {(row.message_id, row.consumer_group): row.age_ms for row in found}
+    message_ids = [row.message_id for row in rows]
+    columns = [receipt.c.message_id, receipt.c.consumer_group, (now_ms() - receipt.c.received_at).label("age_ms")]
+    found: Select[Any] = select(*columns)
+    if connection.dialect.name == "postgresql":
+        # A search of the index for each id. Without statistics, a comparison with all ids would scan the table.
+        wanted = func.unnest(cast(message_ids, ARRAY(receipt.c.message_id.type))).column_valued("wanted")
+        of_message = found.where(receipt.c.message_id == wanted).offset(0).lateral("of_message")
+        found = select(of_message).select_from(wanted).join(of_message, true())
+    else:
+        found = found.where(receipt.c.message_id.in_(message_ids))
+    return {(row.message_id, row.consumer_group): row.age_ms for row in connection.execute(found)}
