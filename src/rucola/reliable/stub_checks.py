@@ -119,8 +119,9 @@ def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]
     found: Select[Any] = select(*columns)
     if connection.dialect.name == "postgresql":
         # A search of the index for each id. Without statistics, a comparison with all ids would scan the table.
-        wanted = func.unnest(cast(message_ids, ARRAY(receipt.c.message_id.type))).column_valued("wanted")
-        of_message = found.where(receipt.c.message_id == wanted).offset(0).lateral("of_message")
+        ids = cast(message_ids, ARRAY(receipt.c.message_id.type))
+        wanted = func.unnest(ids).table_valued("message_id", name="wanted").render_derived()
+        of_message = found.where(receipt.c.message_id == wanted.c.message_id).offset(0).lateral("of_message")
         found = select(of_message).select_from(wanted).join(of_message, true())
     else:
         found = found.where(receipt.c.message_id.in_(message_ids))
