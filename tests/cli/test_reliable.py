@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,20 @@ def test_list_show_and_stats_print_stubs(shop: Shop) -> None:
     assert "relay lag" in shop.ask("stats")
 
 
+def test_output_fits_80_columns_and_tells_what_is_left_out(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = shop.add(3, ("billing",), topic="OrdersOfTheNorthernAndTheSouthernRegion")
+    shop.change(error="the broker refused it: " + "why " * 30)
+    assert all(len(line) <= 80 for line in shop.ask("show", ids[0]).splitlines())
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in shop.ask("list").splitlines()]
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines if line.startswith(ids[0][:8])] == ids
+    done = CliRunner().invoke(main, ["reliable", "list", "-d", shop.url, "--limit", "2", "--json"])
+    assert len(json.loads(done.stdout)) == 2
+    assert "more than 2 messages match" in done.stderr
+
+
 def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     first, second, third = shop.add(3, ("billing", "stock"))
     shop.change(status="MANUAL", due_at=None, sends=16)
@@ -83,7 +98,11 @@ def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     counts = json.loads(shop.ask("stats", "--json"))["counts"]
     assert {status: count for status, count in counts.items() if count} == {"NEW": 1, "CONFIRMED": 1, "VOID": 1}
     assert "there is no message unknown" in shop.ask("void", "unknown", "--yes", code=1)
-    assert "name messages" in shop.ask("void", "--yes", code=1)
+    assert "name messages" in shop.ask("void", "--yes", code=2)
+    assert "not by both" in shop.ask("void", first, "--status", "MANUAL", "--yes", code=2)
+    assert f"nothing was changed: {second} is CONFIRMED" in shop.ask("resend", second, "--yes", code=1)
+    refused = shop.ask("confirm", first, "--for-group", "shipping", "--yes", code=1)
+    assert f"{first} is NEW and awaits billing, stock" in refused
 
 
 def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
@@ -95,7 +114,7 @@ def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
             update(stub).where(stub.c.message_id != unsettled).values(status="CONFIRMED", confirmed_at=1, due_at=None)
         )
         connection.execute(update(stub).where(stub.c.message_id == recent).values(confirmed_at=1 << 60))
-    assert "not below 77 hours" in shop.ask("purge", "--older-than", "76", "--yes", code=1)
+    assert "not below 77 hours" in shop.ask("purge", "--older-than", "76", "--yes", code=2)
     assert "would remove 1 rows of rucola_stub" in shop.ask("purge", "--dry-run")
     assert shop.ask("purge", "--yes") == "removed 1 rows\n"
     assert shop.ask("purge", "--yes", "--json") == '{\n  "removed": 0\n}\n'
@@ -116,23 +135,31 @@ def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: An
     shown = shop.ask("show", message_id, "-n", shared_rocketmq.namesrv)
     assert "CONFIRMED" in shown
     assert f"stored     {topic}, queue" in shown
+    assert "now        stored by a broker" in shown
     assert "Traceback" not in running.log.read_text()
 
 
 @pytest.mark.slow
 def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
-    for database, words in (
-        ("nonsense", "write sqlite:///FILE"),
-        ("oracle://x", "sqlite:///FILE"),
-        ("postgresql+psycopg://nobody@127.0.0.1:1/x", "database error"),
-        (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init"),
+    missing = tmp_path / "missing.db"
+    (tmp_path / "empty.db").touch()
+    for database, words, code in (
+        ("nonsense", "write sqlite:///FILE", 2),
+        ("oracle://x", "sqlite:///FILE", 2),
+        ("postgresql+psycopg://nobody:secret@127.0.0.1:1/x", "postgresql+psycopg://nobody:***@127.0.0.1:1/x: ", 1),
+        (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init", 1),
+        (f"sqlite:///{missing}", "there is no such file", 1),
     ):
         done = run("reliable", "list", "--database", database)
-        assert (done.returncode, done.stdout) == (1, ""), database
+        assert (done.returncode, done.stdout) == (code, ""), database
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+        assert "secret" not in done.stderr
+    assert "there is no such file" in shop.ask("relay", "-n", "127.0.0.1:1", "-d", f"sqlite:///{missing}", code=1)
+    assert not missing.exists()
+    assert "lower-case letters" in shop.ask("list", "--prefix", "Bad-", code=2)
     assert "migrate" in shop.ask("init", code=1)
     assert "1.0" in shop.ask("migrate")
     assert run("reliable", "list").returncode == 2
-    refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=1)
+    refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=2)
     assert "--mail-to" in refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -18,10 +18,13 @@ def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False, whole: Collection[str] = ()
+) -> None:
     """Print rows under column names, numbers right-aligned; with `footer` a line separates the last row.
 
-    On a terminal, long cells are folded to its width. Other output is never wrapped, since a program may parse it.
+    On a terminal, long cells are folded to its width, except in the columns `whole`, for ids. Other output is never
+    wrapped, since a program may parse it.
     """
     from rich.console import Console  # imported here: loading rich takes longer than many a command
     from rich.table import Table
@@ -30,7 +33,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, foo
     lines = [list(row) for row in rows]
     for number, column in enumerate(columns):
         numeric = any(isinstance(line[number], int | float) for line in lines)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=column in whole)
     for count, line in enumerate(lines, 1):
         table.add_row(*map(str, line), end_section=footer and count == len(lines) - 1)
     # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.

@@ -160,7 +160,7 @@ def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[
         return GroupPlace(group, f"in the queue, {backlog} messages before it", "the group consumes it")
     if backlog is not None:
         return GroupPlace(group, "not received, and the group's offset has passed it", "the next check finds it lost")
-    return GroupPlace(group, "not received", "the group consumes it when it is stored and reached")
+    return GroupPlace(group, "not received", "nothing")
 
 
 def _where(

@@ -134,6 +134,13 @@ def find(
     return [_view_of(row) for row in rows[:limit]]
 
 
+def find_by_id(connection: Connection, tables: Tables, message_ids: Iterable[str]) -> list[StubView]:
+    """Return the stubs with these ids, oldest first."""
+    stub = tables.stub
+    found = _view(tables).where(stub.c.message_id.in_(list(message_ids))).order_by(stub.c.seq)
+    return [_view_of(row) for row in connection.execute(found)]
+
+
 def show(connection: Connection, tables: Tables, message_id: str) -> MessageView:
     """Return all rows about a message, even if it has no stub."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done

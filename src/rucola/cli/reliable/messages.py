@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import click
 
 from rucola.cli.output import print_json, print_table
 from rucola.cli.reliable.command import (
+    MAX_SELECTED,
+    check_selection,
     database_options,
     dry_run_option,
     format_duration,
@@ -18,9 +21,9 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
-from rucola.reliable import operations
+from rucola.reliable import ReliableError, operations
 from rucola.reliable.operations import StubView
-from rucola.reliable.schema import STATUSES
+from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
 
 
 @click.command("list")
@@ -53,8 +56,11 @@ def list_(
     """
     found = run_checked(
         database, prefix, schema, operations.find, statuses=status, topic=topic, group=group, shard_key=shard_key,
-        older_than_ms=None if older_than is None else int(older_than * 1000), limit=limit,
+        older_than_ms=None if older_than is None else int(older_than * 1000), limit=limit + 1,
     )  # fmt: skip
+    if len(found) > limit:
+        found.pop()
+        click.echo(f"more than {limit} messages match: these are the oldest; --limit shows more", err=True)
     if as_json:
         print_json(found)
     else:
@@ -155,7 +161,11 @@ def _change(
     dry_run: bool,
     yes: bool,
 ) -> None:
+    check_selection(message_ids, status, topic, group)
     found = run_checked(database, prefix, schema, select_stubs, message_ids, status, topic, group)
+    if len(found) > MAX_SELECTED:
+        found.pop()
+        click.echo(f"more than {MAX_SELECTED} messages match: these are the oldest; repeat the command", err=True)
     count = f"{len(found)} message{'s' * (len(found) != 1)}"
     if dry_run:
         _print_stubs(found)
@@ -166,7 +176,19 @@ def _change(
     # The messages may have changed since they were listed: the operation checks each state again in its transaction,
     # and returns how many it has changed.
     changed = run_checked(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
+    if message_ids and not changed:
+        states = "; ".join(f"{stub.message_id} is {stub.status}" + awaits(stub) for stub in found)
+        raise ReliableError(f"nothing was changed: {states}")
     click.echo(f"{changed} of {len(found)} changed")
+    if changed < len(found):
+        kept = Counter(stub.status for stub in found if stub.status in (CONFIRMED, VOID))
+        why = ", ".join(f"{number} {status}" for status, number in kept.items()) or "changed meanwhile"
+        click.echo(f"not changed: {why}", err=True)
+
+
+def awaits(stub: StubView) -> str:
+    """Return the groups that a stub awaits, as an addition to its status."""
+    return f" and awaits {', '.join(stub.awaiting)}" if stub.awaiting else ""
 
 
 def _print_stubs(found: list[StubView]) -> None:
@@ -183,4 +205,5 @@ def _print_stubs(found: list[StubView]) -> None:
             ]
             for stub in found
         ],
+        whole=["MESSAGE ID"],
     )

@@ -12,14 +12,20 @@ from sqlalchemy import Connection
 
 from rucola.cli.log_format import configure_logging, log_format_option
 from rucola.cli.output import print_json
-from rucola.cli.reliable.command import database_options, dry_run_option, json_option, run, run_checked, yes_option
-from rucola.errors import ConfigError
+from rucola.cli.reliable.command import (
+    check_file,
+    database_options,
+    dry_run_option,
+    json_option,
+    run,
+    run_checked,
+    yes_option,
+)
 from rucola.reliable import (
     Alerts,
     KeyedResend,
     Policy,
     Relay,
-    ReliableError,
     Tables,
     email_sink,
     migration,
@@ -119,6 +125,7 @@ def relay(
       rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
       rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
     """
+    check_file(database)
     configure_logging(log_format)
     policy = Policy(
         batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
@@ -145,7 +152,7 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
     if smtp is not None:
         host, _, port = smtp.rpartition(":")
         if not host or not port.isdigit() or not mail_to:
-            raise ConfigError("alerts by mail need --smtp HOST:PORT and at least one --mail-to ADDRESS")
+            raise click.UsageError("alerts by mail need --smtp HOST:PORT and at least one --mail-to ADDRESS")
         sinks.append(email_sink(host, int(port), mail_from, mail_to))
     return sinks
 
@@ -175,7 +182,7 @@ def purge(
     """
     age_ms = int(older_than * HOUR_MS)
     if age_ms < LEAST_PURGE_AFTER_MS:
-        raise ReliableError(
+        raise click.UsageError(
             f"--older-than {older_than:g}: not below {LEAST_PURGE_AFTER_MS // HOUR_MS} hours, since brokers keep and "
             "retry messages as long as that, and a duplicate of a purged one would count as new"
         )

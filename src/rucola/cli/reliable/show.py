@@ -73,7 +73,7 @@ def show(
     elif topic is None:
         _line("brokers", "not asked: without a stub, name the topic with -t")
     for server, why in view.failures.items():
-        _line("brokers", f"do not answer ({server}): {why}")
+        _line("brokers", f"incomplete: {why}" if server == "brokers" else f"incomplete: {server}: {why}")
     if view.where:
         _line("now", view.where)
     for place in view.groups:
