@@ -136,8 +136,11 @@ def join(message: MessageView, brokers: Brokers | None, archived: Iterable[Store
 def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[StoredCopy]) -> GroupPlace:
     """Return the place for one group; what is known for sure comes before what is inferred."""
     is_awaited = message.stub is not None and group in message.stub.awaiting
-    dead = [copy for copy in copies if copy.topic == dlq_topic(group)]
-    retried = [copy.reconsume_times for copy in copies if copy.topic == retry_topic(group)]
+    # Retries and dead letters of a copy that was sent before the last one, by a resend, are over.
+    last_ms = max((copy.store_timestamp for copy in copies if not copy.topic.startswith("%")), default=0)
+    later = [copy for copy in copies if copy.store_timestamp >= last_ms]
+    dead = [copy for copy in later if copy.topic == dlq_topic(group)]
+    retried = [copy.reconsume_times for copy in later if copy.topic == retry_topic(group)]
     receipt: ReceiptView | None = next((each for each in message.receipts if each.group == group), None)
     backlog = brokers.backlog.get(group)
     if group in message.done:
