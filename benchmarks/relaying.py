@@ -30,7 +30,7 @@ LEASE_S: Final = 6
 LATENCY_COUNT: Final = 600
 IDLE_S: Final = 20
 POLL_S: Final = 0.01
-TIMEOUT_S: Final = 600
+TIMEOUT_S: Final = 300
 FLOOR: Final = "the bare Producer sending the same messages one by one from 16 tasks, in order per key"
 
 
@@ -124,8 +124,7 @@ def _relay_backlog(
             forget_statements(connection)
             cpu_ns = sum(server.cpu_ns() for server in running)
         begin = time.perf_counter()
-        while count_stored(broker, topic, QUEUES) < count:
-            _pause(begin)
+        _wait_for_messages(broker, topic, count)
         while database.scalar("SELECT 1 FROM rucola_stub WHERE status = 'NEW' LIMIT 1"):
             _pause(begin)
         wall_s = time.perf_counter() - begin
@@ -141,6 +140,12 @@ def _wait_for_lanes(database: BenchmarkDatabase, relays: int) -> None:
     query = "SELECT count(DISTINCT owner) * 100 + count(owner) FROM rucola_lane WHERE lease_until > :now"
     begin = time.perf_counter()
     while database.scalar(query, now=time.time_ns() // 1_000_000) != relays * 100 + 16:
+        _pause(begin)
+
+
+def _wait_for_messages(broker: Server, topic: str, count: int) -> None:
+    begin = time.perf_counter()
+    while count_stored(broker, topic, QUEUES) < count:
         _pause(begin)
 
 
@@ -221,13 +226,11 @@ async def _latencies(
     async with AsyncExitStack() as stack:
         if in_process:
             await stack.enter_async_context(Relay(database.engine, broker.namesrv, outbox=outbox))
-            _wait_for_lanes(database, 1)
+            await asyncio.to_thread(_wait_for_lanes, database, 1)
         for _ in range(count):
             await asyncio.to_thread(commit)
             await asyncio.sleep(random.uniform(0.02, 0.06))  # by then, the relay is idle again
-        begin = time.perf_counter()
-        while count_stored(broker, topic, QUEUES) < count:
-            _pause(begin)
+        await asyncio.to_thread(_wait_for_messages, broker, topic, count)
     stored = await _store_times(broker, topic)
     return [stored[message_id] + 1 - at for message_id, at in committed.items()]
 
