@@ -1,7 +1,7 @@
 """Joined view of one message: its stub, receipts and `done` rows, its copies at brokers and in an archive.
 
-`look_up` asks the brokers, `join` tells from everything found where the message is now and what happens next. A part
-that does not answer is named in `failures`, and the view shows the rest.
+`look_up` queries the brokers; `join` derives from all parts where the message is now and what happens next. A part that
+does not answer is named in `failures`, and the view shows the rest.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class GroupPlace(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Brokers(msgspec.Struct, frozen=True):
-    """What brokers know of a message. `backlog` is the number of messages before it, by group; negative if passed."""
+    """Copies of a message at brokers. `backlog` is the number of messages before it by group, negative if passed."""
 
     copies: list[StoredCopy]
     backlog: dict[str, int]
     failures: dict[str, str]
-    """By server: why it did not answer."""
+    """The reason for a missing answer, by server."""
 
 
 class JoinedView(msgspec.Struct, frozen=True, rename="camel"):
@@ -118,14 +118,14 @@ def copy_of(message: MessageExt, origin: str) -> StoredCopy:
 
 
 def join(message: MessageView, brokers: Brokers | None, archived: Iterable[StoredCopy] = ()) -> JoinedView:
-    """Join what the tables, the brokers and an archive know. `brokers` is None if they were not asked."""
-    brokers_asked = brokers is not None and not brokers.failures
+    """Join the contents of tables, brokers and archive. `brokers` is None if they were not queried."""
+    is_complete = brokers is not None and not brokers.failures
     known = brokers or Brokers([], {}, {})
     in_log = {copy.offset_msg_id for copy in known.copies}
     copies = [*known.copies, *(copy for copy in archived if copy.offset_msg_id not in in_log)]
     copies.sort(key=lambda copy: (copy.store_timestamp, copy.offset_msg_id))
     groups = [_place(group, message, known, copies) for group in groups_of(message)]
-    where = _where(message.stub, copies, groups, brokers_asked)
+    where = _where(message.stub, copies, groups, is_complete)
     if message.stub is not None:
         then = operations.next_step(message.stub)
     else:
@@ -166,9 +166,7 @@ def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[
     return GroupPlace(group, "not received", "nothing")
 
 
-def _where(
-    stub: StubView | None, copies: Sequence[StoredCopy], groups: Sequence[GroupPlace], brokers_asked: bool
-) -> str:
+def _where(stub: StubView | None, copies: Sequence[StoredCopy], groups: Sequence[GroupPlace], is_complete: bool) -> str:
     """Describe in one sentence where the message is."""
     parts = [f"{each.group}: {each.place}" for each in groups]
     in_topic = [copy for copy in copies if not copy.topic.startswith("%")]
@@ -176,10 +174,10 @@ def _where(
     if in_log:
         parts.insert(0, f"stored {len(in_log)} times" if len(in_log) > 1 else "stored by a broker")
     elif in_topic:
-        parts.insert(0, "in the archive" + ("; the brokers keep it no longer" if brokers_asked else ""))
+        parts.insert(0, "in the archive" + ("; the brokers keep it no longer" if is_complete else ""))
     elif stub is not None and stub.status == NEW:
-        parts.insert(0, "in the outbox only" if brokers_asked or not stub.sends else "in the outbox, perhaps stored")
-    elif stub is not None and stub.status == SENT and brokers_asked:
+        parts.insert(0, "in the outbox only" if is_complete or not stub.sends else "in the outbox, perhaps stored")
+    elif stub is not None and stub.status == SENT and is_complete:
         parts.insert(0, "in no broker's log, although a broker has answered its send")
     elif stub is not None and stub.broker is not None:
         parts.insert(0, "was stored by a broker")

@@ -69,9 +69,9 @@ def show(
         return
     _print_message(view)
     if namesrv_addr is None:
-        _line("brokers", "not asked; -n HOST:PORT asks them")
+        _line("brokers", "not queried; use -n HOST:PORT")
     elif topic is None:
-        _line("brokers", "not asked: without a stub, name the topic with -t")
+        _line("brokers", "not queried: without a stub, name the topic with -t")
     for server, why in view.failures.items():
         _line("brokers", f"incomplete: {why}" if server == "brokers" else f"incomplete: {server}: {why}")
     if view.where:
