@@ -74,10 +74,13 @@ def groups_of(message: MessageView) -> list[str]:
     return sorted({*awaiting, *(receipt.group for receipt in message.receipts), *message.done})
 
 
+def topics_of(topic: str, message: MessageView) -> list[str]:
+    """Return the topics that may have copies of a message: its own, and the retry and dead letter topics of groups."""
+    return [topic, *(name for group in groups_of(message) for name in (retry_topic(group), dlq_topic(group)))]
+
+
 async def look_up(namesrv: str, message_id: str, topic: str, message: MessageView) -> Brokers:
     """Find the copies in the topic and in the retry and dead letter topics of its groups, and the groups' backlogs."""
-    groups = groups_of(message)
-    topics = [topic, *(name for group in groups for name in (retry_topic(group), dlq_topic(group)))]
     found = Brokers([], {}, {})
 
     async def find_copies(admin: AdminClient, topic: str) -> None:
@@ -103,7 +106,7 @@ async def look_up(namesrv: str, message_id: str, topic: str, message: MessageVie
             found.backlog[group] = stub.queue_offset - offsets.consumer_offset
 
     async with AdminClient(namesrv) as admin:
-        queries = [find_copies(admin, topic) for topic in topics]
+        queries = [find_copies(admin, topic) for topic in topics_of(topic, message)]
         if message.stub is not None:
             queries += [find_backlog(admin, group, message.stub) for group in message.stub.awaiting]
         await asyncio.gather(*queries)

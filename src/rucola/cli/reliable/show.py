@@ -13,9 +13,8 @@ from rucola.cli.extras import require_spark
 from rucola.cli.output import print_json, time_text
 from rucola.cli.reliable.command import database_options, format_duration, json_option, run_checked
 from rucola.errors import MQError
-from rucola.message.topics import dlq_topic, retry_topic
 from rucola.reliable import ReliableError, operations
-from rucola.reliable.joined_view import ARCHIVE, Brokers, JoinedView, StoredCopy, copy_of, groups_of, join, look_up
+from rucola.reliable.joined_view import ARCHIVE, Brokers, JoinedView, StoredCopy, copy_of, join, look_up, topics_of
 from rucola.reliable.operations import MessageView, StubView
 
 BODY_PREVIEW = 200
@@ -85,10 +84,7 @@ def show(
 def _archived_copies(lake: Path, message_id: str, shown: MessageView) -> list[StoredCopy]:
     with require_spark():
         from rucola.spark.lake.lookup import by_key
-    topics = None
-    if shown.stub is not None:
-        of_groups = [name for group in groups_of(shown) for name in (retry_topic(group), dlq_topic(group))]
-        topics = [shown.stub.topic, *of_groups]
+    topics = None if shown.stub is None else topics_of(shown.stub.topic, shown)
     found = by_key(lake, [message_id], unique=True, topics=topics)
     return [copy_of(archived.message, ARCHIVE) for archived in found.messages]
 
