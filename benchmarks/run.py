@@ -23,7 +23,7 @@ from floors import Options
 
 BENCHMARKS = (
     *("start", "send", "pull", "query", "delivery", "store", "disk"),
-    *("columns", "read", "live", "archive", "search", "replay", "small", "scale"),
+    *("columns", "read", "live", "archive", "search", "replay", "small", "scale", "reliable"),
 )
 OUTPUT = Path(__file__).resolve().parent.parent / "bench-output" / "bench.json"
 

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parent
 class Server:
     """A server process. `port` is where it takes requests, `namesrv` the address for clients, empty for a floor.
 
-    Leaving the `with` block ends it.
+    `port` is 0 if it takes none. Leaving the `with` block ends it.
     """
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
@@ -35,7 +35,7 @@ class Server:
             self._process.wait()
             raise RuntimeError(f"{' '.join(command)} ended before it was ready:\n{self.log()}")
         self.namesrv = ready.partition("namesrv=")[2].partition(" ")[0]
-        self.port = int(ready.rpartition(":")[2])
+        self.port = int(ready.rpartition(":")[2]) if ":" in ready else 0
 
     def cpu_ns(self) -> int:
         """The processor time, user and system, that the process has used: all threads, in nanoseconds."""
@@ -89,6 +89,12 @@ def standalone(store: Path, env: dict[str, str] | None = None, *, conf: str = ""
     if probe is not None:
         return Server([sys.executable, str(FOLDER / "probed.py"), str(probe), "rucola", *arguments], env)
     return Server([str(Path(sys.executable).with_name("rucola")), *arguments], env)
+
+
+def relay(namesrv: str, database: str, *arguments: str) -> Server:
+    """`rucola reliable relay` on the tables of a database."""
+    command = [str(Path(sys.executable).with_name("rucola")), "reliable", "relay", "-n", namesrv, "-d", database]
+    return Server([*command, *arguments])
 
 
 def echo(request_size: int, answer: bytes, *, probe: Path | None = None) -> Server:

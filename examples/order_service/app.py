@@ -24,7 +24,7 @@ from order_service.settings import Settings
 from rucola.admin import AdminClient
 from rucola.errors import MQError
 from rucola.reliable import Policy, Relay, ReliableError, migration
-from rucola.reliable.joined_view import stored_copies
+from rucola.reliable.joined_view import look_up
 from rucola.reliable.metrics import ReliableCollector
 from rucola.reliable.operations import next_step
 
@@ -137,19 +137,22 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 async def _view(details: OrderDetails, namesrv: str | None) -> OrderView:
-    order, invoices, stub = details
-    message = None
+    order, invoices, known = details
+    message, stub = None, known.stub
     if stub is not None:
         message = MessageStatus(
             id=stub.message_id, status=stub.status, awaiting=list(stub.awaiting), next_step=next_step(stub)
         )
         if namesrv is not None:
             try:
-                copies = await stored_copies(namesrv, stub)
+                found = await look_up(namesrv, stub.message_id, stub.topic, known)
             except MQError as error:
                 raise HTTPException(503, f"the brokers were not queried: {error}") from None
+            if found.failures:
+                raise HTTPException(503, f"a broker did not answer: {'; '.join(found.failures.values())}")
             message.copies = [
-                CopyView(topic=copy.topic, queue_id=copy.queue_id, queue_offset=copy.queue_offset) for copy in copies
+                CopyView(topic=copy.topic, queue_id=copy.queue_id, queue_offset=copy.queue_offset)
+                for copy in found.copies
             ]
     return OrderView(
         id=order.id,

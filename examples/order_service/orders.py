@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from order_service.tables import Invoice, Order
 from rucola.client import Message
 from rucola.reliable import Outbox, operations
-from rucola.reliable.operations import StubView
+from rucola.reliable.operations import MessageView
 
 TOPIC = "Orders"
 BILLING = "billing"
@@ -40,11 +40,11 @@ class KeyReused(Exception):
 
 
 class OrderDetails(NamedTuple):
-    """An order, its invoices and the state of its message; None when the message was purged."""
+    """An order, its invoices and what the tables know of its message."""
 
     order: Order
     invoices: list[Invoice]
-    stub: StubView | None
+    message: MessageView
 
 
 async def place(sessions: async_sessionmaker[AsyncSession], key: str, request: OrderRequest) -> tuple[Order, bool]:
@@ -79,4 +79,4 @@ async def find(sessions: async_sessionmaker[AsyncSession], order_id: str) -> Ord
         invoices = await session.scalars(select(Invoice).where(Invoice.order_id == order_id))
         connection = await session.connection()
         message = await connection.run_sync(operations.show, outbox.tables, order.message_id)
-        return OrderDetails(order, list(invoices), message.stub)
+        return OrderDetails(order, list(invoices), message)

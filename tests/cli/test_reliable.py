@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,25 @@ def test_list_show_and_stats_print_stubs(shop: Shop) -> None:
     shown = shop.ask("show", first)
     for text in ("pizza 0", "STUCK", "billing", "why it is stuck", "queue 1, offset 7", "resend, confirm or void"):
         assert text in shown
-    assert json.loads(shop.ask("show", first, "--json"))["stub"]["sends"] == 3
+    assert json.loads(shop.ask("show", first, "--json"))["message"]["stub"]["sends"] == 3
     assert "STUCK" in shop.ask("show", first, "-n", "127.0.0.1:1"), "brokers that are away do not hide the tables"
     assert "never added" in shop.ask("show", "unknown", code=1)
     assert json.loads(shop.ask("stats", "--json"))["counts"]["STUCK"] == 2
     assert "relay lag" in shop.ask("stats")
+
+
+def test_output_fits_80_columns_and_tells_what_is_left_out(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = shop.add(3, ("billing",), topic="OrdersOfTheNorthernAndTheSouthernRegion")
+    shop.change(error="the broker refused it: " + "why " * 30)
+    assert all(len(line) <= 80 for line in shop.ask("show", ids[0]).splitlines())
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in shop.ask("list").splitlines()]
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines if line.startswith(ids[0][:8])] == ids
+    done = CliRunner().invoke(main, ["reliable", "list", "-d", shop.url, "--limit", "2", "--json"])
+    assert len(json.loads(done.stdout)) == 2
+    assert "more than 2 messages match" in done.stderr
 
 
 def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
@@ -77,13 +92,17 @@ def test_resend_confirm_and_void_ask_and_support_dry_run(shop: Shop) -> None:
     assert json.loads(shop.ask("stats", "--json"))["counts"]["MANUAL"] == 3
     assert shop.ask("resend", first, "--yes") == "1 of 1 changed\n"
     assert shop.ask("confirm", second, "--for-group", "stock", "--yes") == "1 of 1 changed\n"
-    assert json.loads(shop.ask("show", second, "--json"))["stub"]["awaiting"] == ["billing"]
+    assert json.loads(shop.ask("show", second, "--json"))["message"]["stub"]["awaiting"] == ["billing"]
     assert shop.ask("confirm", second, "--yes") == "1 of 1 changed\n"
     assert shop.ask("void", second, third, "--yes") == "1 of 2 changed\n"  # the other one is confirmed
     counts = json.loads(shop.ask("stats", "--json"))["counts"]
     assert {status: count for status, count in counts.items() if count} == {"NEW": 1, "CONFIRMED": 1, "VOID": 1}
     assert "there is no message unknown" in shop.ask("void", "unknown", "--yes", code=1)
     assert "name messages" in shop.ask("void", "--yes", code=2)
+    assert "not by both" in shop.ask("void", first, "--status", "MANUAL", "--yes", code=2)
+    assert f"nothing was changed: {second} is CONFIRMED" in shop.ask("resend", second, "--yes", code=1)
+    refused = shop.ask("confirm", first, "--for-group", "shipping", "--yes", code=1)
+    assert f"{first} is NEW and awaits billing, stock" in refused
 
 
 def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
@@ -116,21 +135,29 @@ def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: An
     shown = shop.ask("show", message_id, "-n", shared_rocketmq.namesrv)
     assert "CONFIRMED" in shown
     assert f"stored     {topic}, queue" in shown
+    assert "now        stored by a broker" in shown
     assert "Traceback" not in running.log.read_text()
 
 
 @pytest.mark.slow
 def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
-    for database, words in (
-        ("nonsense", "write sqlite:///FILE"),
-        ("oracle://x", "sqlite:///FILE"),
-        ("postgresql+psycopg://nobody@127.0.0.1:1/x", "database error"),
-        (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init"),
+    missing = tmp_path / "missing.db"
+    (tmp_path / "empty.db").touch()
+    for database, words, code in (
+        ("nonsense", "write sqlite:///FILE", 2),
+        ("oracle://x", "sqlite:///FILE", 2),
+        ("postgresql+psycopg://nobody:secret@127.0.0.1:1/x", "postgresql+psycopg://nobody:***@127.0.0.1:1/x: ", 1),
+        (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init", 1),
+        (f"sqlite:///{missing}", "there is no such file", 1),
     ):
         done = run("reliable", "list", "--database", database)
-        assert (done.returncode, done.stdout) == (1, ""), database
+        assert (done.returncode, done.stdout) == (code, ""), database
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+        assert "secret" not in done.stderr
+    assert "there is no such file" in shop.ask("relay", "-n", "127.0.0.1:1", "-d", f"sqlite:///{missing}", code=1)
+    assert not missing.exists()
+    assert "lower-case letters" in shop.ask("list", "--prefix", "Bad-", code=2)
     assert "migrate" in shop.ask("init", code=1)
     assert "1.0" in shop.ask("migrate")
     assert run("reliable", "list").returncode == 2

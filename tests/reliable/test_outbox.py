@@ -41,7 +41,7 @@ def test_session_commits_or_rolls_back_the_message_with_its_own_rows(db: OutboxD
     assert json.loads(stub.properties) == {"colour": "red"}
     assert (stub.shard_key, stub.lane, stub.awaiting) == ("order-1", lane_of("order-1"), ",billing,stock,")
     assert stub.due_at == stub.created_at > 1_600_000_000_000
-    assert message_of(stub._mapping) == message
+    assert message_of(stub) == message
 
 
 def test_rolled_back_savepoint_discards_its_messages(db: OutboxDatabase) -> None:
@@ -81,7 +81,7 @@ def test_dbapi_connection_adds_messages(db: OutboxDatabase) -> None:
     pooled.close()
     found = stubs(db)
     assert [stub.body for stub in found] == [b"\x00\xff'%s\\", b"2"]
-    assert message_of(found[0]._mapping).properties["x"] == "1 % 2"
+    assert message_of(found[0]).properties["x"] == "1 % 2"
     assert found[0].due_at == found[0].created_at > 1_600_000_000_000
 
 

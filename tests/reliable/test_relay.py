@@ -177,6 +177,34 @@ async def test_message_that_a_broker_refuses_does_not_hold_up_the_others(
     assert [message.body for message in rocketmq.messages("T")] == [b"1", b"3"]
 
 
+@pytest.mark.rocketmq(maxMessageSize=65536)
+async def test_refused_message_stops_its_key_in_the_batch_that_was_claimed_ahead(
+    sqlite_db: OutboxDatabase, rocketmq: RocketMQ
+) -> None:
+    rocketmq.create_topic("T", 1)
+    add(sqlite_db, "T", [b"1", Random(1).randbytes(70_000), b"3", b"4", b"5"], shard_key="k")
+    add(sqlite_db, "T", [b"other"] * 5, shard_key="other")
+
+    async with relay(sqlite_db, rocketmq, policy=Policy(batch=2, max_sends=2, retry_ms=1, poll_ms=10)):
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 6, "MANUAL": 1, "NEW": 3})
+    assert [message.body for message in rocketmq.messages("T")] == [b"1", *[b"other"] * 5]
+    assert [stub.sends for stub in stubs(sqlite_db) if stub.status == "NEW"] == [0, 0, 0]
+
+
+@pytest.mark.rocketmq(maxMessageSize=65536)
+async def test_closed_relay_sends_the_batch_that_was_claimed_ahead(
+    sqlite_db: OutboxDatabase, rocketmq: RocketMQ
+) -> None:
+    rocketmq.create_topic("T", 1)
+    add(sqlite_db, "T", [b"%d" % number for number in range(50)], shard_key="k")
+
+    async with relay(sqlite_db, rocketmq, policy=Policy(batch=2)):
+        await until(lambda: statuses(sqlite_db).get("CONFIRMED", 0) > 0)
+    assert [stub.owner for stub in stubs(sqlite_db)] == [None] * 50
+    assert {(stub.status, stub.sends) for stub in stubs(sqlite_db)} <= {("CONFIRMED", 1), ("NEW", 0)}
+    assert len(rocketmq.messages("T")) == statuses(sqlite_db)["CONFIRMED"]
+
+
 def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> None:
     engine = db.engine()
     statements: list[str] = []
@@ -202,7 +230,8 @@ def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> Non
 def test_claim_is_counted_before_the_send_and_excludes_others(db: OutboxDatabase) -> None:
     add(db, "T", [b"1", b"2"])
     batch = claim_batch(db, "a")
-    assert [(row.body, row.sends, row.owner) for row in batch.to_send] == [(b"1", 1, "a"), (b"2", 1, "a")]
+    assert [(row.body, row.sends) for row in batch.to_send] == [(b"1", 1), (b"2", 1)]
+    assert [(stub.sends, stub.owner) for stub in stubs(db)] == [(1, "a"), (1, "a")]
     assert claim_batch(db, "a").to_send == []
     change(db, lease_until=0)  # the lease is over: the claim can be had again, and counts again
     assert [row.sends for row in claim_batch(db, "a").to_send] == [2, 2]
@@ -269,6 +298,17 @@ def test_key_waits_for_its_oldest_message(db: OutboxDatabase) -> None:
     assert claim_batch(db, "a").to_send == [], "1 waits for its next try"
     change(db, due_at=1, lease_until=0)
     assert [row.body for row in claim_batch(db, "a").to_send] == [b"1", b"2", b"3", b"4"]
+
+
+def test_key_does_not_wait_for_its_messages_in_flight(db: OutboxDatabase) -> None:
+    add(db, "T", [b"1", b"2", b"3"], shard_key="k")
+    (first,) = claim_batch(db, "a", limit=1).to_send
+    (second,) = claim_batch(db, "a", limit=1, in_flight=[first.seq]).to_send
+    assert second.body == b"2"
+    assert claim_batch(db, "a", in_flight=[second.seq]).to_send == [], "1 is neither answered nor in flight"
+    change(db, due_at=1, lease_until=0)
+    record(db, "a", Outcome(first.seq, NEW, SENT, "b", 0, 1, wait_ms=60_000))
+    assert [row.body for row in claim_batch(db, "a", in_flight=[second.seq]).to_send] == [b"2", b"3"]
 
 
 def change_due(db: OutboxDatabase) -> None:

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,7 +190,10 @@ def serving(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def start_postgresql(directory: Path, port: int, user: str | None) -> DatabaseServer:
+def start_postgresql(
+    directory: Path, port: int, user: str | None, settings: Mapping[str, str] | None = None
+) -> DatabaseServer:
+    """Start PostgreSQL, with `settings` in addition to or in place of those of the tests."""
     data = directory / "data"
     if not data.exists():
         initdb = [
@@ -209,11 +212,12 @@ def start_postgresql(directory: Path, port: int, user: str | None) -> DatabaseSe
         done = subprocess.run(as_user(user, initdb), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"initdb failed: {done.stderr}")
-    settings = {
+    all_settings = {
         "listen_addresses": HOST, "unix_socket_directories": "", "fsync": "off",
         "full_page_writes": "off", "max_connections": "150", "shared_buffers": "128MB", "max_wal_size": "2GB",
+        **(settings or {}),
     }  # fmt: skip
-    options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    options = [word for name, value in all_settings.items() for word in ("-c", f"{name}={value}")]
     command = [program("postgres"), "-D", str(data), "-p", str(port), *options]
     return DatabaseServer(directory, port, user, command, f"postgresql+psycopg://rucola@{HOST}:{port}/postgres")
 

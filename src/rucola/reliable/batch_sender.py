@@ -11,7 +11,7 @@ A refused request is repeated message by message, so that one invalid message do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row
@@ -37,6 +37,8 @@ class BatchResult(NamedTuple):
     """
 
     outcomes: list[Outcome]
+    unsent_keys: Set[str]
+    """Sharding keys with stubs that failed or were left unsent."""
     is_away: bool
     is_unrouted: bool
     error: str
@@ -49,16 +51,22 @@ class BatchSender:
         self._producer = producer
         self._policy = policy
 
-    async def send(self, rows: Sequence[Row[Any]], deadline: float) -> BatchResult:
-        """Send claimed stubs in the given order. Requests not started by `deadline`, a loop time, stay unsent."""
-        run = _BatchRun(self._producer, self._policy, deadline)
+    async def send(self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str]) -> BatchResult:
+        """Send claimed stubs in the given order. Requests not started by `deadline`, a loop time, stay unsent.
+
+        So do stubs of `stopped_keys`, of which the batch before has stubs that were not sent.
+        """
+        run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
+        queues = {topic: await self._queues_of(topic) for topic in {row.topic for row in rows if row.shard_key}}
         for row in rows:
-            try:
-                queue = await self._queue_of(row)
-            except MQError as error:
-                run.failed(row, error)
-                continue
+            queue = None
+            if row.shard_key is not None:
+                of_topic = queues[row.topic]
+                if isinstance(of_topic, MQError):
+                    run.failed(row, of_topic)
+                    continue
+                queue = select_by_hash(row.shard_key)(of_topic)
             streams.setdefault((row.topic, queue), []).append(row)
         in_parallel = asyncio.Semaphore(CONCURRENCY)
 
@@ -72,22 +80,25 @@ class BatchSender:
                 for part in [requests] if queue is not None else [[request] for request in requests]:
                     group.create_task(limited(part, queue))
         is_silent = run.answered == 0
-        return BatchResult(run.outcomes, is_silent and run.unreached > 0, is_silent and run.unrouted > 0, run.error)
+        is_away, is_unrouted = is_silent and run.unreached > 0, is_silent and run.unrouted > 0
+        return BatchResult(run.outcomes, run.unsent_keys, is_away, is_unrouted, run.error)
 
-    async def _queue_of(self, row: Row[Any]) -> MessageQueue | None:
-        if row.shard_key is None:
-            return None
-        return select_by_hash(row.shard_key)(await self._producer.queues(row.topic))
+    async def _queues_of(self, topic: str) -> Sequence[MessageQueue] | MQError:
+        try:
+            return await self._producer.queues(topic)
+        except MQError as error:
+            return error
 
 
 class _BatchRun:
     """State of one batch while it is sent; used by the tasks of one event loop."""
 
-    def __init__(self, producer: Producer, policy: Policy, deadline: float) -> None:
+    def __init__(self, producer: Producer, policy: Policy, deadline: float, stopped_keys: Set[str]) -> None:
         self._producer = producer
         self._policy = policy
         self._deadline = deadline
-        self._stopped_keys: set[str] = set()
+        self._stopped_keys = set(stopped_keys)
+        self.unsent_keys: set[str] = set()
         self.outcomes: list[Outcome] = []
         self.answered = 0
         self.unreached = 0
@@ -109,7 +120,7 @@ class _BatchRun:
         rows = self._without_stopped_keys(rows)
         if not rows:
             return True
-        messages = [message_of(row._mapping) for row in rows]
+        messages = [message_of(row) for row in rows]
         try:
             results = await self._send(messages, queue, is_delayed=rows[0].delay_ms > 0)
         except (BrokerError, InvalidMessage) as error:
@@ -163,6 +174,7 @@ class _BatchRun:
             self.unreached += 1
         if row.shard_key is not None:
             self._stopped_keys.add(row.shard_key)
+            self.unsent_keys.add(row.shard_key)
         is_hopeless = isinstance(error, InvalidMessage)
         status = MANUAL if is_hopeless else row.status
         wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
@@ -177,6 +189,8 @@ class _BatchRun:
     def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
         """Leave stubs to a later batch: due at once, or together with the failed stub before them."""
         for row in rows:
+            if row.shard_key is not None:
+                self.unsent_keys.add(row.shard_key)
             wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
             self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))
 

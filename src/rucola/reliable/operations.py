@@ -16,6 +16,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Row,
     Select,
     Table,
     and_,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    union_all,
     update,
 )
 
@@ -39,7 +41,7 @@ LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
 PURGE_ROWS: Final = 1000
 
 
-class StubView(msgspec.Struct, frozen=True):
+class StubView(msgspec.Struct, frozen=True, rename="camel"):
     """A stub without its body. Ages and waits are milliseconds by the database's clock."""
 
     message_id: str
@@ -58,7 +60,7 @@ class StubView(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class ReceiptView(msgspec.Struct, frozen=True):
+class ReceiptView(msgspec.Struct, frozen=True, rename="camel"):
     """A group's receipt of a message; `held_for_ms` is the rest of a worker's lease."""
 
     group: str
@@ -68,7 +70,7 @@ class ReceiptView(msgspec.Struct, frozen=True):
     held_for_ms: int | None
 
 
-class MessageView(msgspec.Struct, frozen=True):
+class MessageView(msgspec.Struct, frozen=True, rename="camel"):
     """Stub, receipts, `done` rows and contents of one message."""
 
     stub: StubView | None
@@ -81,7 +83,7 @@ class MessageView(msgspec.Struct, frozen=True):
     properties: str
 
 
-class Unsettled(msgspec.Struct, frozen=True):
+class Unsettled(msgspec.Struct, frozen=True, rename="camel"):
     """Count and age of messages that are not CONFIRMED, by status, and the lag of the relays."""
 
     counts: dict[str, int]
@@ -90,7 +92,7 @@ class Unsettled(msgspec.Struct, frozen=True):
     """Time for which the longest overdue stub has been due."""
 
 
-class Stats(Unsettled, frozen=True):
+class Stats(Unsettled, frozen=True, rename="camel"):
     """Counts of all statuses, and the sizes of the other tables."""
 
     receipts: int
@@ -110,16 +112,32 @@ def find(
 ) -> list[StubView]:
     """Return stubs, oldest first, that have one of the statuses and match all other given criteria."""
     stub = tables.stub
-    wanted = list(statuses) or [status for status in STATUSES if status != CONFIRMED]
-    found = _view(tables).where(stub.c.status.in_(wanted)).order_by(stub.c.seq).limit(limit)
+    conditions = []
     if topic is not None:
-        found = found.where(stub.c.topic == topic)
+        conditions.append(stub.c.topic == topic)
     if group is not None:
-        found = found.where(stub.c.awaiting.contains(f",{group},", autoescape=True))
+        conditions.append(stub.c.awaiting.contains(f",{group},", autoescape=True))
     if shard_key is not None:
-        found = found.where(stub.c.shard_key == shard_key)
+        conditions.append(stub.c.shard_key == shard_key)
     if older_than_ms is not None:
-        found = found.where(stub.c.created_at <= now_ms() - older_than_ms)
+        conditions.append(stub.c.created_at <= now_ms() - older_than_ms)
+    rows: list[Row[Any]] = []
+    # One query for each status, which the index of that status ends after `limit` rows. One query for all of them would
+    # sort every unsettled stub, or read all CONFIRMED ones before the first match.
+    for status in list(statuses) or [status for status in STATUSES if status != CONFIRMED]:
+        oldest = (stub.c.seq,) if status == CONFIRMED else (stub.c.created_at, stub.c.seq)
+        is_wanted = stub.c.status == literal(status, literal_execute=True)
+        rows += connection.execute(
+            _view(tables).add_columns(stub.c.seq).where(is_wanted, *conditions).order_by(*oldest).limit(limit)
+        )
+    rows.sort(key=lambda row: (row.created_at, row.seq))
+    return [_view_of(row) for row in rows[:limit]]
+
+
+def find_by_id(connection: Connection, tables: Tables, message_ids: Iterable[str]) -> list[StubView]:
+    """Return the stubs with these ids, oldest first."""
+    stub = tables.stub
+    found = _view(tables).where(stub.c.message_id.in_(list(message_ids))).order_by(stub.c.seq)
     return [_view_of(row) for row in connection.execute(found)]
 
 
@@ -183,13 +201,18 @@ def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> 
 def unsettled(connection: Connection, tables: Tables) -> Unsettled:
     """Count the messages that are not CONFIRMED, from the index that contains only those."""
     stub = tables.stub
-    # The condition must be the literal one of the partial index: the planner does not match it with a parameter.
-    is_unsettled = stub.c.status != literal(CONFIRMED, literal_execute=True)
-    counted = connection.execute(
-        select(stub.c.status, func.count(), now_ms() - func.min(stub.c.created_at))
-        .where(is_unsettled)
-        .group_by(stub.c.status)
-    ).all()
+    # One count for each status: without statistics, PostgreSQL expects few rows of one status and uses its index, but
+    # takes `<> 'CONFIRMED'` for the whole table.
+    counts = [
+        select(
+            literal(status, literal_execute=True).label("status"),
+            func.count().label("count"),
+            (now_ms() - func.min(stub.c.created_at)).label("oldest_ms"),
+        ).where(stub.c.status == literal(status, literal_execute=True))
+        for status in STATUSES
+        if status != CONFIRMED
+    ]
+    counted = [row for row in connection.execute(union_all(*counts)) if row[1]]
     lag_ms = connection.scalar(select(now_ms() - func.min(stub.c.due_at)).where(stub.c.due_at <= now_ms()))
     return Unsettled(
         counts={row[0]: row[1] for row in counted},
@@ -296,4 +319,5 @@ def _view(tables: Tables) -> Select[Any]:
 
 
 def _view_of(row: Any) -> StubView:
-    return StubView(**(dict(row._mapping) | {"awaiting": awaited(row.awaiting)}))
+    values = dict(row._mapping) | {"awaiting": awaited(row.awaiting)}
+    return StubView(**{name: values[name] for name in StubView.__struct_fields__})

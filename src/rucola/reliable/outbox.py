@@ -21,11 +21,12 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
-from sqlalchemy import Compiled, Connection, RowMapping, Table, event, insert
+import msgspec
+from sqlalchemy import Compiled, Connection, Row, Table, event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, registry
 
@@ -151,10 +152,11 @@ def lane_of(key: str) -> int:
     return crc32(key.encode()) % LANES
 
 
-def message_of(row: Mapping[str, Any] | RowMapping) -> Message:
+def message_of(row: Row[Any]) -> Message:
     """Return the message that a stub holds, the same each time it is sent."""
-    message = Message(row["topic"], row["body"], row["tags"], row["keys"], json.loads(row["properties"]), row["flag"])
-    message.unique_key = row["message_id"]
+    others = msgspec.json.decode(row.properties, type=dict[str, str])
+    message = Message(row.topic, row.body, row.tags, row._mapping["keys"], others, row.flag)
+    message.unique_key = row.message_id
     return message
 
 

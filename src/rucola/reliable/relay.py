@@ -2,12 +2,15 @@
 
 Each round consists of these steps:
 
-    renew     lanes, every third of a lease                                        `lanes`
-    claim     a batch of due stubs, and count the send                             `claims`
-    check     SENT stubs that are due: wait, send again, STUCK, DEAD or MANUAL     `checks`, `policy`
+    renew     lanes, every third of a lease                                        `lane_leases`
+    claim     a batch of due stubs, and count the send                             `stub_claims`
+    check     SENT stubs that are due: wait, send again, STUCK, DEAD or MANUAL     `stub_checks`, `policy`
     send      NEW stubs and those to send again, in order per sharding key         `batch_sender`
     alert     MANUAL, STUCK and DEAD stubs that were not reported                  `alerts`
-    record    all outcomes in one statement                                        `claims`
+    record    all outcomes in one statement                                        `stub_claims`
+
+While more stubs are due than one batch holds, two batches overlap: one is sent while the next is claimed, in the
+transaction that records the one before. A key that fails in a batch is not sent in the next one either.
 
 Several relays share the work by lanes; any of them may stop, crash or pause at any time. A crash leaves claims that end
 with their lease; the stubs are then sent again with the same ids.
@@ -25,11 +28,11 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from sqlalchemy import Engine, Row
+from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -46,7 +49,7 @@ from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import MANUAL, NEW, Tables
 from rucola.reliable.stub_checks import Checker, receipts_of
-from rucola.reliable.stub_claims import Outcome
+from rucola.reliable.stub_claims import Batch, Outcome
 from rucola.reliable.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,14 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 AWAY_ALERT_S = 300.0
 CLOSE_GRACE_MS = 10_000
+
+
+class ClaimedBatch(NamedTuple):
+    """A batch, the loop time until which its stubs may be sent, and the keys of which none may be sent."""
+
+    batch: Batch
+    deadline: float
+    stopped_keys: Set[str]
 
 
 class Relay:
@@ -88,6 +99,9 @@ class Relay:
         self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
         self._owns_producer = producer is None
         self._background = BackgroundTasks()
+        # The batch that was claimed while another was sent, and the outcomes that are not recorded yet.
+        self._ahead: ClaimedBatch | None = None
+        self._outcomes: list[Outcome] = []
         self._stopping = False
         self._outages = Outages(logger)
         # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
@@ -172,6 +186,12 @@ class Relay:
                 await self._pause(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
+        try:
+            # Finish the batch that was claimed ahead, and record what an outage of the database left over.
+            await (self._record() if self._ahead is None else self._round())
+        except DBAPIError as error:
+            logger.warning("the last outcomes were not recorded; their claims end with the lease: %s", error.orig)
+
     async def _pause(self, seconds: float) -> None:
         """Wait; a commit does not end the wait, but closing does."""
         end = asyncio.get_running_loop().time() + seconds
@@ -185,38 +205,82 @@ class Relay:
             self._renew_at = now + self.policy.lease_ms / 3000
 
     async def _round(self) -> bool:
-        """Handle one batch; return whether more stubs may be due now."""
+        """Handle one batch, and claim the next one meanwhile; return whether more stubs may be due now."""
+        claimed, self._ahead = self._ahead or await self._claim(()), None
+        handling = asyncio.ensure_future(self._handle(claimed))
+        try:
+            # Database and broker work at the same time: outcomes of the last batch are recorded, and the next batch is
+            # claimed, while this one is sent. This doubles the rate.
+            if claimed.batch.is_full and not self._stopping:
+                self._ahead = await self._claim([row.seq for row in claimed.batch.to_send])
+        finally:
+            outcomes, unsent_keys = await handling
+            self._outcomes += outcomes
+            if self._ahead is not None:
+                self._ahead = self._ahead._replace(stopped_keys=unsent_keys)
+        if self._ahead is not None and self._away_since is not None:
+            # Claimed before the outage was noticed: no send is tried or counted.
+            batch, self._ahead = self._ahead.batch, None
+            self._outcomes += [Outcome(row.seq, NEW, NEW, wait_ms=0, is_unsent=True) for row in batch.to_send]
+            others = [*batch.to_check, *batch.to_alert, *batch.exhausted]
+            self._outcomes += [Outcome(row.seq, row.status, row.status, wait_ms=0) for row in others]
+        if self._ahead is not None:
+            return True
+        # Due at once are alerts, and stubs that were not sent before the deadline.
+        is_due = any(outcome.wait_ms == 0 for outcome in self._outcomes)
+        await self._record()
+        return claimed.batch.is_full or is_due
+
+    async def _claim(self, in_flight: Sequence[int]) -> ClaimedBatch:
+        """Record the outcomes so far and claim due stubs, in one transaction."""
         # No request is started after half a lease: a slow or paused relay sends few stubs that another has claimed.
         deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
-        # 1. Claim due stubs; those that have used up their attempts become MANUAL.
-        batch = await self.database.run(
-            stub_claims.claim_batch, self.tables, self.owner, self._lanes,
-            limit=self.policy.batch, lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends,
-        )  # fmt: skip
+        recorded = list(self._outcomes)
+
+        def claim_batch(connection: Connection) -> Batch:
+            stub_claims.record(connection, self.tables, self.owner, recorded)
+            return stub_claims.claim_batch(
+                connection, self.tables, self.owner, self._lanes, limit=self.policy.batch,
+                lease_ms=self.policy.lease_ms, max_sends=self.policy.max_sends, in_flight=in_flight,
+            )  # fmt: skip
+
+        batch = await self.database.run(claim_batch)
+        # Outcomes of a transaction that failed are recorded with the next one, if the claims still hold.
+        del self._outcomes[: len(recorded)]
+        return ClaimedBatch(batch, deadline, frozenset())
+
+    async def _record(self) -> None:
+        """Write all outcomes in one statement, which also releases the claims."""
+        recorded = list(self._outcomes)
+        if recorded:
+            await self.database.run_one(stub_claims.record, self.tables, self.owner, recorded)
+            del self._outcomes[: len(recorded)]
+
+    async def _handle(self, claimed: ClaimedBatch) -> tuple[list[Outcome], Set[str]]:
+        """Check, send and alert; return the outcomes, which are not recorded yet, and the keys with unsent stubs."""
+        unsent_keys: Set[str] = frozenset()
+        batch = claimed.batch
         outcomes = [
             Outcome(row.seq, NEW, MANUAL, wait_ms=0) for row in batch.exhausted
         ]  # keeps the error of the last send
-        # 2. Check sent stubs; lost ones join those to send.
+        # 1. Check sent stubs; lost ones join those to send.
         to_send: list[Row[Any]] = list(batch.to_send)
         if batch.to_check:
             resent, checked = await self._check(batch.to_check)
             to_send += resent
             outcomes += checked
-        # 3. Send, and note whether any broker answered.
+        # 2. Send, and note whether any broker answered.
         if to_send:
-            sending = await self._sender.send(to_send, deadline)
+            sending = await self._sender.send(to_send, claimed.deadline, claimed.stopped_keys)
+            unsent_keys = sending.unsent_keys
             outcomes += sending.outcomes
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
             is_away = sending.is_away or (sending.is_unrouted and not await self._addresses())
             await self._note_reachability(is_away, sending.error)
-        # 4. Raise alerts, at most one per kind and interval; the others stay due.
+        # 3. Raise alerts, at most one per kind and interval; the others stay due.
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
-        # 5. Record everything in one statement, which also releases the stub_claims.
-        if outcomes:
-            await self.database.run_one(stub_claims.record, self.tables, self.owner, outcomes)
-        # Due at once are alerts, and stubs that were not sent before the deadline.
-        return batch.is_full or any(outcome.wait_ms == 0 for outcome in outcomes)
+        return outcomes, unsent_keys
 
     async def _check(self, rows: Sequence[Row[Any]]) -> tuple[Sequence[Row[Any]], list[Outcome]]:
         receipts = await self.database.run_one(receipts_of, self.tables, rows)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ARRAY, Connection, Row, Select, cast, func, select, true
 
 from rucola.admin import AdminClient
 from rucola.client import ClientInstance, MessageQueue, PullConsumer
@@ -17,7 +17,7 @@ from rucola.outages import Outages
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
 from rucola.reliable.schema import SENT, Tables, now_ms
-from rucola.reliable.stub_claims import Outcome, one_of
+from rucola.reliable.stub_claims import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Checker:
         """
         progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
-        # What is logged once for all messages that it concerns: reasons of resends, and groups without an answer.
+        # Messages by the reason of their resend, which is logged once for all of them.
         reasons: dict[str, list[str]] = {}
 
         async def state_of(row: Row[Any], group: str, position: Position | None) -> GroupState:
@@ -65,7 +65,7 @@ class Checker:
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
-                    reasons.setdefault(why, []).append(row.message_id)
+                    reasons.setdefault(f"topic {row.topic}: {why}", []).append(row.message_id)
                     return int(row.seq)
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
@@ -75,8 +75,8 @@ class Checker:
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
         results = await asyncio.gather(*map(check_one, rows))
-        for why, message_ids in reasons.items():
-            logger.warning("resending %d messages, the first is %s: %s", len(message_ids), message_ids[0], why)
+        for reason, message_ids in reasons.items():  # one line for all that a broker has lost, not one for each
+            logger.warning("resending %d messages of %s; the first is %s", len(message_ids), reason, message_ids[0])
         return (
             [result for result in results if isinstance(result, int)],
             [result for result in results if isinstance(result, Outcome)],
@@ -120,10 +120,15 @@ def sent_stub_of(row: Row[Any]) -> SentStub:
 def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> dict[tuple[str, str], int]:
     """Return the age of the stubs' receipts in milliseconds, by message id and group."""
     receipt = tables.receipt
-    age_ms = now_ms() - receipt.c.received_at
-    found = connection.execute(
-        select(receipt.c.message_id, receipt.c.consumer_group, age_ms.label("age_ms")).where(
-            one_of(connection, receipt.c.message_id, [row.message_id for row in rows])
-        )
-    )
-    return {(row.message_id, row.consumer_group): row.age_ms for row in found}
+    message_ids = [row.message_id for row in rows]
+    columns = [receipt.c.message_id, receipt.c.consumer_group, (now_ms() - receipt.c.received_at).label("age_ms")]
+    found: Select[Any] = select(*columns)
+    if connection.dialect.name == "postgresql":
+        # A search of the index for each id. Without statistics, a comparison with all ids would scan the table.
+        ids = cast(message_ids, ARRAY(receipt.c.message_id.type))
+        wanted = func.unnest(ids).table_valued("message_id", name="wanted").render_derived()
+        of_message = found.where(receipt.c.message_id == wanted.c.message_id).offset(0).lateral("of_message")
+        found = select(of_message).select_from(wanted).join(of_message, true())
+    else:
+        found = found.where(receipt.c.message_id.in_(message_ids))
+    return {(row.message_id, row.consumer_group): row.age_ms for row in connection.execute(found)}

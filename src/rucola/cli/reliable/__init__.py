@@ -1,14 +1,16 @@
 """`rucola reliable`: outbox tables, relay service, and operations on single messages.
 
-`service` holds init, migrate, relay and purge; `messages` the commands about messages; `command` shared options.
+`service` holds init, migrate, relay and purge; `messages` and `show` the commands about messages; `command` shared
+options.
 """
 
 from __future__ import annotations
 
 import click
 
-from rucola.cli.reliable.messages import confirm, list_, resend, show, stats, void
+from rucola.cli.reliable.messages import confirm, list_, resend, stats, void
 from rucola.cli.reliable.service import init, migrate, purge, relay
+from rucola.cli.reliable.show import show
 from rucola.cli.suggestions import SuggestingGroup
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
@@ -71,6 +72,7 @@ def run_checked(
     **options: P.kwargs,
 ) -> T:
     """Run `work` in a transaction after the version of the tables is checked; ReliableError if it does not fit."""
+    check_file(database)
 
     def checked(connection: Connection, tables: Tables) -> T:
         migration.check(connection, tables)
@@ -79,13 +81,28 @@ def run_checked(
     return run(database, prefix, schema, checked)
 
 
+def check_file(database: str) -> None:
+    """Raise ReliableError if the file of an SQLite database is missing, which SQLite would create, empty."""
+    scheme, _, path = database.partition(":///")
+    path = path.partition("?")[0]
+    is_file = scheme.startswith("sqlite") and path and not path.startswith((":memory:", "file:"))
+    if is_file and not Path(path).exists():
+        raise ReliableError(f"{database}: there is no such file; `rucola reliable init` creates a database")
+
+
 def run(database: str, prefix: str, schema: str | None, work: Callable[[Connection, Tables], T]) -> T:
     """Run `work` in a transaction, without a check of the tables."""
     try:
-        result: T = Database(database).run_sync(work, Tables(prefix, schema))
+        tables, opened = Tables(prefix, schema), Database(database)
+    except ReliableError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        result: T = opened.run_sync(work, tables)
         return result
     except DBAPIError as error:
-        raise ReliableError(f"database error: {error.orig}") from None
+        why = " ".join(str(error.orig).split())
+        where = opened.url.render_as_string(hide_password=True)
+        raise ReliableError(f"{where}: {why}; check the URL, and that the database is reachable") from None
 
 
 def select_stubs(
@@ -96,16 +113,28 @@ def select_stubs(
     topic: str | None,
     group: str | None,
 ) -> list[StubView]:
-    """Return the stubs selected by `selection_options`; ReliableError if nothing is named, or an id is unknown."""
-    if message_ids:
-        shown = {message_id: operations.show(connection, tables, message_id).stub for message_id in message_ids}
-        unknown = [message_id for message_id, stub in shown.items() if stub is None]
-        if unknown:
-            raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added")
-        return [stub for stub in shown.values() if stub is not None]
-    if not (status or topic or group):
+    """Return the stubs selected by `selection_options`, at most one more than MAX_SELECTED.
+
+    ReliableError if an id is unknown.
+    """
+    if not message_ids:
+        return operations.find(connection, tables, statuses=status, topic=topic, group=group, limit=MAX_SELECTED + 1)
+    found = operations.find_by_id(connection, tables, message_ids)
+    unknown = sorted(set(message_ids) - {stub.message_id for stub in found})
+    if unknown:
+        raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added")
+    return found
+
+
+def check_selection(
+    message_ids: tuple[str, ...], status: tuple[str, ...], topic: str | None, group: str | None
+) -> None:
+    """Raise UsageError unless messages are named either by id or by status, topic and group."""
+    has_filter = bool(status or topic or group)
+    if message_ids and has_filter:
+        raise click.UsageError("name messages by id or by --status, --topic and --group, not by both")
+    if not message_ids and not has_filter:
         raise click.UsageError("name messages by id, or by --status, --topic or --group")
-    return operations.find(connection, tables, statuses=status, topic=topic, group=group, limit=MAX_SELECTED)
 
 
 def format_duration(milliseconds: int | None) -> str:

@@ -1,16 +1,17 @@
-"""`rucola reliable list`, `show`, `resend`, `confirm`, `void` and `stats`: operations on messages."""
+"""`rucola reliable list`, `resend`, `confirm`, `void` and `stats`: operations on messages."""
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from rucola.cli.option_types import ADDRESSES
-from rucola.cli.output import print_json, print_table, printable, time_text, to_json, wide_option
+from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.reliable.command import (
+    MAX_SELECTED,
+    check_selection,
     database_options,
     dry_run_option,
     format_duration,
@@ -20,14 +21,9 @@ from rucola.cli.reliable.command import (
     selection_options,
     yes_option,
 )
-from rucola.client.name_server_addresses import NAMESRV_VARIABLES
-from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
-from rucola.reliable.joined_view import StoredCopy, stored_copies
-from rucola.reliable.operations import MessageView, StubView
-from rucola.reliable.schema import STATUSES
-
-BODY_PREVIEW = 200
+from rucola.reliable.operations import StubView
+from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
 
 
 @click.command("list")
@@ -61,64 +57,15 @@ def list_(
     """
     found = run_checked(
         database, prefix, schema, operations.find, statuses=status, topic=topic, group=group, shard_key=shard_key,
-        older_than_ms=None if older_than is None else int(older_than * 1000), limit=limit,
+        older_than_ms=None if older_than is None else int(older_than * 1000), limit=limit + 1,
     )  # fmt: skip
+    if len(found) > limit:
+        found.pop()
+        click.echo(f"more than {limit} messages match: these are the oldest; --limit shows more", err=True)
     if as_json:
         print_json(found)
     else:
         _print_stubs(found)
-
-
-@click.command()
-@click.argument("message_id")
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv_addr",
-    type=ADDRESSES,
-    envvar=NAMESRV_VARIABLES,
-    show_envvar=True,
-    help="Name servers; with this option, brokers are queried, too.",
-)
-@json_option
-@database_options
-def show(
-    database: str, prefix: str, schema: str | None, message_id: str, namesrv_addr: str | None, as_json: bool
-) -> None:
-    """Show the state of one message and its next step.
-
-    Combines stub, receipts and done rows; with a name server also the copies that brokers store, including dead
-    letters.
-
-    \b
-    Examples:
-      rucola reliable show 7F000001000418B4AAC2508C77F60000
-      rucola reliable show 7F000001000418B4AAC2508C77F60000 -n localhost:9876 --json
-    """
-    shown = run_checked(database, prefix, schema, operations.show, message_id)
-    if shown.stub is None and not shown.receipts and not shown.done:
-        raise ReliableError(f"there is no message {message_id}: purged, or never added")
-    stored: list[StoredCopy] = []
-    if namesrv_addr and shown.stub is not None:
-        try:
-            stored = asyncio.run(stored_copies(namesrv_addr, shown.stub))
-        except MQError as error:  # during an outage, the tables alone are useful
-            click.echo(f"brokers were not queried: {error}", err=True)
-    next_step = operations.next_step(shown.stub) if shown.stub is not None else ""
-    if as_json:
-        print_json(to_json(shown) | {"next": next_step, "stored": stored})
-        return
-    if shown.stub is not None:
-        _print_stub(shown, shown.stub)
-    for receipt in shown.receipts:
-        held = f", held for another {format_duration(receipt.held_for_ms)}" if receipt.held_for_ms is not None else ""
-        click.echo(f"received   by group {receipt.group} {format_duration(receipt.age_ms)} ago{held}")
-    for group, done_at in shown.done.items():
-        click.echo(f"done       by group {group} at {time_text(done_at)}")
-    for copy in stored:
-        click.echo(f"stored     {copy.topic}, queue {copy.queue_id}, offset {copy.queue_offset}")
-    if next_step:
-        click.echo(f"next       {next_step}")
 
 
 @click.command()
@@ -219,7 +166,11 @@ def _change(
     dry_run: bool,
     yes: bool,
 ) -> None:
+    check_selection(message_ids, status, topic, group)
     found = run_checked(database, prefix, schema, select_stubs, message_ids, status, topic, group)
+    if len(found) > MAX_SELECTED:
+        found.pop()
+        click.echo(f"more than {MAX_SELECTED} messages match: these are the oldest; repeat the command", err=True)
     count = f"{len(found)} message{'s' * (len(found) != 1)}"
     if dry_run:
         _print_stubs(found)
@@ -230,7 +181,19 @@ def _change(
     # The messages may have changed since they were listed: the operation checks each state again in its transaction,
     # and returns how many it has changed.
     changed = run_checked(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
+    if message_ids and not changed:
+        states = "; ".join(f"{stub.message_id} is {stub.status}" + awaits(stub) for stub in found)
+        raise ReliableError(f"nothing was changed: {states}")
     click.echo(f"{changed} of {len(found)} changed")
+    if changed < len(found):
+        kept = Counter(stub.status for stub in found if stub.status in (CONFIRMED, VOID))
+        why = ", ".join(f"{number} {status}" for status, number in kept.items()) or "changed meanwhile"
+        click.echo(f"not changed: {why}", err=True)
+
+
+def awaits(stub: StubView) -> str:
+    """Return the groups that a stub awaits, as an addition to its status."""
+    return f" and awaits {', '.join(stub.awaiting)}" if stub.awaiting else ""
 
 
 def _print_stubs(found: list[StubView]) -> None:
@@ -248,20 +211,3 @@ def _print_stubs(found: list[StubView]) -> None:
             for stub in found
         ],
     )
-
-
-def _print_stub(shown: MessageView, stub: StubView) -> None:
-    labels = f"tags {shown.tags or '-'}, keys {shown.keys or '-'}"
-    click.echo(printable(f"message    {stub.message_id}, topic {stub.topic}, {labels}"))
-    click.echo(f"body       {len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
-    click.echo(f"status     {stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
-    if stub.shard_key is not None:
-        click.echo(f"shard key  {stub.shard_key}")
-    if stub.awaiting:
-        click.echo(f"awaits     {', '.join(stub.awaiting)}")
-    if stub.broker is not None:
-        offset = "unknown" if stub.queue_offset is None else stub.queue_offset
-        times = "once" if stub.sends == 1 else f"{stub.sends} times, last"
-        click.echo(f"sent       {times} to {stub.broker}, queue {stub.queue_id}, offset {offset}")
-    if stub.error is not None:
-        click.echo(f"why        {stub.error}")

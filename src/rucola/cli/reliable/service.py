@@ -13,7 +13,15 @@ from sqlalchemy import Connection
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import ADDRESSES
 from rucola.cli.output import print_json
-from rucola.cli.reliable.command import database_options, dry_run_option, json_option, run, run_checked, yes_option
+from rucola.cli.reliable.command import (
+    check_file,
+    database_options,
+    dry_run_option,
+    json_option,
+    run,
+    run_checked,
+    yes_option,
+)
 from rucola.client.name_server_addresses import DEFAULT_NAMESRV, NAMESRV_VARIABLES
 from rucola.reliable import (
     Alerts,
@@ -119,6 +127,7 @@ def relay(
       rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
       rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
     """
+    check_file(database)
     policy = Policy(
         batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
         lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
@@ -178,7 +187,9 @@ def purge(
             f"--older-than {older_than:g}: not below {LEAST_PURGE_AFTER_MS // HOUR_MS} hours, since brokers keep and "
             "retry messages as long as that, and a duplicate of a purged one would count as new"
         )
-    rows = run_checked(database, prefix, schema, operations.purgeable, age_ms)
+    if dry_run or not yes:
+        # Counting reads all old rows, which takes longer than removing the first thousand.
+        rows = run_checked(database, prefix, schema, operations.purgeable, age_ms)
     if dry_run:
         if as_json:
             print_json(rows)
