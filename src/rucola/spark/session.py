@@ -150,15 +150,24 @@ class LazySession:
     `use_spark` overrides the size: True runs every job in Spark, False none. With a `master`, or under spark-submit,
     every job with anything to read runs in Spark.
 
-    Raises ConfigError if a master is given together with `use_spark=False`.
+    `configuration` is passed to `local_session`. Raises ConfigError if a master is given together with
+    `use_spark=False`.
     """
 
-    def __init__(self, app_name: str, master: str | None = None, *, use_spark: bool | None = None) -> None:
+    def __init__(
+        self,
+        app_name: str,
+        master: str | None = None,
+        *,
+        use_spark: bool | None = None,
+        configuration: Mapping[str, str] | None = None,
+    ) -> None:
         if master is not None and use_spark is False:
             raise ConfigError(f"a job without Spark has no master; leave out the master {master}, or use Spark")
         self._app_name = app_name
         self._master = master
         self._use_spark = use_spark
+        self._configuration = configuration
         self.session: SparkSession | None = None
         """The session once it was created."""
 
@@ -173,7 +182,7 @@ class LazySession:
         """Return the session, creating it on the first call. Raises as `local_session` does."""
         if self.session is None:
             before = signal.getsignal(signal.SIGINT)
-            self.session = local_session(self._app_name, master=self._master)
+            self.session = local_session(self._app_name, master=self._master, configuration=self._configuration)
             # Spark installs its own handler; restore the one from before, and make Ctrl-C end the process by default.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, _exit_now if before is signal.default_int_handler else before)

@@ -1,12 +1,14 @@
 """`rucola reliable`: outbox tables, relay service, and operations on single messages.
 
-`service` holds init, migrate, relay and purge; `messages` the commands about messages; `command` shared options.
+`service` holds init, migrate, relay and purge, `messages` the commands about messages, `export` the command of its name,
+`command` shared options.
 """
 
 from __future__ import annotations
 
 import click
 
+from rucola.cli.reliable.export import export
 from rucola.cli.reliable.messages import confirm, list_, resend, show, stats, void
 from rucola.cli.reliable.service import init, migrate, purge, relay
 
@@ -30,5 +32,5 @@ def reliable() -> None:
     """
 
 
-for command in (init, migrate, relay, list_, show, resend, confirm, void, stats, purge):
+for command in (init, migrate, relay, list_, show, resend, confirm, void, stats, purge, export):
     reliable.add_command(command)
