@@ -17,6 +17,8 @@ from rucola.testing.rocketmq import RocketMQ
 hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
+pytest_plugins = ["support.database_fixtures"]
+
 ARCHIVES = Path(__file__).parent / "golden"
 EXTERNAL = {"ali_ons", "cpp", "mariadb", "own_db", "postgresql", "postgresql_db", "redis_server"}
 """Fixtures, and parameters that name one, which start programs other than Rucola's."""

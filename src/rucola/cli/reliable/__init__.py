@@ -1,7 +1,7 @@
 """`rucola reliable`: outbox tables, relay service, and operations on single messages.
 
-`service` holds init, migrate, relay and purge, `messages` the commands about messages, `export` the command of its name,
-`command` shared options.
+`service` holds init, migrate, relay and purge; `messages` the commands about messages; `export` its command; `command`
+shared options.
 """
 
 from __future__ import annotations
