@@ -16,7 +16,7 @@ from support.documentation import check_command, commands_of
 from support.golden_messages import expected, keys_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("audit", "rebuild", "replay")
+PAGES = ("audit", "rebuild", "reconcile", "replay")
 COMMANDS = [line for page in PAGES for line in commands_of((DOCS / f"pipeline-{page}.md").read_text())]
 
 

@@ -21,7 +21,6 @@ from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
 
 HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 _RELAY = "relay"
 
 

@@ -8,8 +8,9 @@
 Each step that can have many rows is a join or an aggregation. The only Python code per row is `policy.decide`, the
 relay's own, for due stubs and those in a backlog.
 
-Unknown is not lost. A position below the first offset of its queue has expired; a queue that no source has is not
-covered; an effect older than the shortest retention of stubs may belong to a purged one. These are counted apart.
+Unknown is not lost. A position below the first offset of its queue has expired; one beyond the end of a lake is not
+archived yet; a queue that no source has is not covered; an effect older than the shortest retention of
+stubs may belong to a purged one. These are counted apart.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from rucola.message.topics import DLQ_PREFIX
 from rucola.reliable.operations import LEAST_PURGE_AFTER_MS
 from rucola.reliable.policy import GroupProgress, GroupState, Policy, Position, SentStub, decide, may_be_dead
-from rucola.reliable.schema import DEAD, MANUAL, NEW, SENT, STUCK
+from rucola.reliable.schema import DEAD, MANUAL, NEW, SENT, STUCK, VOID
 
 SEND: Final = "SEND"
 """Decision about a NEW stub; those about SENT stubs are of `policy.Decision`."""
@@ -36,6 +37,7 @@ BLOCKED: Final = "BLOCKED"
 ABSENT: Final = "absent"
 BEYOND: Final = "beyond the end"
 EXPIRED: Final = "expired"
+UNARCHIVED: Final = "not archived"
 UNCOVERED: Final = "not covered"
 PURGED: Final = "may be purged"
 
@@ -208,7 +210,7 @@ def _decision(row: dict[str, Any], policy: Policy, now_ms: int) -> tuple[str, st
 def missing(evidence: Evidence) -> DataFrame:
     """Return stubs with a position whose id is in no message; `reason` tells lost ones from unknown ones."""
     placed = evidence.stubs.where(F.col("brokerName").isNotNull() & F.col("queueOffset").isNotNull())
-    placed = placed.where(F.col("createdAt") <= evidence.now_ms - evidence.horizon_ms)
+    placed = placed.where(F.col("status") != VOID).where(F.col("createdAt") <= evidence.now_ms - evidence.horizon_ms)
     absent = placed.join(evidence.log.select("messageId"), "messageId", "left_anti")
     # The offsets that each source has of each queue. With a store and a lake there are two ranges, and whatever was
     # deleted between them before it was archived is unknown.
@@ -225,6 +227,7 @@ def missing(evidence: Evidence) -> DataFrame:
     reason = (
         F.when(F.coalesce(is_covered, F.lit(False)), ABSENT)
         .when((offset >= end) & is_settled, BEYOND)
+        .when(end.isNull() & (offset > F.array_max("ranges.last")), UNARCHIVED)
         .when(F.col("ranges").isNotNull() | end.isNotNull(), EXPIRED)
         .otherwise(UNCOVERED)
     )
