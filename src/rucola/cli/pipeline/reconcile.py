@@ -165,7 +165,6 @@ def _directory(out: Path | None) -> Iterator[Path]:
 
 def _print_result(result: ReconcileResult) -> None:
     from rucola.spark.jobs.reconcile import LISTS
-    from rucola.spark.jobs.reconcile_report import TITLES
 
     rows = result.tables["counts"].to_pylist()
     by_line: dict[tuple[str, str, str], tuple[int, int]] = {}
@@ -182,8 +181,7 @@ def _print_result(result: ReconcileResult) -> None:
             ],
         )
     stubs = sum(result.tables["stubs"]["messages"].to_pylist())
-    click.echo(
-        f"{stubs} stubs compared: " + ", ".join(f"{result.count(each)} {TITLES[each].lower()}" for each in LISTS)
-    )
+    counts = ", ".join(f"{result.count(each)} {each}" for each in LISTS)
+    click.echo(f"{stubs} stubs compared: {counts}")
     for row in result.tables["unknown"].to_pylist():
         click.echo(f"{row['messages']} more of {row['list']} are unknown: {row['reason']}")
