@@ -92,8 +92,8 @@ def _tables(path: Path, count: int) -> TableSource:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA synchronous=OFF")
         names = (
-            "message_id, topic, properties, body, lane, status, awaiting, sends, broker, queue_id, queue_offset, due_at, "
-            "created_at, confirmed_at"
+            "message_id, topic, properties, body, lane, status, awaiting, sends, broker, queue_id, queue_offset, "
+            "due_at, created_at, confirmed_at"
         )
         places = ", ".join("?" * len(names.split(",")))
         connection.executemany(f"INSERT INTO {tables.stub.name} ({names}) VALUES ({places})", _stubs(count))

@@ -28,7 +28,7 @@ def write(
 ) -> None:
     """Append to a store the messages from number `first` up to `count`, each a record of `size` bytes.
 
-    All are of one topic; a hundred are stored in every millisecond. `key_of` gives a message's unique key by its number.
+    All are of one topic; a hundred are stored in every millisecond. `key_of` returns a message's unique key.
     """
     config = StoreConfig(path, HOST, message_index_enable=False)
     pool = random.Random(2013).randbytes(2 * size)
