@@ -304,6 +304,7 @@ def test_command_and_page_do_what_they_say(
         .replace("shop.db", "business.db")
         .replace('business.db")', f'business.db", "{sqlite_db.tables.prefix}")')
     )
+    text = text.replace('"reconciled', f'"{tmp_path}/reconciled')
     names: dict[str, Any] = {"spark": spark}
     exec(compile(text, "pipeline-reconcile.md", "exec"), names)
     # The command has removed the positions of the lost messages, which makes them the relay's.

@@ -183,5 +183,7 @@ def _print_result(result: ReconcileResult) -> None:
     stubs = sum(result.tables["stubs"]["messages"].to_pylist())
     counts = ", ".join(f"{result.count(each)} {each}" for each in LISTS)
     click.echo(f"{stubs} stubs compared: {counts}")
+    for sentence in result.missing:
+        click.echo(f"left out: {sentence}", err=True)
     for row in result.tables["unknown"].to_pylist():
         click.echo(f"{row['messages']} more of {row['list']} are unknown: {row['reason']}")

@@ -45,6 +45,7 @@ from rucola.spark.jobs.reconciled_log import ENDS, LogSources
 from rucola.spark.jobs.reconciled_tables import ABSENT, BEYOND, RESEND, SEND, Evidence
 from rucola.spark.jobs.table_export import TableSource
 from rucola.spark.session import AnySession, resolve_session
+from rucola.spark.source.source_offsets import BrokerQueue
 
 HORIZON_MS: Final = 600_000
 EXAMPLES: Final = 20
@@ -66,6 +67,8 @@ class ReconcileResult:
     read_at_ms: int
     tables: Mapping[str, pa.Table]
     examples: Mapping[str, Sequence[Mapping[str, Any]]]
+    missing: tuple[str, ...] = ()
+    """A sentence for each live broker that was not read; its messages are unknown."""
 
     def count(self, name: str) -> int:
         """Return the number of rows in a list."""
@@ -77,7 +80,8 @@ class ReconcileResult:
         """Return everything as a JSON-serializable dict."""
         lists = {name: {"messages": self.count(name), "oldest": list(self.examples[name])} for name in LISTS}
         rows = {name: table.to_pylist() for name, table in self.tables.items()}
-        return {"sources": list(self.sources), "readAt": self.read_at_ms, "lists": lists, **rows}
+        found = {"sources": list(self.sources), "missing": list(self.missing), "readAt": self.read_at_ms}
+        return {**found, "lists": lists, **rows}
 
 
 @translate_spark_errors()
@@ -97,18 +101,20 @@ def run(
     relay's. Raises SchemaError or ReliableError for a database, StoreError for an incomplete export.
     """
     session = resolve_session(spark)
+    out = out.absolute()  # the Java runtime may have another working directory
     out.mkdir(parents=True, exist_ok=True)
     with _exported(session, tables, consumers, log) as directory:
         frames, read_at_ms = table_export.load(session, directory)
-        messages, ends = log.read(session)
-        messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
-        last = {tuple(end[:3]): end.end for end in sorted(ends, key=lambda end: end.end)}
+        queues = frames["stub"].select("topic", "broker", "queue_id").where("broker IS NOT NULL").distinct()
+        read = log.read(session, [BrokerQueue(*queue) for queue in queues.collect()])
+        messages = read.messages.persist(StorageLevel.MEMORY_AND_DISK)
+        last = {tuple(end[:3]): end.end for end in sorted(read.ends, key=lambda end: end.end)}
         evidence = Evidence(
             **{name: _of_topics(reconciled_tables.camel(frames[table]), log) for name, table in _FRAMES.items()},
             log=messages,
             ends=session.createDataFrame([(*queue, end) for queue, end in last.items()], ENDS),
             commits=frames[table_export.OFFSET],
-            brokers=log.brokers_with_ends(ends),
+            brokers=read.brokers,
             now_ms=read_at_ms,
             horizon_ms=horizon_ms,
         )
@@ -116,7 +122,7 @@ def run(
             tables_found, examples = _write_lists(session, evidence, policy or Policy(), out, log)
         finally:
             messages.unpersist()
-    result = ReconcileResult(tuple(log.names), read_at_ms, tables_found, examples)
+    result = ReconcileResult(tuple(log.names), read_at_ms, tables_found, examples, tuple(read.missing))
     for name, table in result.tables.items():
         pq.write_table(table, out / f"{name}.parquet")
     found = {name: table.to_pylist() for name, table in result.tables.items()}
@@ -223,6 +229,7 @@ def hand_over(
                     seen = [SeenStub(*row.values()) for row in batch.to_pylist()]
                     if seen:
                         changed += operations.hasten(connection, source.tables, seen, forget_position=forget)
+                        connection.commit()
                     done += len(seen)
                     if progress is not None:
                         progress(done, total)

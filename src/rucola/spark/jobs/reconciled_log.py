@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
+from rucola.client import PullConsumer
 from rucola.errors import ConfigError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.reliable.group_offsets import committed_offsets
@@ -26,8 +27,8 @@ from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.snapshot import is_lake, read_snapshot
 from rucola.spark.source.batch_reader import source_of
-from rucola.spark.source.options import parse_read_options
-from rucola.spark.source.source_offsets import BrokerQueue, refuse_missing
+from rucola.spark.source.options import ReadOptions, parse_read_options
+from rucola.spark.source.source_offsets import BrokerQueue
 
 _COLUMNS: Final = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp", "msgId")
 ENDS: Final = "brokerName string, topic string, queueId int, end bigint"
@@ -51,6 +52,20 @@ class End(NamedTuple):
     topic: str
     queue_id: int
     end: int
+
+
+class LogRead(NamedTuple):
+    """Messages of all sources.
+
+    The columns of `messages` are number (of the source), brokerName, topic, queueId, queueOffset, storedMs and
+    messageId. A message that is in a store and in a lake has two rows. `brokers` are those whose queues have known
+    ends: one that has no end does not exist. `missing` has a sentence for each live broker that was not read.
+    """
+
+    messages: DataFrame
+    ends: list[End]
+    brokers: list[str]
+    missing: list[str]
 
 
 @dataclass(frozen=True)
@@ -86,34 +101,29 @@ class LogSources:
             found += [Commit(name, *row) for name, rows in by_broker.items() for row in rows]
         return found
 
-    def read(self, session: SparkSession) -> tuple[DataFrame, list[End]]:
-        """Return the messages as they are now, and the ends of the queues of stores and live brokers.
-
-        The columns are number (of the source), brokerName, topic, queueId, queueOffset, storedMs and messageId. A
-        message that is in a store and in a lake has two rows.
-        """
-        frames, ends = [], []
-        for number, options in enumerate(self._read_options()):
+    def read(self, session: SparkSession, known: Iterable[BrokerQueue] = ()) -> LogRead:
+        """Return the messages as they are now, and the ends of queues. `known` are the queues that stubs name."""
+        frames: list[DataFrame] = []
+        ends: list[End] = []
+        brokers, missing = {*self.stores}, []
+        for options in self._read_options():
             parsed = parse_read_options(options)
             source = source_of(parsed)
-            bounds = source.bounds()
-            refuse_missing(parsed, bounds, "start it")
-            ends += [
-                End(q.broker_name, q.topic, q.queue_id, end)
-                for q, (_, end) in bounds.ranges.items()
-                if isinstance(q, BrokerQueue)
-            ]
+            # A queue that a live broker does not let be read must not be taken for one that it does not have.
+            bounds = source.bounds(known)
+            for queue, (_, end) in bounds.ranges.items():
+                assert isinstance(queue, BrokerQueue)
+                ends.append(End(queue.broker_name, queue.topic, queue.queue_id, end))
+            if parsed.name_server is not None:
+                brokers |= asyncio.run(_masters(parsed)) - bounds.missing.keys()
+                missing += bounds.describe_missing()
             frame = partitions_frame(session, source.plan(bounds.ranges), parsed, _COLUMNS)
-            frames.append(_facts(frame, number))
-        for number, lake in enumerate(self.lakes, len(frames)):
-            pattern = re.compile(self._pattern)
+            frames.append(_facts(frame, len(frames)))
+        pattern = re.compile(self._pattern)
+        for lake in self.lakes:
             files = [file for file in read_snapshot(lake).rows if pattern.fullmatch(file.topic)]
-            frames.append(_facts(read_lake(session, lake, files), number))
-        return reduce(DataFrame.unionByName, frames), ends
-
-    def brokers_with_ends(self, ends: Iterable[End]) -> list[str]:
-        """Return the names of the brokers whose queues have known ends, also those without a queue."""
-        return sorted({*self.stores, *(end.broker_name for end in ends)})
+            frames.append(_facts(read_lake(session, lake, files), len(frames)))
+        return LogRead(reduce(DataFrame.unionByName, frames), ends, sorted(brokers), missing)
 
     @property
     def _pattern(self) -> str:
@@ -127,7 +137,12 @@ class LogSources:
         for name, path in self.stores.items():
             yield {"storePath": str(path), "brokerName": name, "corruptRecords": self.corrupt_records, **common}
         if self.name_server is not None:
-            yield {"nameServer": self.name_server, **common}
+            yield {"nameServer": self.name_server, "failOnMissingBroker": "false", **common}
+
+
+async def _masters(options: ReadOptions) -> set[str]:
+    async with PullConsumer(options.consumer_group, options.name_server) as consumer:
+        return await consumer.registered_masters()
 
 
 def log_sources(

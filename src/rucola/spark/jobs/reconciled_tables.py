@@ -305,6 +305,8 @@ def _no_position() -> list[Column]:
 
 def counts(rows: DataFrame, name: str) -> DataFrame:
     """Count a list by topic, group, status and day, with the age of the oldest message."""
+    if "awaiting" in rows.columns:
+        rows = rows.withColumn("group", F.expr("nullif(trim(BOTH ',' FROM awaiting), '')"))
     present = {"group", "status"} & {*rows.columns}
     columns = [
         F.col(each) if each in present else F.lit(None).cast("string").alias(each) for each in ("group", "status")

@@ -166,6 +166,7 @@ def write(
                 for batch in _batches(connection, tables, part):
                     target.write_batch(batch)
                     counts[table] += batch.num_rows
+                connection.commit()  # a transaction must not outlive its range
                 done += 1
                 if progress is not None:
                     progress(done, total)
@@ -195,6 +196,7 @@ def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], 
 
     Raises StoreError if there is no complete export.
     """
+    directory = directory.absolute()
     mark = directory / MARK
     try:
         read = msgspec.json.decode(mark.read_bytes(), type=ExportMark)
@@ -227,12 +229,14 @@ def _finish(directory: Path, read_at: int) -> None:
 
 @contextmanager
 def connected(source: TableSource) -> Iterator[Connection]:
-    """Connect in autocommit mode; errors of the database become ReliableErrors."""
+    """Connect; errors of the database become ReliableErrors. The caller commits."""
     engine = engine_of(source.url)
     if isinstance(engine, AsyncEngine):
         raise ReliableError("an asyncio driver cannot be used here: name one such as psycopg, pymysql or sqlite3")
     try:
-        with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        if engine.dialect.name != "sqlite":  # as in `Database`
+            engine = engine.execution_options(isolation_level="READ COMMITTED")
+        with engine.connect() as connection:
             yield connection
     except DBAPIError as error:
         raise ReliableError(f"database error: {error.orig}") from None
@@ -307,7 +311,9 @@ def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataF
 def _jdbc(session: SparkSession, source: TableSource, query: Any) -> Any:
     kind = source.url.removeprefix(JDBC).split(":")[0]
     if kind not in _DIALECTS:
-        raise ConfigError(f"{source.url}: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME")
+        raise ConfigError(
+            f"jdbc:{kind} is not supported: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME"
+        )
     dialect: Dialect = _DIALECTS[kind].dialect()
     sql = str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
     return session.read.format("jdbc").options(
