@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import BigInteger, Connection, Dialect, Integer, func, select
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -66,7 +66,12 @@ _COMMITS: Final = pa.schema(
 )
 _TASK: Final = "number int, part binary"
 _ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
-_DIALECTS: Final = {"postgresql": postgresql, "mariadb": mysql, "mysql": mysql, "sqlite": sqlite}
+_DIALECTS: Final = {
+    "postgresql": (postgresql, "org.postgresql.Driver"),
+    "mariadb": (mysql, "org.mariadb.jdbc.Driver"),
+}
+"""For each kind of `jdbc:` URL the dialect of its SQL and the driver's class."""
+
 _JDBC_TASKS: Final = 8
 
 
@@ -314,8 +319,9 @@ def _jdbc(session: SparkSession, source: TableSource, query: Any) -> Any:
         raise ConfigError(
             f"jdbc:{kind} is not supported: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME"
         )
-    dialect: Dialect = _DIALECTS[kind].dialect()
+    module, driver = _DIALECTS[kind]
+    dialect: Dialect = module.dialect()
     sql = str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
     return session.read.format("jdbc").options(
-        url=source.url, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS
+        url=source.url, driver=driver, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS
     )
