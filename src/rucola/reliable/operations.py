@@ -179,7 +179,7 @@ def hasten(connection: Connection, tables: Tables, seen: Sequence[SeenStub], *, 
     message as lost unless a group has received it.
     """
     stub = tables.stub
-    # NULL equals nothing, so that absent values are compared as ones that no stub has.
+    # NULL equals nothing, so absent values are compared as values that no stub has.
     now_seen = tuple_(
         stub.c.seq, stub.c.status, stub.c.sends,
         func.coalesce(stub.c.broker, ""), func.coalesce(stub.c.queue_id, -1), func.coalesce(stub.c.queue_offset, -1),

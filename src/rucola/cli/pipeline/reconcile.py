@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,27 +75,12 @@ if TYPE_CHECKING:
 @master_option
 @json_option
 def reconcile(
-    database: str | None,
-    prefix: str,
-    schema: str | None,
-    tables: Path | None,
-    consumers: Sequence[str],
-    sources: Sequence[Path],
-    names: Sequence[str],
-    name_server: str | None,
-    topics: Sequence[str],
-    max_sends: int | None,
-    keyed_resend: str | None,
-    horizon: float,
-    out: Path | None,
-    resend: bool,
-    yes: bool,
-    jars: str | None,
-    skip_corrupt: bool,
-    master: str | None,
-    as_json: bool,
-) -> None:
-    """Compare the stubs of an outbox with messages, and list what neither side sees alone.
+    database: str | None, prefix: str, schema: str | None, tables: Path | None, consumers: Sequence[str],
+    sources: Sequence[Path], names: Sequence[str], name_server: str | None, topics: Sequence[str],
+    max_sends: int | None, keyed_resend: str | None, horizon: float, out: Path | None, resend: bool, yes: bool,
+    jars: str | None, skip_corrupt: bool, master: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare the stubs of an outbox with stored messages, and list the differences.
 
     The lists are: messages that a relay sends now, messages that were sent but never stored, messages that were stored
     but never received, and effects and messages without a stub.
@@ -121,8 +106,9 @@ def reconcile(
         max_sends=max_sends or Policy().max_sends,
         keyed_resend=KeyedResend(keyed_resend) if keyed_resend else Policy().keyed_resend,
     )
-    corrupt = "skip" if skip_corrupt else "fail"
-    log = log_sources(sources, names, name_server, topics=topics or None, corrupt_records=corrupt)
+    log = log_sources(
+        sources, names, name_server, topics=topics or None, corrupt_records="skip" if skip_corrupt else "fail"
+    )
     source = None if database is None else source_of(TableSource(database, prefix, schema), resend and yes)
     done = [source_of(TableSource(url, prefix, schema)) for url in consumers]
     given = tables or source
@@ -130,22 +116,16 @@ def reconcile(
     session = LazySession("rucola pipeline reconcile", master, configuration={"spark.jars": jars} if jars else None)
     with _directory(out) as directory:
         with show_tasks(session, "reconcile"):
-            result = run(
-                session, given, log, directory, consumers=done, policy=policy,
-                horizon_ms=int(horizon * 1000),
-            )  # fmt: skip
+            result = run(session, given, log, directory, consumers=done, policy=policy, horizon_ms=int(horizon * 1000))
         handed: dict[str, HandedOver] = {}
         if resend and source is not None:
             with progress_bar("resend") as progress:
                 handed = hand_over(source, directory, is_dry=not yes, progress=progress)
     if as_json:
-        over = {"resent": {name: vars(each) for name, each in handed.items()}} if resend else {}
-        print_json(result.to_json() | over)
+        print_json(result.to_json() | {"resent": {name: vars(each) for name, each in handed.items()}})
         return
     _print_result(result)
-    for name, each in handed.items():
-        done_text = f"{each.changed} of {each.listed} messages" if yes else f"would make {each.listed} messages"
-        click.echo(f"{name}: {done_text} {'made ' * yes}due")
+    _print_handed_over(handed, is_dry=not yes)
     if out is not None:
         click.echo(f"the report is {out / 'report.html'}")
 
@@ -187,3 +167,11 @@ def _print_result(result: ReconcileResult) -> None:
         click.echo(f"left out: {sentence}", err=True)
     for row in result.tables["unknown"].to_pylist():
         click.echo(f"{row['messages']} more of {row['list']} are unknown: {row['reason']}")
+
+
+def _print_handed_over(handed: Mapping[str, HandedOver], *, is_dry: bool) -> None:
+    for name, each in handed.items():
+        if is_dry:
+            click.echo(f"{name}: would make {each.listed} messages due; add --yes")
+        else:
+            click.echo(f"{name}: {each.changed} of {each.listed} messages made due")

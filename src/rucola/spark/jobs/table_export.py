@@ -103,9 +103,9 @@ class ExportMark(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def source_of(source: TableSource, is_written: bool = False) -> TableSource:
-    """Return a source that was checked without a connection: an unknown URL, or one that cannot do what is asked.
+    """Return a source whose prefix and URL are valid; with `is_written` one that can change stubs.
 
-    Raises ReliableError, as `Tables` and `engine_of` do.
+    Does not connect. Raises ReliableError otherwise.
     """
     source.tables  # noqa: B018 - raises for an invalid prefix
     if not source.is_jdbc:
