@@ -4,7 +4,8 @@ The tables are an SQLite file, the log is a store of the same messages. Of a hun
 are SENT and the others CONFIRMED with an effect. CPU time is that of all processes: Java, its Python workers and this
 one. The first run, on a tenth of the smaller number, warms up and is not counted.
 
-With `--full` there are 1 and 10 million stubs, which take some 8 GB of disk.
+With `--full` there are 1 and 10 million stubs, which take some 8 GB of disk. Otherwise there are so few that the fixed
+cost of a run in Spark dominates: that shows that all of it runs, and nothing is hoped of it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def measure(options: Options) -> list[Figure]:
             "us",
             floor=least.cpu_s / count * 1e6,
             floor_is=f"reconcile of {count} stubs",
-            aims=[Aim("ratio", MOST_GROWTH)],
+            aims=[Aim("ratio", MOST_GROWTH)] if options.is_full else [],
             more={
                 f"{kind}_at_{number}_stubs": getattr(each, kind)
                 for number, each in spent.items()
