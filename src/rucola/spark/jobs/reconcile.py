@@ -45,7 +45,6 @@ from rucola.spark.jobs.reconciled_log import ENDS, LogSources
 from rucola.spark.jobs.reconciled_tables import ABSENT, BEYOND, RESEND, SEND, Evidence
 from rucola.spark.jobs.table_export import TableSource
 from rucola.spark.session import AnySession, resolve_session
-from rucola.spark.source.source_offsets import BrokerQueue
 
 HORIZON_MS: Final = 600_000
 EXAMPLES: Final = 20
@@ -105,8 +104,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     with _exported(session, tables, consumers, log) as directory:
         frames, read_at_ms = table_export.load(session, directory)
-        queues = frames["stub"].select("topic", "broker", "queue_id").where("broker IS NOT NULL").distinct()
-        read = log.read(session, [BrokerQueue(*queue) for queue in queues.collect()])
+        read = log.read(session)
         messages = read.messages.persist(StorageLevel.MEMORY_AND_DISK)
         last = {tuple(end[:3]): end.end for end in sorted(read.ends, key=lambda end: end.end)}
         evidence = Evidence(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -101,16 +101,15 @@ class LogSources:
             found += [Commit(name, *row) for name, rows in by_broker.items() for row in rows]
         return found
 
-    def read(self, session: SparkSession, known: Iterable[BrokerQueue] = ()) -> LogRead:
-        """Return the messages as they are now, and the ends of queues. `known` are the queues that stubs name."""
+    def read(self, session: SparkSession) -> LogRead:
+        """Return the messages as they are now, and the ends of queues."""
         frames: list[DataFrame] = []
         ends: list[End] = []
         brokers, missing = {*self.stores}, []
         for options in self._read_options():
             parsed = parse_read_options(options)
             source = source_of(parsed)
-            # A queue that a live broker does not let be read must not be taken for one that it does not have.
-            bounds = source.bounds(known)
+            bounds = source.bounds()
             for queue, (_, end) in bounds.ranges.items():
                 assert isinstance(queue, BrokerQueue)
                 ends.append(End(queue.broker_name, queue.topic, queue.queue_id, end))
