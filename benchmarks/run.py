@@ -23,7 +23,7 @@ from floors import Options
 
 BENCHMARKS = (
     *("start", "send", "pull", "query", "delivery", "store", "disk"),
-    *("columns", "read", "live", "archive", "search", "replay", "small", "scale", "reliable"),
+    *("columns", "read", "live", "archive", "search", "replay", "small", "scale", "reconcile", "reliable"),
 )
 OUTPUT = Path(__file__).resolve().parent.parent / "bench-output" / "bench.json"
 
@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="run just this one; may be repeated")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer and shorter rounds: does it run, roughly how fast")
-    size.add_argument("--full", action="store_true", help="what takes minutes at its full size, too: search, scale")
+    size.add_argument(
+        "--full", action="store_true", help="what takes minutes at its full size, too: search, scale, reconcile"
+    )
     parser.add_argument("--json", type=Path, default=OUTPUT, help="where to write the figures (default: %(default)s)")
     arguments = parser.parse_args()
     options = Options(rounds=3, divisor=4) if arguments.quick else Options(is_full=arguments.full)

@@ -4,6 +4,7 @@ unique key of its own."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from rucola.message import MessageInnerBatch, properties
@@ -22,17 +23,19 @@ _A_MILLISECOND = 100
 _WARM_EVERY = 1 << 14
 
 
-def write(path: Path, topic: str, size: int, count: int, first: int = 0) -> None:
+def write(
+    path: Path, topic: str, size: int, count: int, first: int = 0, key_of: Callable[[int], str] | None = None
+) -> None:
     """Append to a store the messages from number `first` up to `count`, each a record of `size` bytes.
 
-    All are of one topic; a hundred are stored in every millisecond.
+    All are of one topic; a hundred are stored in every millisecond. `key_of` returns a message's unique key.
     """
     config = StoreConfig(path, HOST, message_index_enable=False)
     pool = random.Random(2013).randbytes(2 * size)
     with MessageStore(config) as store:
-        body_size = size - len(encode_many(_batch(topic, 0, 1, pool, 0), 0, 0, 0, HOST)[0])
+        body_size = size - len(encode_many(_batch(topic, 0, 1, pool, 0, key_of), 0, 0, 0, HOST)[0])
         for number in range(first, count, _BATCH_COUNT):
-            batch = _batch(topic, number, min(number + _BATCH_COUNT, count), pool, body_size)
+            batch = _batch(topic, number, min(number + _BATCH_COUNT, count), pool, body_size, key_of)
             result = store.put_batch(batch, BEGIN_MS + number // _A_MILLISECOND)
             if result.status is not PutMessageStatus.PUT_OK:
                 raise RuntimeError(f"a put was answered {result.status}")
@@ -41,10 +44,18 @@ def write(path: Path, topic: str, size: int, count: int, first: int = 0) -> None
                 store.warm()
 
 
-def _batch(topic: str, begin: int, end: int, pool: bytes, body_size: int) -> MessageInnerBatch:
+def position_of(number: int) -> tuple[int, int]:
+    """The queue id and queue offset of a message of `write`."""
+    batch, within = divmod(number, _BATCH_COUNT)
+    return batch % QUEUES, batch // QUEUES * _BATCH_COUNT + within
+
+
+def _batch(
+    topic: str, begin: int, end: int, pool: bytes, body_size: int, key_of: Callable[[int], str] | None
+) -> MessageInnerBatch:
     """The messages from one number to another, their bodies from a pool of twice the size of a record."""
     keys = [f"order-{number:09d}" for number in range(begin, end)]
-    unique_keys = [unique_id() for _ in keys]
+    unique_keys = [unique_id() if key_of is None else key_of(number) for number in range(begin, end)]
     places = [number * 7 % (len(pool) // 2) for number in range(begin, end)]
     return MessageInnerBatch(
         topic=topic,

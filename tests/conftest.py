@@ -19,6 +19,7 @@ from rucola.testing.rocketmq import RocketMQ
 hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
+pytest_plugins = ["support.database_fixtures"]
 for _name in NAMESRV_VARIABLES:  # a developer's own cluster must get no message of a test
     os.environ.pop(_name, None)
 

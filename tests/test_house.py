@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "broker": {"message", "protocol", "store", "remoting"},
     "client": {"message", "protocol", "remoting"},
     "admin": {"message", "protocol", "remoting", "client"},
-    "spark": {"message", "store", "client"},
+    "spark": {"message", "store", "client", "reliable"},
     "reliable": {"message", "protocol", "client", "admin"},
     "testing": {"message", "protocol", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
@@ -42,6 +42,12 @@ STORE_FOR_SPARK = {"rucola.store.directory_reader", "rucola.store.scan"}  # the 
 # The job rebuild writes what a store derives from its log. It uses the store's own code, so that there is one
 # implementation, and writes into a new directory.
 STORE_FOR_REBUILD = {"rucola.store.config", "rucola.store.tools.rebuild", "rucola.store.tools.parallel_rebuild"}
+
+# The job reconcile compares the tables of business reliability with the log.
+RECONCILE = {
+    f"rucola.spark.jobs.{name}"
+    for name in ("reconcile", "reconcile_report", "reconciled_log", "reconciled_tables", "table_export")
+}
 
 # Pure packages: driven by their callers, without an event loop, socket or clock of their own.
 MAY_NOT_KNOW = {
@@ -124,6 +130,8 @@ def test_imports_point_downward(module: str) -> None:
         if imported.split(".")[0] != "rucola" or imported == "rucola":
             continue
         assert room_of(imported) in allowed, f"{module}:{line} imports {imported}"
+        if room == "spark" and room_of(imported) == "reliable":
+            assert module in RECONCILE, f"{module}:{line} imports {imported}; only the job reconcile may"
         if room == "spark" and room_of(imported) == "store":
             open_doors = STORE_FOR_SPARK | (STORE_FOR_REBUILD if module == "rucola.spark.jobs.rebuild" else set())
             assert imported in open_doors, f"{module}:{line} imports {imported}, which is not the reading side"
@@ -331,7 +339,9 @@ def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
 
 def test_only_reliability_loads_databases() -> None:
     """Brokers, clients and commands run without the extra `reliable`."""
+    within = RECONCILE | {"rucola.cli.pipeline.reconcile"}
     outside = [module for module in MODULES if "reliable" not in module and room_of(module) not in ("demo", "__main__")]
+    outside = [module for module in outside if module not in within]
     assert loaded_by(outside) & DATABASE_SIDE == set()
 
 

@@ -1,9 +1,9 @@
-"""The report of an audit: a page that needs nothing but itself, whatever the numbers are."""
+"""The reports of audit and reconcile: pages that need nothing but themselves, whatever the numbers are."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rucola.spark.jobs import audit, charts, report
+from rucola.spark.jobs import audit, charts, reconcile_report, report
 from rucola.spark.jobs.audit import TABLES
 from rucola.spark.jobs.charts import Series
+from rucola.spark.jobs.reconcile import EXAMPLES, LISTS
 from rucola.spark.jobs.time_axis import MOST_STEPS, TimeAxis
 from rucola.spark.session import LazySession
 from support.small_store import SmallStore
@@ -94,7 +95,11 @@ def tables(hours: int, topics: int) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("content", [NOTHING, tables(1, 1), tables(50, 12), tables(500, 60)])
 def test_a_report_page_needs_no_other_file(content: dict[str, list[dict[str, Any]]]) -> None:
-    text = report.page(["/store & more"], content)
+    check_self_contained(report.page(["/store & more"], content))
+
+
+def check_self_contained(text: str) -> None:
+    """Fail unless a page loads nothing, is escaped and draws inside its pictures."""
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert not [(name, value) for name, value in page.attributes if name in ("src", "href") or name.startswith("on")]
@@ -124,6 +129,59 @@ def test_charts_show_the_counted_numbers() -> None:
     assert "15 Nov 2023 · Topic0: 20k messages" in text
     assert "And 21 more." in text
     assert "There are no messages" in report.page(["s"], NOTHING)
+
+
+def reconciled(days: int, groups: int) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
+    """Counts and oldest messages of a reconciliation with this much in it, some of it hostile."""
+    span = [date(2023, 11, 15) + timedelta(days=number) for number in range(days)]
+    counted = {"messages": 30, "oldestMs": 7_200_000}
+    counts = [
+        {"list": name, "topic": None if name == "without_stub" else "T", "group": f"<g{group}>", "day": day, **counted}
+        | {"status": None if name == "without_stub" else "SENT"}
+        for name in LISTS
+        for group in range(groups)
+        for day in span
+    ]
+    found: dict[str, list[dict[str, Any]]] = {
+        "counts": counts,
+        "stubs": [
+            {"topic": "T", "status": status, "day": day, **counted} for day in span for status in ("SENT", "VOID")
+        ],
+        "decisions": [{"decision": "RESEND", "messages": 12_345}] * bool(days),
+        "unknown": [{"list": "never_stored", "reason": "expired", "messages": 7}] * bool(days),
+    }
+    row = {
+        "messageId": "<b>ID</b>",
+        "topic": "T",
+        "brokerName": "b",
+        "queueId": 3,
+        "queueOffset": None,
+        "ageMs": 90_000,
+    }
+    reasons = {"resend": "why", "never_stored": "reason", "never_received": "state", "without_stub": "kind"}
+    examples = {name: [{**row, reasons[name]: f"because of {name}"}] * (EXAMPLES * bool(days)) for name in LISTS}
+    return found, examples
+
+
+@pytest.mark.parametrize("content", [reconciled(0, 0), reconciled(1, 1), reconciled(200, 12)])
+def test_page_of_a_reconciliation_needs_no_other_file(content: tuple[Any, Any]) -> None:
+    check_self_contained(reconcile_report.page(["/store & more"], 1_700_000_000_000, *content))
+
+
+def test_page_of_a_reconciliation_shows_counts_and_oldest_messages() -> None:
+    text = reconcile_report.page(["s"], 1_700_000_000_000, *reconciled(200, 12))
+    assert "Stubs as of 2023-11-14 22:13:20" in text
+    assert "01 Jun 2024 · &lt;g0&gt;: 30 messages" in text
+    assert "01 Jun 2024 · others: 150 messages" in text  # seven have colours of their own
+    assert "15 Nov 2023" not in text  # the latest days are drawn
+    assert "RESEND: 12,345" in text
+    assert "&lt;b&gt;ID&lt;/b&gt;" in text
+    for name in LISTS:
+        assert f"because of {name}" in text
+        assert f"And {200 * 12 * 30 - EXAMPLES:,} more, in {name}/." in text
+    assert "b, queue 3, offset ?" in text
+    assert "expired" in text
+    assert "None." in reconcile_report.page(["s"], 0, *reconciled(0, 0))
 
 
 @pytest.mark.parametrize(

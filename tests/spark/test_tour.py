@@ -15,7 +15,7 @@ from support.servers import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOUR = (DOCS / "spark-tour.md").read_text()
-PAGES = ("audit", "rebuild", "replay")
+PAGES = ("audit", "rebuild", "reconcile", "replay")
 COMMANDS = [line for page in PAGES for line in commands_of((DOCS / f"pipeline-{page}.md").read_text())]
 
 

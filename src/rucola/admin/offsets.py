@@ -7,7 +7,9 @@ members (CONSUMER_NOT_ONLINE); the offsets are then computed here and committed 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from rucola import fastjson
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import CLIENT_WAIT_MS
 from rucola.admin.requests import (
@@ -51,6 +53,24 @@ class ResetResult:
     online: bool
 
 
+class CommittedOffset(NamedTuple):
+    """The consumer offset of a group in a queue of one broker."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+def parse_committed_offsets(document: Any) -> list[CommittedOffset]:
+    """Return the offsets of a GET_ALL_CONSUMER_OFFSET body, or of config/consumerOffset.json, which has its form."""
+    found = []
+    for name, offsets in ((document or {}).get("offsetTable") or {}).items():
+        topic, _, group = name.partition("@")
+        found += [CommittedOffset(group, topic, int(queue_id), int(offset)) for queue_id, offset in offsets.items()]
+    return found
+
+
 class OffsetAdmin:
     """The part `client.offsets` of an AdminClient."""
 
@@ -79,6 +99,11 @@ class OffsetAdmin:
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
         await self._requests.invoke(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    async def all(self, address: str) -> list[CommittedOffset]:
+        """Return the consumer offsets of all groups and queues of one broker."""
+        response = await self._requests.invoke(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        return parse_committed_offsets(fastjson.loads(response.body))
 
     async def clone(self, source: str, destination: str, topic: str, *, offline: bool = False) -> None:
         """Copy the offsets of one group on a topic to another group.

@@ -1,5 +1,6 @@
 """Inspection and repair by operators, and the purge. Each function works in the caller's transaction.
 
+hasten     makes stubs due now that a program has seen, unless they have changed since; the next relay decides
 resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new send count; the next relay sends it
 confirm    for one group or all: an operator has verified the effect
 void       consumers drop the message and no relay sends it; refused if CONFIRMED, since a confirmation wins
@@ -9,7 +10,7 @@ purge      deletes, a thousand rows at a time, rows that are too old for any dup
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import (
@@ -26,6 +27,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    tuple_,
     union_all,
     update,
 )
@@ -97,6 +99,17 @@ class Stats(Unsettled, frozen=True, rename="camel"):
 
     receipts: int
     done: int
+
+
+class SeenStub(NamedTuple):
+    """What a program has seen of a stub that it wants to change."""
+
+    seq: int
+    status: str
+    sends: int
+    broker: str | None
+    queue_id: int | None
+    queue_offset: int | None
 
 
 def find(
@@ -174,6 +187,38 @@ def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -
         .where(stub.c.message_id.in_(message_ids), stub.c.status != CONFIRMED)
         .values(status=NEW, sends=0, due_at=now_ms(), error=None, broker=None, queue_id=None, queue_offset=None)
     ).rowcount
+
+
+def hasten(connection: Connection, tables: Tables, seen: Sequence[SeenStub], *, forget_position: bool = False) -> int:
+    """Make stubs due now, so that a relay decides about them at once; return how many were changed.
+
+    A stub is left alone if it is due, if a relay has claimed it, or if it has changed since it was `seen`. With
+    `forget_position`, the recorded position is known to be wrong and is removed, due or not: the relay then counts the
+    message as lost unless a group has received it.
+    """
+    stub = tables.stub
+    # NULL equals nothing, so absent values are compared as values that no stub has.
+    now_seen = tuple_(
+        stub.c.seq, stub.c.status, stub.c.sends,
+        func.coalesce(stub.c.broker, ""), func.coalesce(stub.c.queue_id, -1), func.coalesce(stub.c.queue_offset, -1),
+    )  # fmt: skip
+    expected = [
+        (each.seq, each.status, each.sends, each.broker or "", _or_absent(each.queue_id), _or_absent(each.queue_offset))
+        for each in seen
+    ]
+    is_free = (stub.c.lease_until <= now_ms()) & stub.c.due_at.is_not(None)
+    change = update(stub).where(stub.c.seq.in_([each.seq for each in seen]), now_seen.in_(expected), is_free)
+    if forget_position:
+        change = change.values(
+            due_at=case((stub.c.due_at > now_ms(), now_ms()), else_=stub.c.due_at), queue_offset=None
+        )
+    else:
+        change = change.where(stub.c.due_at > now_ms()).values(due_at=now_ms())
+    return connection.execute(change).rowcount
+
+
+def _or_absent(value: int | None) -> int:
+    return -1 if value is None else value
 
 
 def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], group: str | None = None) -> int:

@@ -192,6 +192,11 @@ def is_lost(position: Position | None, state: GroupState) -> bool:
     return committed is not None and position.queue_offset < committed <= max_offset
 
 
+def may_be_dead(position: Position | None, state: GroupState) -> bool:
+    """Return whether the dead letters of a group count: the message has left its queue, received or not."""
+    return state.received_ms_ago is not None or is_lost(position, state)
+
+
 def _hours(milliseconds: int) -> str:
     minutes = milliseconds // 60_000
     return f"{minutes // 60} h {minutes % 60} min"

@@ -15,7 +15,16 @@ from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.outages import Outages
 from rucola.reliable.outbox import awaited
-from rucola.reliable.policy import Decision, GroupProgress, GroupState, Policy, Position, SentStub, decide, is_lost
+from rucola.reliable.policy import (
+    Decision,
+    GroupProgress,
+    GroupState,
+    Policy,
+    Position,
+    SentStub,
+    decide,
+    may_be_dead,
+)
 from rucola.reliable.schema import SENT, Tables, now_ms
 from rucola.reliable.stub_claims import Outcome
 
@@ -53,8 +62,7 @@ class Checker:
                 if key not in progress:
                     progress[key] = asyncio.ensure_future(self._progress(group, position))
                 state = state._replace(progress=await progress[key])
-            # Query dead letters only if the message left the queue: it was received, or the offset has passed it.
-            if state.received_ms_ago is not None or is_lost(position, state):
+            if may_be_dead(position, state):
                 state = state._replace(dead_letters=await self._dead_letters(group, row.message_id))
             return state
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -26,7 +27,7 @@ from pyspark.errors import PySparkException
 
 from rucola import errors
 
-_RUCOLA_ERROR: Final = re.compile(r"rucola\.errors\.(\w+): (.*)")
+_RUCOLA_ERROR: Final = re.compile(r"(rucola(?:\.\w+)*\.errors)\.(\w+): (.*)")
 _SPARK_ERROR: Final = re.compile(r"SparkException: (?!Job aborted)(.*)")
 _UNREADABLE: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+\.parquet)")
 """Spark's error for a damaged Parquet file. Jobs read only Parquet files of lakes."""
@@ -97,11 +98,11 @@ def _parse_error(text: str) -> errors.MQError | None:
     found = _RUCOLA_ERROR.search(text)
     if found is None:
         return None
-    # The text has the name of the class, and its message up to the end of the line.
-    kind = getattr(errors, found[1], errors.MQError)
+    # The text has the module and name of the class, and its message up to the end of the line.
+    kind = getattr(sys.modules.get(found[1]), found[2], errors.MQError)
     # Some classes need more arguments than a message; use the nearest base class that does not.
     with_message = next(each for each in kind.__mro__ if "__init__" not in vars(each) or each is errors.MQError)
-    raised: errors.MQError = with_message(found[2].strip())
+    raised: errors.MQError = with_message(found[3].strip())
     return raised
 
 

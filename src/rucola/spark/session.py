@@ -167,15 +167,24 @@ class LazySession:
     `use_spark` overrides the size: True runs every job in Spark, False none. With a `master`, or under spark-submit,
     every job with anything to read runs in Spark.
 
-    Raises ConfigError if a master is given together with `use_spark=False`.
+    `configuration` is passed to `local_session`. Raises ConfigError if a master is given together with
+    `use_spark=False`.
     """
 
-    def __init__(self, app_name: str, master: str | None = None, *, use_spark: bool | None = None) -> None:
+    def __init__(
+        self,
+        app_name: str,
+        master: str | None = None,
+        *,
+        use_spark: bool | None = None,
+        configuration: Mapping[str, str] | None = None,
+    ) -> None:
         if master is not None and use_spark is False:
             raise ConfigError(f"a job without Spark has no master; leave out the master {master}, or use Spark")
         self._app_name = app_name
         self._master = master
         self._use_spark = use_spark
+        self._configuration = configuration
         self.session: SparkSession | None = None
         """The session once it was created."""
         self.is_starting = False
@@ -193,7 +202,9 @@ class LazySession:
         if self.session is None:
             self.is_starting = True
             try:
-                self.session = local_session(self._app_name, master=self._master, keep_interrupt_handler=True)
+                self.session = local_session(
+                    self._app_name, master=self._master, configuration=self._configuration, keep_interrupt_handler=True
+                )
             finally:
                 self.is_starting = False
         return self.session

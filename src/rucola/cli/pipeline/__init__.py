@@ -23,6 +23,7 @@ COMMANDS = {
     "audit": "audit",
     "replay": "replay",
     "rebuild": "rebuild",
+    "reconcile": "reconcile",
 }
 """The module of each command, in the order of `--help`."""
 
@@ -56,4 +57,5 @@ def pipeline() -> None:
       rucola pipeline archive --store data --out lake
       rucola pipeline search --lake lake -k order-4711
       rucola pipeline audit --from lake --out audit
+      rucola pipeline reconcile -d sqlite:///shop.db -n localhost:9876 --out reconciled
     """

@@ -1,13 +1,14 @@
 """`rucola reliable`: outbox tables, relay service, and operations on single messages.
 
-`service` holds init, migrate, relay and purge; `messages` and `show` the commands about messages; `command` shared
-options.
+`service` holds init, migrate, relay and purge; `messages` and `show` the commands about messages; `export` its command;
+`command` shared options.
 """
 
 from __future__ import annotations
 
 import click
 
+from rucola.cli.reliable.export import export
 from rucola.cli.reliable.messages import confirm, list_, resend, stats, void
 from rucola.cli.reliable.service import init, migrate, purge, relay
 from rucola.cli.reliable.show import show
@@ -33,5 +34,5 @@ def reliable() -> None:
     """
 
 
-for command in (init, migrate, relay, list_, show, resend, confirm, void, stats, purge):
+for command in (init, migrate, relay, list_, show, resend, confirm, void, stats, purge, export):
     reliable.add_command(command)

@@ -41,7 +41,7 @@ from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
 from rucola.spark.error_translation import translate_spark_errors
-from rucola.spark.jobs import audit_tables, report
+from rucola.spark.jobs import audit_tables, report, store_offsets
 from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
@@ -399,11 +399,6 @@ def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str
     """Yield the committed offset of each group and queue of a store; nothing for a lake."""
     if not is_store(source):
         return
-    with StoreReader(source) as reader:
-        table = (reader.config("consumerOffset") or {}).get("offsetTable", {})
-    for name, offsets in table.items():
-        topic, _, group = name.partition("@")
-        if is_system_topic(topic) or (selection.topics is not None and topic not in selection.topics):
-            continue
-        for queue_id, committed in offsets.items():
-            yield str(source.absolute()), group, topic, int(queue_id), int(committed)
+    for group, topic, queue_id, committed in store_offsets.read(source):
+        if not is_system_topic(topic) and (selection.topics is None or topic in selection.topics):
+            yield str(source.absolute()), group, topic, queue_id, committed

@@ -1,4 +1,4 @@
-"""Databases for the tests of this room: servers started once a run, tables of its own for every test."""
+"""Databases for tests, as a plugin of pytest: servers started once a run, tables of its own for every test."""
 
 from __future__ import annotations
 

@@ -1,0 +1,106 @@
+"""Tables read in ranges of an indexed column, so that several processes share a scan and each needs little memory.
+
+    stub       by `seq`
+    receipt    by `received_at`
+    done       by `done_at`
+
+No value of these columns ever changes, so a row that exists during the whole scan is read exactly once. Rows that are
+inserted meanwhile may be missed, rows that are changed are read before or after the change: the ranges are no snapshot.
+Message contents are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Column, Connection, Select, func, make_url, select
+
+from rucola.reliable.schema import Tables
+
+RANGE_ROWS: Final = 200_000
+MOST_RANGES: Final = 4096
+FETCH_ROWS: Final = 10_000
+
+COLUMNS: Final = {
+    "stub": (
+        *("seq", "message_id", "topic", "shard_key", "delay_ms", "status", "awaiting", "sends", "broker", "queue_id"),
+        *("queue_offset", "dead_letters", "lease_until", "due_at", "created_at", "confirmed_at"),
+    ),
+    "receipt": ("message_id", "consumer_group", "broker", "queue_id", "queue_offset", "received_at"),
+    "done": ("message_id", "consumer_group", "done_at"),
+}
+"""The columns that are read from each table."""
+
+_KEYS: Final = {"stub": "seq", "receipt": "received_at", "done": "done_at"}
+
+
+class TableRange(NamedTuple):
+    """Rows of a table whose key is at least `begin` and less than `end`; None is unbounded."""
+
+    table: str
+    begin: int | None
+    end: int | None
+
+
+def plan(connection: Connection, tables: Tables, table: str, range_rows: int = RANGE_ROWS) -> list[TableRange]:
+    """Return ranges of about `range_rows` rows that cover a table without overlap."""
+    bounds = _steps(connection, tables, range_rows) if table == "stub" else _walk(connection, tables, table, range_rows)
+    edges = [None, *bounds, None]
+    return [TableRange(table, begin, end) for begin, end in pairwise(edges)]
+
+
+def query(tables: Tables, part: TableRange) -> Select[Any]:
+    """Return the SELECT of the rows of a range."""
+    key = _key(tables, part.table)
+    rows = select(*(key.table.c[name] for name in COLUMNS[part.table]))
+    if part.begin is not None:
+        rows = rows.where(key >= part.begin)
+    return rows if part.end is None else rows.where(key < part.end)
+
+
+def read(connection: Connection, tables: Tables, part: TableRange) -> Iterator[Sequence[Sequence[Any]]]:
+    """Yield the rows of a range, `FETCH_ROWS` at a time, through a cursor of the server."""
+    streaming = connection.execution_options(yield_per=FETCH_ROWS)
+    yield from streaming.execute(query(tables, part)).partitions()
+
+
+def absolute_url(url: str) -> str:
+    """Return a URL that names the same database in a process with another working directory."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith((":", "file:")):
+        parsed = parsed.set(database=str(Path(parsed.database).absolute()))
+    return parsed.render_as_string(hide_password=False)
+
+
+def _steps(connection: Connection, tables: Tables, range_rows: int) -> list[int]:
+    """Return bounds at equal distances: `seq` is dense, and counting rows would scan InnoDB's clustered index."""
+    seq = tables.stub.c.seq
+    first, last = connection.execute(select(func.min(seq), func.max(seq))).one()
+    if first is None:
+        return []
+    step = max(range_rows, (last - first) // MOST_RANGES + 1)
+    return list(range(first + step, last + 1, step))
+
+
+def _walk(connection: Connection, tables: Tables, table: str, range_rows: int) -> list[int]:
+    """Return every `range_rows`-th key, from an index-only scan: times may be spread unevenly."""
+    key = _key(tables, table)
+    bounds: list[int] = []
+    above = connection.scalar(select(func.min(key)))
+    while above is not None and len(bounds) < MOST_RANGES:
+        bound = connection.scalar(select(key).where(key >= above).order_by(key).limit(1).offset(range_rows))
+        if bound is not None and bound <= above:  # more than `range_rows` rows with one key stay together
+            bound = connection.scalar(select(func.min(key)).where(key > above))
+        if bound is not None:
+            bounds.append(bound)
+        above = bound
+    return bounds
+
+
+def _key(tables: Tables, table: str) -> Column[Any]:
+    of: dict[str, Any] = {"stub": tables.stub, "receipt": tables.receipt, "done": tables.done}
+    column: Column[Any] = of[table].c[_KEYS[table]]
+    return column

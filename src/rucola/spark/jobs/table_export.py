@@ -1,0 +1,327 @@
+"""Parquet export of the reliability tables `stub`, `receipt` and `done`, without message contents.
+
+    DIR/offset/*.parquet     the consumer offsets, read first
+    DIR/receipt/*.parquet
+    DIR/done/*.parquet
+    DIR/stub/*.parquet       read last
+    DIR/export.json          the database's clock when the stubs were read; marks a complete export
+
+An export is not a snapshot, because one transaction of that length would keep the database from removing old row
+versions. Its order makes up for that:
+
+1. A message below a group's offset was delivered before: the group has a receipt of it, or it is done.
+2. A consumer deletes the receipt in the transaction that inserts `done` and confirms the stub. Receipts are read before
+   stubs, so a receipt that is missing because the message was just done belongs to a confirmed stub.
+
+Therefore no stub appears unconfirmed, passed by the group's offset and without receipt, unless it is lost.
+
+`write` exports in this process with bounded memory, `write_in_spark` in parallel tasks, which use Spark's JDBC reader
+for a `jdbc:` URL. `load` reads an export.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import BigInteger, Connection, Dialect, Integer, func, select
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rucola.errors import ConfigError, StoreError
+from rucola.files import replace_file
+from rucola.reliable import ReliableError, Tables, migration, table_ranges
+from rucola.reliable.database import engine_of
+from rucola.reliable.schema import now_ms
+from rucola.reliable.table_ranges import COLUMNS, TableRange
+from rucola.spark.error_translation import without_tracebacks
+from rucola.spark.jobs.progress import ProgressCallback
+from rucola.spark.jobs.reconciled_log import COMMITS, Commit
+
+ORDER: Final = ("receipt", "done", "stub")
+"""The tables in the order in which they are read."""
+
+OFFSET: Final = "offset"
+
+MARK: Final = "export.json"
+JDBC: Final = "jdbc:"
+
+_COMMITS: Final = pa.schema(
+    [
+        ("brokerName", pa.string()),
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("queueId", pa.int32()),
+        ("committed", pa.int64()),
+    ]
+)
+_TASK: Final = "number int, part binary"
+_ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
+_DIALECTS: Final = {
+    "postgresql": (postgresql, "org.postgresql.Driver"),
+    "mariadb": (mysql, "org.mariadb.jdbc.Driver"),
+}
+"""For each kind of `jdbc:` URL the dialect of its SQL and the driver's class."""
+
+_JDBC_TASKS: Final = 8
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A database with reliability tables: its SQLAlchemy or `jdbc:` URL, the tables' prefix and schema."""
+
+    url: str
+    prefix: str = "rucola_"
+    schema: str | None = None
+
+    @property
+    def is_jdbc(self) -> bool:
+        """Whether Spark's JDBC reader has to read it."""
+        return self.url.startswith(JDBC)
+
+    @property
+    def tables(self) -> Tables:
+        """The tables. ReliableError for an invalid prefix."""
+        return Tables(self.prefix, self.schema)
+
+
+class ExportMark(msgspec.Struct, frozen=True, rename="camel"):
+    """The contents of export.json."""
+
+    read_at: int
+    """Time by the database's clock, in milliseconds since 1970, before the first stub was read."""
+    format: int = 1
+
+
+def source_of(source: TableSource, is_written: bool = False) -> TableSource:
+    """Return a source whose prefix and URL are valid; with `is_written` one that can change stubs.
+
+    Does not connect. Raises ReliableError otherwise.
+    """
+    source.tables  # noqa: B018 - raises for an invalid prefix
+    if not source.is_jdbc:
+        engine_of(source.url)
+    elif is_written:
+        raise ReliableError("stubs are changed through SQLAlchemy: give its URL of the database")
+    return source
+
+
+def ddl(table: str) -> str:
+    """Return the columns of an exported table as DDL of Spark SQL."""
+    return ", ".join(f"{name} {kind}" for name, kind in _types(table).items())
+
+
+def _types(table: str) -> dict[str, str]:
+    tables = Tables()
+    columns = {"stub": tables.stub, "receipt": tables.receipt, "done": tables.done}[table].c
+    kinds = {name: columns[name].type for name in COLUMNS[table]}
+    return {
+        name: "bigint" if isinstance(kind, BigInteger) else "int" if isinstance(kind, Integer) else "string"
+        for name, kind in kinds.items()
+    }
+
+
+def _schema(table: str) -> pa.Schema:
+    return pa.schema([(name, _ARROW[kind]) for name, kind in _types(table).items()])
+
+
+def check_target(directory: Path) -> None:
+    """Raise ConfigError unless a directory is absent or empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{directory} is not empty: name a new directory for the export")
+
+
+def write(
+    source: TableSource,
+    directory: Path,
+    commits: Callable[[], Sequence[Commit]] = list,
+    progress: ProgressCallback | None = None,
+) -> dict[str, int]:
+    """Export the tables in this process; return the number of rows by table.
+
+    `commits` reads the consumer offsets; without them, no message counts as passed. Memory is bounded by one
+    fetch of rows. Raises ConfigError if the directory is not empty, SchemaError if the tables are missing or of another
+    version.
+    """
+    check_target(directory)
+    if source.is_jdbc:
+        raise ConfigError("an export needs a URL of SQLAlchemy, as the other commands of `rucola reliable`")
+    tables, counts = source.tables, dict.fromkeys(ORDER, 0)
+    _write_commits(directory, commits())
+    parts = {table: _plan(source, table) for table in ORDER}
+    done, total = 0, sum(map(len, parts.values()))
+    read_at = 0
+    for table in ORDER:
+        (directory / table).mkdir(parents=True)
+        read_at = _clock(source)
+        with (
+            pq.ParquetWriter(directory / table / "part-00000.parquet", _schema(table)) as target,
+            connected(source) as connection,
+        ):
+            for part in parts[table]:
+                for batch in _batches(connection, tables, part):
+                    target.write_batch(batch)
+                    counts[table] += batch.num_rows
+                connection.commit()  # a transaction must not outlive its range
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+    _finish(directory, read_at)
+    return counts
+
+
+def write_in_spark(
+    session: SparkSession,
+    sources: Mapping[str, Sequence[TableSource]],
+    directory: Path,
+    commits: Callable[[], Sequence[Commit]],
+) -> None:
+    """Export tables in Spark tasks, which connect to the databases; `sources` has the databases of each table."""
+    read_at = 0
+    _write_commits(directory, commits())
+    for table in ORDER:
+        read_at = _read_at(session, sources["stub"][0])
+        for number, source in enumerate(sources[table]):
+            frame = _jdbc_frame(session, source, table) if source.is_jdbc else _frame(session, source, table)
+            frame.write.mode("append" if number else "error").parquet(str(directory / table))
+    _finish(directory, read_at)
+
+
+def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], int]:
+    """Return the tables and offsets of an export, and the database's time when its stubs were read.
+
+    Raises StoreError if there is no complete export.
+    """
+    directory = directory.absolute()
+    mark = directory / MARK
+    try:
+        read = msgspec.json.decode(mark.read_bytes(), type=ExportMark)
+    except FileNotFoundError:
+        raise StoreError(
+            f"{directory} is no complete export: it has no {MARK}; write one with `rucola reliable export DIR`"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{mark} is damaged: {error}; write the export again") from None
+    columns = {table: ddl(table) for table in ORDER} | {OFFSET: COMMITS}
+    frames = {name: session.read.schema(kind).parquet(str(directory / name)) for name, kind in columns.items()}
+    return frames, read.read_at
+
+
+def _write_commits(directory: Path, commits: Sequence[Commit]) -> None:
+    # A broker that is read twice, as a store and live, has one offset: the smaller one, which was read first.
+    unique: dict[tuple[str, str, str, int], int] = {}
+    for *queue, committed in commits:
+        key: Any = tuple(queue)
+        unique[key] = min(committed, unique.get(key, committed))
+    columns = list(zip(*((*key, committed) for key, committed in unique.items()), strict=True)) or [()] * 5
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, _COMMITS, strict=True)]
+    (directory / OFFSET).mkdir(parents=True)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=_COMMITS), directory / OFFSET / "part-00000.parquet")
+
+
+def _finish(directory: Path, read_at: int) -> None:
+    replace_file(directory / MARK, msgspec.json.encode(ExportMark(read_at)))
+
+
+@contextmanager
+def connected(source: TableSource) -> Iterator[Connection]:
+    """Connect; errors of the database become ReliableErrors. The caller commits."""
+    engine = engine_of(source.url)
+    if isinstance(engine, AsyncEngine):
+        raise ReliableError("an asyncio driver cannot be used here: name one such as psycopg, pymysql or sqlite3")
+    try:
+        if engine.dialect.name != "sqlite":  # as in `Database`
+            engine = engine.execution_options(isolation_level="READ COMMITTED")
+        with engine.connect() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise ReliableError(f"database error: {error.orig}") from None
+    finally:
+        engine.dispose()
+
+
+def _clock(source: TableSource) -> int:
+    with connected(source) as connection:
+        return int(connection.scalar(select(now_ms())) or 0)
+
+
+def _plan(source: TableSource, table: str) -> list[TableRange]:
+    with connected(source) as connection:
+        migration.check(connection, source.tables)
+        return table_ranges.plan(connection, source.tables, table)
+
+
+def _batches(connection: Connection, tables: Tables, part: TableRange) -> Iterator[pa.RecordBatch]:
+    schema = _schema(part.table)
+    for rows in table_ranges.read(connection, tables, part):
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
+    """Return a table as a DataFrame with one task per range."""
+    parts = [(number, pickle.dumps(part)) for number, part in enumerate(_plan(source, table))]
+    tasks = session.createDataFrame(parts, _TASK).repartitionById(len(parts), "number")
+    # Workers may run in another directory, and the URL with its password stays out of the rows and of query plans.
+    there = TableSource(table_ranges.absolute_url(source.url), source.prefix, source.schema)
+    return tasks.mapInArrow(_RangeReader(there).read, ddl(table))
+
+
+@without_tracebacks
+class _RangeReader:
+    """Reader of ranges in Spark's workers."""
+
+    def __init__(self, source: TableSource) -> None:
+        self._source = source
+
+    def read(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = self._source.tables
+        for batch in tasks:
+            for pickled in batch["part"].to_pylist():
+                with connected(self._source) as connection:
+                    yield from _batches(connection, tables, pickle.loads(pickled))
+
+
+def _read_at(session: SparkSession, source: TableSource) -> int:
+    if not source.is_jdbc:
+        return _clock(source)
+    return int(_jdbc(session, source, select(now_ms().label("now"))).load().collect()[0][0])
+
+
+def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
+    """Return a table read by Spark's JDBC reader, in tasks that share the range of its key evenly."""
+    whole = TableRange(table, None, None)
+    query = table_ranges.query(source.tables, whole)
+    key = {"stub": "seq", "receipt": "received_at", "done": "done_at"}[table]
+    column = query.subquery("rows").c[key]
+    bounds = select(func.min(column).label("least"), func.max(column).label("most"))
+    least, most = _jdbc(session, source, bounds).load().collect()[0]
+    rows = _jdbc(session, source, query)
+    if least is not None and most > least:
+        rows = rows.options(partitionColumn=key, lowerBound=least, upperBound=most, numPartitions=_JDBC_TASKS)
+    frame: DataFrame = rows.load()
+    return frame.selectExpr(*(f"CAST({name} AS {kind}) AS {name}" for name, kind in _types(table).items()))
+
+
+def _jdbc(session: SparkSession, source: TableSource, query: Any) -> Any:
+    kind = source.url.removeprefix(JDBC).split(":")[0]
+    if kind not in _DIALECTS:
+        raise ConfigError(
+            f"jdbc:{kind} is not supported: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME"
+        )
+    module, driver = _DIALECTS[kind]
+    dialect: Dialect = module.dialect()
+    sql = str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    return session.read.format("jdbc").options(
+        url=source.url, driver=driver, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS
+    )
