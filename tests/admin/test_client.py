@@ -152,5 +152,5 @@ async def test_a_client_without_a_reachable_name_server_raises(tmp_path: Path) -
     async with AdminClient(address) as admin:
         with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
             await admin.topics.names()
-    with pytest.raises(ConfigError, match="no name server is given"):
+    with pytest.raises(ConfigError, match="names no name server"):
         AdminClient(" ; ")

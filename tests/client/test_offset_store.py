@@ -123,4 +123,5 @@ async def test_an_unwritable_directory_is_logged_and_retried(tmp_path: Path, cap
     (tmp_path / "me").unlink()
     await offsets.commit(own)
     assert own.committed == 3
-    assert "could not be written" in caplog.text
+    assert "offsets.json failed, retrying" in caplog.text
+    assert "works again" in caplog.text

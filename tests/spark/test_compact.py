@@ -88,7 +88,7 @@ def test_the_number_of_runs_stays_small() -> None:
     for number in range(4000):
         sizes[number] = 1000 + number * 7919 % 30_000
         written += sizes[number]
-        merged = runs_to_merge([KeyFile("", run, count, 0, 0, 0) for run, count in sizes.items()])
+        merged = runs_to_merge([KeyFile(f"{run}", run, count, 0, 0, 0) for run, count in sizes.items()])
         if merged:
             sizes[number] = sum(sizes.pop(run) for run in merged)
             written += sizes[number]

@@ -113,10 +113,10 @@ async def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> N
     async with cluster(tmp_path) as running:
         await running.create_topic(await running.start_broker(), "T")
         async with Producer("senders", running.namesrv) as producer:
-            for tag in ("A", "A || B", "*"):
+            for tag in ("A", " A ", "*"):
                 await producer.send(Message("T", tag.encode(), tags=tag))
         options = parse_read_options({"nameServer": running.namesrv, "subscribe": "T", "pushFilters": "true"})
-        for tag in ("A || B", "*", "A"):
+        for tag in (" A ", "*", "A"):
             narrowed = RocketMQPushdownReader(options, ("body",))
             assert narrowed.pushFilters([EqualTo(("tags",), tag)]) == []
             (part,) = await asyncio.to_thread(narrowed.partitions)

@@ -235,11 +235,7 @@ def grep(
         for message in grep_store(reader, query, progress):
             count += 1
             if table:
-                position = message.topic, message.queue_id, message.queue_offset, message.physical_offset
-                time = time_text(message.store_timestamp)
-                rows.append(
-                    (message.msg_id, *position, time, message.tags or "", message.keys or "", *_match(query, message))
-                )
+                rows.append(_table_row(message, query))
             elif view is not None and not as_json:
                 click.echo(_block(message, query, view))
             else:
@@ -250,6 +246,12 @@ def grep(
         names = ("#MsgId", "#Topic", "#QID", "#Offset", "#Physical Offset", "#Store Time", "#Tags", "#Keys")
         print_table((*names, *["#Match"] * query.searches_bodies), rows)
     ctx.exit(0 if count else 1)
+
+
+def _table_row(message: MessageExt, query: SearchQuery) -> tuple[object, ...]:
+    position = message.topic, message.queue_id, message.queue_offset, message.physical_offset
+    time = time_text(message.store_timestamp)
+    return message.msg_id, *position, time, message.tags or "", message.keys or "", *_match(query, message)
 
 
 def _match(query: SearchQuery, message: MessageExt) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ class ProducerKeywords(TypedDict, total=False):
     retry_times: int
     compress_threshold: int
     max_message_size: int
+    max_delay_level: int
     retry_another_broker_when_not_store_ok: bool
     latency_fault_tolerance: bool
     trace: SendTrace | None
