@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "Rucola"
-version = version("rucola")
+version = version("rucola-mq")
 release = version
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "reference"]
 exclude_patterns = ["extensions"]

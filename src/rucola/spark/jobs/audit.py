@@ -221,7 +221,10 @@ def _step_ms(topics: pa.Table) -> int:
     """Return the step of the timeline, from the table `topics`."""
     if not len(topics):
         return TimeAxis(0, 0).step_ms
-    return TimeAxis.between(pc.min(topics["first"]).as_py(), pc.max(topics["last"]).as_py()).step_ms
+    # As integers: Arrow loads pandas to convert a timestamp with a time zone to Python.
+    first, last = pc.min(topics["first"]), pc.max(topics["last"])
+    begin_ms, end_ms = (each.cast(pa.timestamp("ms", "UTC"), safe=False).value for each in (first, last))
+    return TimeAxis(begin_ms, end_ms).step_ms
 
 
 def _born_to_store() -> Column:
