@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rucola import settings
-from rucola.broker.config import BrokerConfig
+from rucola.broker.config import BrokerConfig, from_properties
+from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
 from rucola.store.config import StoreConfig
 from support.recorded_frames import decode, exchanges
@@ -41,3 +44,11 @@ def test_every_default_equals_apaches_except_the_documented_one(golden: Path) ->
         assert {name for name in ours if name in theirs and ours[name] != theirs[name]} - OF_THE_PLACE == set(DIFFERENT)
         assert len(ours.keys() & theirs.keys()) > 50
     assert {name: ours[name] for name in DIFFERENT} == DIFFERENT
+
+
+@pytest.mark.parametrize("key", ["aclEnable", "enableDLegerCommitLog"])
+def test_a_switch_that_promises_what_the_broker_does_not_do_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=true: .*remove the key, or set it to false"):
+        from_properties({key: "true"})
+    _, _, unused = from_properties({key: "false"})
+    assert unused == [key]

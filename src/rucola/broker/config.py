@@ -59,6 +59,12 @@ _UNUSED: Final = """
 WITHOUT_EFFECT: Final = frozenset(_UNUSED.split()) | NETTY_CLIENT_KEYS | NETTY_SERVER_KEYS
 """Keys of Apache's broker.conf that have no meaning here."""
 
+_REFUSED: Final = {
+    "aclEnable": "there is no access control, and the broker would serve everyone",
+    "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
+}
+"""Switches of Apache's broker.conf that promise what this broker does not do, and the consequence of ignoring them."""
+
 
 class MetricsExporterType(Enum):
     """Export of metrics."""
@@ -258,6 +264,9 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     for an invalid value or an unknown key.
     """
     unused = settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, properties)
+    for key, consequence in _REFUSED.items():
+        if properties.get(key, "").strip().lower() == "true":
+            raise ConfigError(f"{key}=true: {consequence}; remove the key, or set it to false")
     broker = settings.fill(BrokerConfig, properties, **_fields_of(BrokerConfig, defaults))
     for address in broker.namesrv_addresses:
         try:
