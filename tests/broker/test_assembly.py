@@ -20,6 +20,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.remoting.client import RemotingClient
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
+from support.waiting import until
 
 HOST = "127.0.0.1"
 
@@ -39,12 +40,17 @@ def broker(path: Path, **settings: Any) -> Broker:
     return Broker(config, StoreConfig(path, mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1000))
 
 
+def threads_of(path: Path) -> list[str]:
+    """Return the names of the threads that serve a store. Other brokers of this process have threads, too."""
+    return [thread.name for thread in threading.enumerate() if str(path) in thread.name]
+
+
 async def assert_start_fails_and_releases(path: Path, failing: Broker, error: type[MQError]) -> None:
     """Assert that a start raises `error`, ends its tasks and threads, and unlocks the store."""
     with pytest.raises(error):
         await failing.start()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("flush", "checkpoint"))]
+    assert threads_of(path) == []
     with socket.create_server((HOST, failing.config.listen_port)):
         pass
 
@@ -100,10 +106,12 @@ async def test_an_opened_broker_has_no_port_and_records_the_one_it_binds(tmp_pat
     assert check(tmp_path) == []
 
 
-async def test_a_stop_ends_all_tasks_and_the_broker_can_start_again(tmp_path: Path) -> None:
+async def test_a_stop_ends_all_tasks_and_threads_and_the_broker_can_start_again(tmp_path: Path) -> None:
     stopped = broker(tmp_path)
     for _ in range(2):
         await stopped.start()
+        await until(lambda: len(threads_of(tmp_path)) == 2)
         await stopped.stop()
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert threads_of(tmp_path) == []
     assert check(tmp_path) == []

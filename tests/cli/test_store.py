@@ -19,7 +19,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
+from rucola.store.message_store import MessageStore
 from support.servers import RUCOLA
+from support.stores import config
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,15 @@ def test_a_directory_without_a_store_is_an_error(tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert result.stdout == ""
         assert f"{tmp_path} is not a store directory" in result.stderr
+
+
+def test_a_store_before_its_first_message_is_clean(tmp_path: Path) -> None:
+    with MessageStore(config(tmp_path)):
+        assert {path.name for path in tmp_path.iterdir()} == {"abort", "lock"}
+        served = CliRunner().invoke(main, ["store", "check", str(tmp_path)])
+        assert (served.exit_code, served.stdout) == (0, f"{tmp_path} is clean, as far as it was checked\n")
+    closed = CliRunner().invoke(main, ["store", "check", str(tmp_path)])
+    assert (closed.exit_code, closed.stdout) == (0, f"{tmp_path} is clean\n")
 
 
 # stat, grep, rebuild, repair ------------------------------------------------------------------------------------------

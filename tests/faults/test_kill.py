@@ -178,7 +178,8 @@ def test_store_killed_before_any_line_of_the_engine_recovers(tmp_path: Path, mon
     first = begin(begun)
     # Once before counting: the first run fills caches, so later runs execute fewer lines.
     use(config(shutil.copytree(begun, tmp_path / "first")), lambda *numbers: None)
-    lines_of(lambda: use(config(shutil.copytree(begun, tmp_path / "whole")), lambda *numbers: None), note)
+    whole = config(shutil.copytree(begun, tmp_path / "whole"))  # made before counting, as in `die_at`
+    lines_of(lambda: use(whole, lambda *numbers: None), note)
     random = Random(1)
     # Of all the lines that were run some, each at one of the times at which it was.
     for line in sorted({random.choice(counts) for counts in random.sample(list(seen.values()), 350)}):

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
@@ -213,6 +214,8 @@ any_header = st.one_of(
 
 
 @given(st.lists(st.tuples(any_header, st.binary(max_size=4), st.sampled_from([0, 0, 1, 2, 255])), max_size=6))
+@example([(b'{"code": null, "version": [Infinity], "opaque": 0}', b"", 0)])
+@example([(b'{"code": null, "other": NaN, "opaque": 7}', b"", 0)])
 def test_every_frame_with_a_valid_length_is_one_command(parts: list[tuple[bytes, bytes, int]]) -> None:
     """For any content of its header; its opaque is known if it is readable."""
     commands = FrameDecoder().receive_data(b"".join(frame(*part) for part in parts) + BINARY)
@@ -228,6 +231,11 @@ def test_every_frame_with_a_valid_length_is_one_command(parts: list[tuple[bytes,
         decode(command.response(0).encode())
 
 
+def refuse(constant: str) -> NoReturn:
+    """Refuse Infinity and NaN, which Python reads and writes, and JSON does not have."""
+    raise ValueError(constant)
+
+
 def opaque_of(header: bytes, serializer: int) -> int | None:
     """Return the opaque in a header, or None."""
     if serializer == 1:
@@ -235,7 +243,7 @@ def opaque_of(header: bytes, serializer: int) -> int | None:
     if serializer:
         return None
     try:
-        value = json.loads(header)["opaque"]
+        value = json.loads(header, parse_constant=refuse)["opaque"]
         number = int(value)
     except (ValueError, LookupError, TypeError, OverflowError):
         return None

@@ -57,7 +57,6 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
         ("search --lake EMPTY -t T", "EMPTY is not a lake"),
         ("audit --from STORE --from EMPTY", "EMPTY is neither a store directory nor a lake"),
         ("audit --from STORE -t Nope", "topic 'Nope' is not in STORE, which holds T"),
-        ("rebuild EMPTY", "EMPTY is not a store directory"),
         ("rebuild STORE --out STORE", "STORE is not empty"),
         ("replay --from EMPTY --dry-run", "EMPTY is neither a store directory nor a lake"),
         ("replay --from STORE -t Nope --dry-run", "topic 'Nope' is not in STORE, which holds T"),
@@ -80,6 +79,12 @@ def test_invalid_options_are_refused_before_spark_starts(
     assert result.stderr.startswith("Error: ")
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_rebuild_of_another_directory_is_a_wrong_command_line(no_session: None, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["pipeline", "rebuild", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"{tmp_path} is not a store directory" in result.stderr
 
 
 def test_a_live_archive_names_the_brokers_it_leaves_out(no_session: None, tmp_path: Path) -> None:

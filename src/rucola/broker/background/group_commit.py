@@ -34,8 +34,9 @@ class GroupCommit:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self._thread = ThreadPoolExecutor(1, "flush")
-        self._checkpoint_thread = ThreadPoolExecutor(1, "checkpoint")
+        root = store.config.store_path_root_dir
+        self._thread = ThreadPoolExecutor(1, f"flush of {root}")
+        self._checkpoint_thread = ThreadPoolExecutor(1, f"checkpoint of {root}")
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiter that the next flush will serve."""
         self._running: asyncio.Task[None] | None = None

@@ -13,8 +13,8 @@ from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
 from rucola.store.tools.rebuild import detect_config
 
-STORE_ENTRIES = ("commitlog", "config", "checkpoint")
-"""Entries of a store directory; at least one remains even in a badly damaged store."""
+STORE_ENTRIES = ("commitlog", "config", "checkpoint", "lock")
+"""Entries of a store directory; at least one remains even in a badly damaged store. A new one has `lock`."""
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
