@@ -462,10 +462,10 @@ async def test_outage_of_the_database_makes_the_relay_pause_longer_and_log_two_l
                 await proxy.accept()
                 await until(lambda: statuses(server_db) == {"CONFIRMED": 1000})
                 proxy.refuse()  # closing works without a database
-    # The first failure may be that of an open connection, which is no attempt to connect.
+    # The first failure may be that of an open connection, which is no attempt; the third attempt may succeed.
     first, second, third = attempts_s[:3]
     assert second - first >= FIRST_PAUSE_S
     assert third - second >= 2 * FIRST_PAUSE_S
     begin, end = (record.message for record in caplog.records if record.message.startswith("the database"))
     assert begin.startswith("the database failed, retrying: ")
-    assert re.fullmatch(r"the database: works again after \d+ s, [3-9] failures", end)
+    assert re.fullmatch(r"the database: works again after \d+ s, [2-9] failures", end)
