@@ -67,9 +67,8 @@ class World:
         self.tables = tables
         self.engine = engine
         self.keys = keys
-        self.listener = _SyncListener(
-            lambda message, session: None, engine, None, _Options(GROUP, tables, keys, 1000, UnknownMessage.PROCESS)
-        )
+        options = _Options(GROUP, tables, keys, 1000, UnknownMessage.PROCESS, transaction=None)
+        self.listener = _SyncListener(lambda message, session: None, engine, None, options)
         self.listener._is_checked = True
 
     def reset(self) -> None:
@@ -148,7 +147,7 @@ class Worker:
                 session.execute(insert(EFFECT).values(message_id=self.message_id))
                 if self.fails:
                     raise ListenerFails
-                result = self._world.listener._finish(session, step.arguments[1])
+                result = self._world.listener._finish_session(session, step.arguments[1])
                 session.commit()
                 if self.loses_commit:
                     raise ListenerFails("the server closed the connection unexpectedly")
