@@ -164,8 +164,8 @@ def make_scenario(db: OutboxDatabase, folder: Path) -> LogSources:
     store = SmallStore(folder / "store")
     for number in range(5):  # one file of the log, which expires
         store.put(queue_id=0, body=bytes(710), at_ms=now - HOUR_MS, UNIQ_KEY=f"X{number}")
-    for number, ago_ms in ((5, HOUR_MS), (6, HOUR_MS), (7, HOUR_MS), (8, HOUR_MS), (9, HOUR_MS), (10, HOUR_MS), (11, 0)):
-        store.put(queue_id=0, at_ms=now - ago_ms, UNIQ_KEY=f"M{number}")
+    for number in range(5, 12):
+        store.put(queue_id=0, at_ms=now if number == 11 else now - HOUR_MS, UNIQ_KEY=f"M{number}")
     store.put(queue_id=2, at_ms=now - LEAST_PURGE_AFTER_MS - HOUR_MS, UNIQ_KEY="OLD")
     store.put("Others", at_ms=now - HOUR_MS, UNIQ_KEY="FOREIGN")
     store.put("%RETRY%billing", at_ms=now - HOUR_MS, UNIQ_KEY="M6")
