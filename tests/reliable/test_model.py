@@ -4,11 +4,20 @@ The steps are the listener's own (`_steps`), performed one by one on a real SQLi
 each run the message is delivered once more, as a broker does with what was not acknowledged. Then the effect is there
 once and the stub is confirmed, or an operator voided it in time and there is no effect; nothing is left over.
 
-Each test prints how many runs there were and how the message ended.
+Each test prints how many runs there were and how the message ended (`pytest -rP`). There are 3,839 in all:
+
+| claims | events, each at any point and at most once | runs | CONFIRMED | VOID |
+|---|---|---|---|---|
+| database alone | crash, end of leases | 788 | 788 | |
+| database alone | an operator voids the message | 342 | 52 | 290 |
+| database alone | a commit is applied and reports an error | 441 | 441 | |
+| with Redis | crash | 237 | 237 | |
+| with Redis | end of leases | 2,031 | 2,031 | |
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -116,7 +125,10 @@ CASES = {
 
 
 @pytest.mark.parametrize(("keys", "events", "least"), CASES.values(), ids=CASES)
-def test_every_interleaving_has_one_effect(keys: Keys | None, events: set[str], least: int) -> None:
+def test_every_interleaving_has_one_effect(
+    keys: Keys | None, events: set[str], least: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "rucola.reliable")  # else a warning per failed commit
     world = make_world(keys)
     counts = Counter(run(world, schedule, events) for schedule in Schedules())
     print(f"{counts.total()} runs: {dict(counts)}")

@@ -26,11 +26,11 @@ from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedRes
 from rucola.reliable.schema import LANES, MANUAL, NEW, SENT, now_ms
 from rucola.reliable.stub_checks import receipts_of, sent_stub_of
 from rucola.reliable.stub_claims import Outcome
-from support.reliable_model import EFFECT, GROUP, Keys, Worker, make_world
+from support.reliable_model import EFFECT, GROUP, LEASE_MS, Keys, Worker, make_world
 
 pytestmark = pytest.mark.slow
 
-POLICY = Policy(max_sends=3, jitter=0)
+POLICY = Policy(max_sends=3, jitter=0, lease_ms=LEASE_MS)
 MAX_RECONSUME_TIMES = 1
 HOUR_MS = 3_600_000
 RESULTS: Counter[str] = Counter()
@@ -225,7 +225,8 @@ class Reliability(RuleBasedStateMachine):
     @rule(failures=st.integers(1, MAX_RECONSUME_TIMES + 1))
     def listener_is_broken(self, failures: int) -> None:
         """A message is sent and fails, perhaps until it is a dead letter. Hours later a relay checks it."""
-        self.workers.clear()
+        while self.workers:
+            self.crash_worker()
         self.world.add(f"m{self.added}")
         self.added += 1
         self.time_passes()
@@ -335,7 +336,7 @@ def test_each_message_is_done_once_or_alerted() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Reliability,
         settings=settings(
-            max_examples=50,
+            max_examples=30,
             phases=[Phase.generate],  # a failing run is short enough as it is
             stateful_step_count=40,
             deadline=None,

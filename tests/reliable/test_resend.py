@@ -17,13 +17,13 @@ from sqlalchemy import insert, update
 from rucola.client import PullConsumer, PushConsumer
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
-from rucola.protocol.queue import MessageQueue
 from rucola.reliable import operations
 from rucola.reliable.alerts import SHOWN, Alert, Alerts, Sink, digest, email_sink, webhook_sink
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, SentStub, decide
 from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
+from support import waiting
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statuses, stubs, until
 from support.servers import run
@@ -99,11 +99,6 @@ def topic(shared_rocketmq: RocketMQ) -> str:
     return name
 
 
-async def commit(rocketmq: RocketMQ, topic: str, group: str, queue_offset: int) -> None:
-    async with PullConsumer(group, rocketmq.namesrv) as consumer:
-        await consumer.commit(MessageQueue(topic, (await consumer.queues(topic))[0].broker_name, 0), queue_offset)
-
-
 def receive(db: OutboxDatabase, message_id: str, group: str, ms_ago: int = 0) -> None:
     with db.engine().begin() as connection:
         connection.execute(
@@ -117,10 +112,19 @@ async def test_lost_message_is_resent_until_it_needs_an_operator(
     group, told = shared_rocketmq.unique("g"), RecordingSink()
     (message_id,) = add(db, topic, [b"x"], groups=[group])
 
-    await commit(shared_rocketmq, topic, group, 100)  # the group claims to have consumed what it never received
     policy = Policy(max_sends=3, confirm_timeout_ms=1, poll_ms=10, jitter=0, retry_ms=1)
-    async with relay(db, shared_rocketmq, policy=policy, alerts=Alerts([told])):
-        await until(lambda: bool(told.alerts))
+    async with (
+        PullConsumer(group, shared_rocketmq.namesrv) as consumer,
+        relay(db, shared_rocketmq, policy=policy, alerts=Alerts([told])),
+    ):
+        (queue,) = await consumer.queues(topic)
+
+        async def is_told() -> bool:
+            """Skip all messages in the queue, as a worker does that acknowledges what it has not received."""
+            await consumer.commit(queue, await consumer.max_offset(queue))
+            return bool(told.alerts)
+
+        await waiting.until(is_told, 30)
     (stub,) = stubs(db)
     assert (stub.status, stub.sends, stub.due_at) == ("MANUAL", 3, None)
     assert "sent 3 times" in stub.error
@@ -144,6 +148,26 @@ async def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
         await until(lambda: all(stub.due_at > due for stub, due in zip(stubs(db), first_due, strict=True)))
     assert [stub.sends for stub in stubs(db)] == [1, 1]
     assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [waits, received]
+
+
+async def test_offset_beyond_the_queues_end_loses_no_message_until_the_queue_has_grown(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    """A broker lost its disk, and a worker commits an offset of the queue before."""
+    group = shared_rocketmq.unique("g")
+    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
+    async with PullConsumer(group, shared_rocketmq.namesrv) as consumer:
+        (queue,) = await consumer.queues(topic)
+        await consumer.commit(queue, 3)
+        async with relay(sqlite_db, shared_rocketmq, policy=FAST_POLICY):
+            await until(lambda: statuses(sqlite_db) == {"SENT": 1})
+            first_due = stubs(sqlite_db)[0].due_at
+            await until(lambda: stubs(sqlite_db)[0].due_at > first_due)  # it was checked
+            assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [message_id]
+            add(sqlite_db, topic, [b"y"] * 2)  # awaited by no group
+            await until(lambda: stubs(sqlite_db)[0].sends == 2)
+            await until(lambda: stubs(sqlite_db)[0].queue_offset == 3)
+    assert [m.body for m in shared_rocketmq.messages(topic)] == [b"x", b"y", b"y", b"x"]
 
 
 async def test_position_beyond_the_queues_end_counts_as_lost(

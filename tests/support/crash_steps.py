@@ -108,11 +108,19 @@ class Steps:
     def __init__(self, at: str) -> None:
         self._at = at.removeprefix(PAUSE)
         self._signal = signal.SIGSTOP if at.startswith(PAUSE) else signal.SIGKILL
+        self._querying = threading.Lock()
+        """Held by a query beside the steps. A pause in it would keep SQLite's read lock, which stops all writers."""
 
     def reach(self, step: str) -> None:
         if step == self._at:
             self._at = ""
-            os.kill(os.getpid(), self._signal)
+            with self._querying:
+                os.kill(os.getpid(), self._signal)
+
+    def status(self, scene: Scene) -> str | None:
+        """Return the status of the scene's stub; the process does not pause meanwhile."""
+        with self._querying:
+            return scene.status()
 
     def around(self, owner: Any, method: str, name: str | None = None) -> None:
         """Reach NAME.before and NAME.after around a method, NAME.during between a transaction's work and its commit."""
@@ -177,7 +185,7 @@ def relay_order(scene: Scene, kill_at: str) -> None:
     async def main() -> None:
         policy = Policy(lease_ms=LEASE_MS, poll_ms=50, confirm_timeout_ms=60_000)
         async with Relay(scene.url, scene.namesrv, tables=scene.tables, policy=policy):
-            await until(lambda: scene.status() not in (None, "NEW"), 60)
+            await until(lambda: steps.status(scene) not in (None, "NEW"), 60)
 
     asyncio.run(main())
 
@@ -209,7 +217,7 @@ def consume_order(scene: Scene, kill_at: str) -> None:
         consumer.subscribe(scene.topic)
         consumer.listen(listener)
         async with consumer:
-            await until(lambda: scene.status() == "CONFIRMED", 60)
+            await until(lambda: steps.status(scene) == "CONFIRMED", 60)
 
     asyncio.run(main())
 

@@ -85,6 +85,9 @@ class DatabaseServer:
         if "postgres" in self._command[0]:  # listens before its recovery has ended
             asked = [program("pg_isready"), "-q", "-h", HOST, "-p", str(self.port)]
             return subprocess.run(asked, check=False).returncode == 0
+        if "mariadbd" in self._command[0]:  # listens on its port before it does on its socket
+            with socket.socket(socket.AF_UNIX) as probe:
+                return probe.connect_ex(str(self.directory / "socket")) == 0
         with socket.socket() as probe:
             return probe.connect_ex((HOST, self.port)) == 0
 
@@ -244,6 +247,7 @@ def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServe
     client = [program("mariadb"), "--no-defaults", "-uroot", f"--socket={socket_path}"]
     done = subprocess.run([*client, "-e", "CREATE DATABASE IF NOT EXISTS rucola"], capture_output=True, text=True)
     if done.returncode:
+        server.stop()  # else the next attempt waits for its lock on the data
         raise RuntimeError(f"mariadb failed: {done.stderr}")
     return server
 

@@ -27,6 +27,8 @@ from rucola.reliable.errors import LeaseLost
 from rucola.reliable.idempotent import Step, UnknownMessage, _Options, _SyncListener
 
 GROUP = "billing"
+LEASE_MS = 3_600_000
+"""Longer than any run, so that leases end only as a step of the model, however slow the machine is."""
 EFFECT = Table(
     "effect", MetaData(), Column("id", Integer, primary_key=True), Column("message_id", String(40), nullable=False)
 )
@@ -67,9 +69,9 @@ class World:
         self.tables = tables
         self.engine = engine
         self.keys = keys
-        self.listener = _SyncListener(
-            lambda message, session: None, engine, None, _Options(GROUP, tables, keys, 1000, UnknownMessage.PROCESS)
-        )
+        self.outbox = Outbox([GROUP], tables=tables)  # once: an outbox maps a class
+        options = _Options(GROUP, tables, keys, LEASE_MS, UnknownMessage.PROCESS, transaction=None)
+        self.listener = _SyncListener(lambda message, session: None, engine, None, options)
         self.listener._is_checked = True
 
     def reset(self) -> None:
@@ -82,7 +84,7 @@ class World:
     def add(self, message_id: str, shard_key: str | None = None) -> None:
         message = Message("T", b"x", properties={properties.UNIQ_KEY: message_id})
         with self.engine.begin() as connection:
-            Outbox([GROUP], tables=self.tables).add(connection, message, shard_key=shard_key)
+            self.outbox.add(connection, message, shard_key=shard_key)
 
     def leases_end(self) -> None:
         with self.engine.begin() as connection:
@@ -148,7 +150,7 @@ class Worker:
                 session.execute(insert(EFFECT).values(message_id=self.message_id))
                 if self.fails:
                     raise ListenerFails
-                result = self._world.listener._finish(session, step.arguments[1])
+                result = self._world.listener._finish_session(session, step.arguments[1])
                 session.commit()
                 if self.loses_commit:
                     raise ListenerFails("the server closed the connection unexpectedly")

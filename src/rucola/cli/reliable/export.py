@@ -40,7 +40,7 @@ def export(
     """Export stubs, receipts and done rows to Parquet files in the new directory DIRECTORY.
 
     `rucola pipeline reconcile --tables` reads the export, also on a machine that cannot reach the database. Message
-    contents are not exported. Needs `rucola[spark]`.
+    contents are not exported. Needs `rucola-mq[spark]`.
 
     \b
     Examples:

@@ -241,7 +241,7 @@ def never_received(evidence: Evidence) -> DataFrame:
     """Return a row per message and awaited group that has neither received nor done it, though it is in the log.
 
     `state` is `passed` if the group's offset is beyond every copy, so that it will not receive the message;
-    else `waiting`.
+    else `waiting`. An offset beyond the end of its queue has passed nothing, as in `policy.is_lost`.
     """
     open_stubs = evidence.stubs.where(F.col("status").isin(SENT, MANUAL, STUCK, DEAD))
     rows = open_stubs.select(
@@ -252,7 +252,10 @@ def never_received(evidence: Evidence) -> DataFrame:
     rows = rows.join(evidence.done.select(*keys), keys, "left_anti")
     copies = evidence.log.select("messageId", *_QUEUE, "queueOffset", "storedMs")
     stored = rows.join(copies, ["messageId", "topic"]).join(F.broadcast(evidence.commits), [*_QUEUE, "group"], "left")
-    is_passed = F.coalesce(F.col("queueOffset") < F.col("committed"), F.lit(False))
+    # The end of a queue that only lakes have is unknown; they may be older than the offsets.
+    stored = stored.join(F.broadcast(evidence.ends), _QUEUE, "left")
+    is_of_queue = F.coalesce(F.col("committed") <= _end(evidence), F.lit(True))
+    is_passed = F.coalesce(F.col("queueOffset") < F.col("committed"), F.lit(False)) & is_of_queue
     first_copy = F.min_by(F.struct(*_POSITION), F.struct("storedMs", "queueOffset"))
     return (
         stored.groupBy("seq", "messageId", "topic", "status", "group", "createdAt")
