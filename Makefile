@@ -33,16 +33,19 @@ setup: $(STAMP) ## make .venv with the locked dependencies and find (or, as root
 demo: setup ## send a year of flights through all parts; ARGS="--flights 20000" for a short run
 	@$(VENV)/bin/rucola demo $(ARGS)
 
+# One worker per core, at most four, since each may start a JVM and database servers. The tests of a module share them.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+
 .PHONY: test
-test: setup ## run all tests; ARGS="tests/store -x" selects some
+test: setup ## run all tests, modules in parallel; ARGS="tests/store -x" selects some
 	@.ci/setup node
 	@.ci/setup databases
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 # The markers are described in pyproject.toml; tests/conftest.py sets `external`.
 .PHONY: quick
 quick: lint ## lint, and on all cores every test that takes neither Spark, another server nor long: about a minute
-	@$(VENV)/bin/python -m pytest -n auto -m "not spark and not external and not slow" $(ARGS)
+	@$(VENV)/bin/python -m pytest $(PARALLEL) -m "not spark and not external and not slow" $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
