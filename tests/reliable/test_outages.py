@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,9 @@ async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabas
         await session.execute(insert(invoices).values(text=message.body.decode()))
         if message.body == b"5" and db.server is not None and not crashed:
             crashed.append(True)
-            crash(db)  # with the transaction open
+            # With the transaction open. In a thread: the server waits for the startup packets of new connections, which
+            # this event loop sends.
+            await asyncio.to_thread(crash, db)
 
     crashed: list[bool] = []
 
