@@ -119,10 +119,16 @@ def test_resend_set_is_the_selection_of_the_relay(
         asyncio.run(commit(shared_rocketmq, groups[short], offsets))
     letters = dlq_topic(groups["a"])
     shared_rocketmq.create_topic(letters, 1)
-    for message_id, _, _ in rng.sample(sent, 10):
+    dead = rng.sample(sent, 10)
+    for message_id, _, _ in dead:
         shared_rocketmq.send(letters, b"x", properties={UNIQ_KEY: message_id})
     now = database_ms(db)
     used: set[str] = set()
+    for message_id, queue_id, offset in dead[:2]:  # certainly DEAD; the producer chooses the queues of the others
+        position = {"broker": broker, "queue_id": queue_id, "queue_offset": offset}
+        put_stub(db, message_id, topic=topic, awaiting=f",{groups['a']},", **position)
+        put_receipt(db, message_id, groups["a"])
+        used.add(message_id)
     for _ in range(400):
         stub = random_stub(rng, now, sent, topic)
         if stub["message_id"] in used:
