@@ -115,7 +115,9 @@ class Steps:
         if step == self._at:
             self._at = ""
             with self._querying:
-                os.kill(os.getpid(), self._signal)
+                # To this thread, which then stops before the lock is released. The kernel gives a signal of os.kill to
+                # the main thread, and this one would go on for a moment.
+                signal.pthread_kill(threading.get_ident(), self._signal)
 
     def status(self, scene: Scene) -> str | None:
         """Return the status of the scene's stub; the process does not pause meanwhile."""
