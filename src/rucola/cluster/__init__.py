@@ -1,0 +1,7 @@
+"""A cluster on one machine: its layout, and a supervisor that runs its servers.
+
+layout        which servers there are, with their configuration files and ports
+server        one server as a child process: start, readiness, log, stop
+supervisor    starts all servers in order, restarts those that end, stops them in order
+child         entry point of the child processes
+"""
