@@ -39,7 +39,7 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-class LogFile:
+class ServerLog:
     """Log of a server, in a file of at most `LOG_SIZE` bytes; the one before has the suffix `.1`."""
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class SupervisedServer:
         self.pid: int | None = None
         self.last_exit: str | None = None
         """How the process ended last: `exit code 1` or `SIGKILL`."""
-        self.log = LogFile(spec.log)
+        self.log = ServerLog(spec.log)
         self._on_change = on_change
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -132,7 +132,7 @@ class SupervisedServer:
         command = [self.spec.command, "-c", str(self.spec.config_file)]
         # In a session of its own, so that Ctrl-C reaches the supervisor alone, which stops the servers in order.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rucola.cluster.child", str(os.getpid()), *command,
+            sys.executable, "-m", "rucola.cli.supervised", str(os.getpid()), *command,
             stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True,
         )  # fmt: skip
         self._process, self.pid = process, process.pid
@@ -158,6 +158,6 @@ class SupervisedServer:
         self._on_change()
 
 
-async def _copy(stream: asyncio.StreamReader, log: LogFile) -> None:
+async def _copy(stream: asyncio.StreamReader, log: ServerLog) -> None:
     while chunk := await stream.read(READ_SIZE):
         log.write(chunk)

@@ -1,4 +1,4 @@
-"""Entry point of a server that runs under a supervisor: `python -m rucola.cluster.child PARENT COMMAND...`.
+"""Entry point of a server that runs under a supervisor: `python -m rucola.cli.supervised PARENT COMMAND...`.
 
 The server stops in order, by SIGTERM, if its supervisor ends without stopping it, for example by SIGKILL. Otherwise
 it would keep its ports and its store, and the next supervisor could not start it. Elsewhere than on Linux it keeps
