@@ -21,7 +21,7 @@ import numpy as np
 
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
-from servers import Server
+from servers import Process, Server
 
 _LENGTH = Struct(">I")
 _SUCCESS = b'{"code":0,'
@@ -85,7 +85,7 @@ class Line:
         return count
 
 
-def ask(server: Server, frame: bytes) -> bytes:
+def ask(server: Server | Process, frame: bytes) -> bytes:
     """Send one request on a connection of its own and return the frame of its answer."""
     line = Line(server.port)
     with line.socket:
@@ -98,12 +98,14 @@ def ask(server: Server, frame: bytes) -> bytes:
     return answer
 
 
-def answer_to(server: Server, frame: bytes) -> RemotingCommand:
+def answer_to(server: Server | Process, frame: bytes) -> RemotingCommand:
     """Like `ask`, decoded."""
     return _decoded(ask(server, frame))
 
 
-def drive(server: Server, frames: Sequence[bytes], count: int, *, connections: int = 1, in_flight: int = 1) -> Run:
+def drive(
+    server: Server | Process, frames: Sequence[bytes], count: int, *, connections: int = 1, in_flight: int = 1
+) -> Run:
     """Send `count` requests and wait for all answers, keeping `in_flight` on each of the connections."""
     lines = {(line := Line(server.port)).socket.fileno(): line for _ in range(connections)}
     source = islice(cycle(frames), count)

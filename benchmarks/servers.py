@@ -12,9 +12,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Process:
+    """A server that another process started: the port where it takes requests, and its process id."""
+
+    port: int
+    pid: int
+
+    def cpu_ns(self) -> int:
+        """The processor time, user and system, that the process has used: all threads, in nanoseconds."""
+        # The clock id of another process as clock_getcpuclockid(3) makes it, which Python does not offer.
+        return time.clock_gettime_ns(~self.pid << 3 | 2)
 
 
 class Server:
@@ -38,9 +52,8 @@ class Server:
         self.port = int(ready.rpartition(":")[2]) if ":" in ready else 0
 
     def cpu_ns(self) -> int:
-        """The processor time, user and system, that the process has used: all threads, in nanoseconds."""
-        # The clock id of another process as clock_getcpuclockid(3) makes it, which Python does not offer.
-        return time.clock_gettime_ns(~self._process.pid << 3 | 2)
+        """The processor time, as that of `Process`."""
+        return Process(self.port, self._process.pid).cpu_ns()
 
     def memory(self) -> dict[str, float]:
         """Resident, proportional and private anonymous memory in MB."""

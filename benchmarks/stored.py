@@ -5,12 +5,12 @@ from __future__ import annotations
 import frames
 from load import answer_to, drive
 from rucola.protocol.offset import OffsetResponseHeader
-from servers import Server
+from servers import Process, Server
 
 _BATCHES = 64
 
 
-def fill(broker: Server, topic: str, count: int) -> None:
+def fill(broker: Server | Process, topic: str, count: int) -> None:
     """Send messages with the keys 0 to `count` - 1, the same number to every queue; `count` is a multiple of 2,048."""
     step = _BATCHES * frames.BATCH_COUNT
     if count % step:
@@ -23,13 +23,13 @@ def fill(broker: Server, topic: str, count: int) -> None:
         drive(broker, batches, len(batches), in_flight=4 if begin else 1)  # the very first one makes the topic
 
 
-def count_stored(broker: Server, topic: str, queues: int = frames.QUEUES) -> int:
+def count_stored(broker: Server | Process, topic: str, queues: int = frames.QUEUES) -> int:
     """How many messages the queues of a topic have taken."""
     answers = [answer_to(broker, frames.max_offset(topic, queue_id)) for queue_id in range(queues)]
     return sum(answer.decode_header(OffsetResponseHeader).offset for answer in answers)
 
 
-def check_stored(broker: Server, topic: str, count: int, queues: int = frames.QUEUES) -> None:
+def check_stored(broker: Server | Process, topic: str, count: int, queues: int = frames.QUEUES) -> None:
     """Fail unless exactly `count` messages lie in the topic: a fast broker that loses messages has no figures."""
     stored = count_stored(broker, topic, queues)
     if stored != count:

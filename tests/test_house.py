@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "reliable": {"message", "protocol", "client", "admin"},
     "testing": {"message", "protocol", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
-    "cli": {"admin", "client", "broker", "namesrv", "remoting", "store", "spark", "demo", "reliable"},
+    "cluster": set(),
+    "cli": {"cluster", "admin", "client", "broker", "namesrv", "remoting", "store", "spark", "demo", "reliable"},
     "__main__": {"cli"},
 }
 STORE_FOR_SPARK = {"rucola.store.directory_reader", "rucola.store.scan"}  # the reading side, which can write nothing

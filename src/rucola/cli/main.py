@@ -32,6 +32,7 @@ COMMANDS = {
     "standalone": ("rucola.cli.servers:standalone", "Run a name server and a broker in one process."),
     "namesrv": ("rucola.cli.servers:namesrv", "Run a name server (mqnamesrv)."),
     "broker": ("rucola.cli.servers:broker", "Run a broker (mqbroker)."),
+    "cluster": ("rucola.cli.cluster:cluster", "Run brokers and name servers on this machine."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit and replay messages, with Spark."),
