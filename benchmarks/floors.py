@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from figures import median
 from load import Run, ask, drive
-from servers import Server, echo
+from servers import Process, Server, echo
 
 ECHO = "asyncio echo with the same bytes"
 
@@ -24,6 +24,8 @@ class Options:
     rounds: int = 5
     divisor: int = 1
     is_full: bool = False
+    peer: Process | None = None
+    """The other broker that the benchmark `peer` measures."""
 
     def count(self, full: int) -> int:
         return full // self.divisor

@@ -51,9 +51,13 @@ def send(topic: str, number: int, queues: int = QUEUES) -> bytes:
     return _frame(RequestCode.SEND_MESSAGE_V2, header, made.body)
 
 
-def send_batch(topic: str, number: int, queue_id: int) -> bytes:
-    """SEND_BATCH_MESSAGE with the messages from `number` on."""
-    body = encode_batch(message(topic, number + i) for i in range(BATCH_COUNT))
+def send_batch(topic: str, number: int, queue_id: int, *, is_one_key: bool = False) -> bytes:
+    """SEND_BATCH_MESSAGE with the messages from `number` on, or with as many that have the key of `number`."""
+    messages = [message(topic, number + i) for i in range(BATCH_COUNT)]
+    if is_one_key:
+        for each in messages:
+            each.keys = key(number)
+    body = encode_batch(messages)
     header = _send_header(topic, queue_id, "", batch=True)
     return _frame(RequestCode.SEND_BATCH_MESSAGE, header, body)
 

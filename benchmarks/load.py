@@ -25,7 +25,7 @@ from servers import Process, Server
 
 _LENGTH = Struct(">I")
 _SUCCESS = b'{"code":0,'
-_READ_SIZE = 256 * 1024
+READ_SIZE = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Line:
 
     def receive(self) -> int:
         """How many answers one read has completed."""
-        data = self.socket.recv(_READ_SIZE)
+        data = self.socket.recv(READ_SIZE)
         if not data:
             raise ConnectionError("the server closed the connection")
         if self._rest:
@@ -92,7 +92,7 @@ def ask(server: Server | Process, frame: bytes) -> bytes:
         line.socket.sendall(frame)
         answer = b""
         while len(answer) < 4 or len(answer) < 4 + _LENGTH.unpack_from(answer)[0]:
-            answer += line.socket.recv(_READ_SIZE)
+            answer += line.socket.recv(READ_SIZE)
     if not answer.startswith(_SUCCESS, 8):
         raise RuntimeError(f"the server refused: {_decoded(answer)}")
     return answer

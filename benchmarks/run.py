@@ -1,6 +1,7 @@
 """Measure Rucola, each figure next to a floor taken in the same run: a table for people, JSON for programs.
 
     python benchmarks/run.py [--only NAME ...] [--quick | --full] [--json PATH]
+    python benchmarks/run.py --peer HOST:PORT --peer-pid PID    beside another RocketMQ broker (see peer.py)
 
 Every benchmark runs in a process of its own, which is the load generator, and starts the servers it measures in
 others. README.md in this folder says how to read the figures.
@@ -13,13 +14,16 @@ import importlib
 import json
 import multiprocessing
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from figures import Figure, machine, show
 from floors import Options
+from servers import Process
 
 BENCHMARKS = (
     *("start", "send", "cores", "pull", "query", "delivery", "store", "disk"),
@@ -42,9 +46,20 @@ def main() -> None:
     size.add_argument(
         "--full", action="store_true", help="what takes minutes at its full size, too: search, scale, reconcile"
     )
+    parser.add_argument("--peer", metavar="HOST:PORT", help="another broker on this machine, beside which to measure")
+    parser.add_argument("--peer-pid", type=int, metavar="PID", help="the process of that broker")
     parser.add_argument("--json", type=Path, default=OUTPUT, help="where to write the figures (default: %(default)s)")
     arguments = parser.parse_args()
+    if (arguments.peer is None) != (arguments.peer_pid is None):
+        parser.error("--peer and --peer-pid belong together")
     options = Options(rounds=3, divisor=4) if arguments.quick else Options(is_full=arguments.full)
+    names: Sequence[str] = arguments.only or BENCHMARKS
+    if arguments.peer is not None:
+        port = arguments.peer.rpartition(":")[2]
+        if not port.isdigit():
+            parser.error(f"--peer {arguments.peer}: give HOST:PORT of a broker on this machine")
+        options = replace(options, peer=Process(int(port), arguments.peer_pid))
+        names = ["peer"]
 
     console = Console()
     if not console.is_terminal:
@@ -52,7 +67,7 @@ def main() -> None:
     figures: list[Figure] = []
     spawn = multiprocessing.get_context("spawn")
     begin = time.perf_counter()
-    for name in arguments.only or BENCHMARKS:
+    for name in names:
         with console.status(f"measuring: {name}"), ProcessPoolExecutor(1, mp_context=spawn) as process:
             figures += process.submit(measure, name, options).result()
     show(figures, console)

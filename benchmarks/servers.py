@@ -51,9 +51,13 @@ class Server:
         self.namesrv = ready.partition("namesrv=")[2].partition(" ")[0]
         self.port = int(ready.rpartition(":")[2]) if ":" in ready else 0
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_ns(self) -> int:
         """The processor time, as that of `Process`."""
-        return Process(self.port, self._process.pid).cpu_ns()
+        return Process(self.port, self.pid).cpu_ns()
 
     def memory(self) -> dict[str, float]:
         """Resident, proportional and private anonymous memory in MB."""
