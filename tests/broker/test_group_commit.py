@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,14 +41,75 @@ async def test_sends_of_consecutive_loop_iterations_share_a_flush(
             flushed.append(store.max_physical_offset)
             sync()
 
+        def wait(number: int) -> asyncio.Task[bool]:
+            put = store.put(inner(), number)
+            return asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000))
+
+        # Five senders at once: each of them sends its next message within a few iterations after the flush.
+        assert await asyncio.gather(*map(wait, range(5))) == [True] * 5
         monkeypatch.setattr(store, "flush", note)
         waiting = []
         for number in range(5):
-            put = store.put(inner(), number)
-            waiting.append(asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000)))
+            waiting.append(wait(number))
             await asyncio.sleep(0)
         assert await asyncio.gather(*waiting) == [True] * 5
         assert flushed == [store.max_physical_offset]
+
+
+async def test_a_waiter_whose_time_is_over_gets_false_and_the_others_wait_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three waiters of a disk that stands still: of the running flush, and of the next one."""
+    async with flushing(tmp_path) as (store, group_commit):
+        standing, moving = threading.Event(), threading.Event()
+        sync = store.flush
+
+        def stand_still() -> None:
+            standing.set()
+            assert moving.wait(60)
+            sync()
+
+        def wait(timeout_ms: int) -> asyncio.Task[bool]:
+            put = store.put(inner(), 0)
+            return asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, timeout_ms))
+
+        monkeypatch.setattr(store, "flush", stand_still)
+        running = wait(20)
+        assert await asyncio.to_thread(standing.wait, 60)
+        short, long = wait(10), wait(60_000)
+        assert not await running
+        assert not await short
+        assert not long.done()
+        moving.set()
+        assert await long
+
+
+async def test_a_cancelled_waiter_does_not_disturb_the_flush(tmp_path: Path) -> None:
+    async with flushing(tmp_path) as (store, group_commit):
+        put = store.put(inner(), 0)
+        cancelled, kept = (
+            asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000)) for _ in range(2)
+        )
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await kept
+        assert cancelled.cancelled() or await asyncio.wait([cancelled])
+
+
+async def test_a_flush_that_fails_is_no_success_for_any_waiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the error is: also one that the store does not expect."""
+    for failure in (OSError(5, "Input/output error"), ZeroDivisionError()):
+        async with flushing(tmp_path / type(failure).__name__) as (store, group_commit):
+
+            def fail(failure: Exception = failure) -> None:
+                raise failure
+
+            put = store.put(inner(), 0)
+            end = put.physical_offset + put.size
+            with monkeypatch.context() as context:
+                context.setattr(store, "flush", fail)
+                assert await asyncio.gather(*(group_commit.wait_flushed(end, 60_000) for _ in range(3))) == [False] * 3
+            assert await group_commit.wait_flushed(end, 60_000)  # the next flush is a new attempt
 
 
 async def test_a_stream_of_messages_does_not_postpone_the_flush(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ tests/broker/test_send_answers.py holds it equal to what the encoder writes, byt
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from struct import Struct
 from typing import Final
@@ -23,6 +24,7 @@ from msgspec import json
 
 from rucola.access import Action, Resource
 from rucola.broker.config import BrokerConfig
+from rucola.broker.durability import Missing
 from rucola.broker.services.publish import PublishService, Put, SendHeader
 from rucola.broker.services.results import Published
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
@@ -148,14 +150,23 @@ class SendAdapter:
             return await self._answer_when_durable(command, published)
         return self._successful(command, published)
 
-    async def _answer_when_durable(self, command: RemotingCommand, published: Published) -> Answer:
-        missing = await self._publish.durable(published)
-        if missing is None:
-            return self._successful(command, published)
-        status, text = missing
-        answer = self._answers.encoded(command, published)
-        answer.code, answer.remark = _NOT_DURABLE[status], text
-        return answer
+    def _answer_when_durable(self, command: RemotingCommand, published: Published) -> Awaitable[Answer]:
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def done(missing: Missing | None) -> None:
+            if answered.done():  # cancelled
+                return
+            if missing is None:
+                answered.set_result(self._successful(command, published))
+                return
+            status, text = missing
+            answer = self._answers.encoded(command, published)
+            answer.code, answer.remark = _NOT_DURABLE[status], text
+            answered.set_result(answer)
+
+        # The wait begins now, not when a task of it would run: one iteration of the loop less for every message.
+        self._publish.when_durable(published, done)
+        return answered
 
     def _successful(self, command: RemotingCommand, published: Published) -> Answer:
         if command.serialize_type is JSON:

@@ -35,7 +35,7 @@ from typing import Final, TypeAlias, TypeVar
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import delay_level, redirect_by_level
 from rucola.broker.delivery.timer import redirect_delayed
-from rucola.broker.durability import Durability
+from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
 from rucola.broker.services.results import Published
@@ -339,9 +339,9 @@ class PublishService:
 
     # Durability and refusals.
 
-    async def durable(self, published: Published) -> tuple[PutMessageStatus, str] | None:
-        """Wait until the messages are durable. Returns None, or the status and text of the failure."""
-        return await self._durability.wait_durable(published.end)
+    def when_durable(self, published: Published, done: Callable[[Missing | None], None]) -> None:
+        """Call `done` with None once the messages are durable, else with the status and text of the failure."""
+        self._durability.when_durable(published.end, done)
 
     def _not_stored(self, status: PutMessageStatus) -> Refused:
         reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
