@@ -14,7 +14,7 @@ Heartbeats register an instance with brokers. They are sent
 1. every `HEARTBEAT_INTERVAL_MS` to every broker in the cached routes (only to masters if there is no consumer);
 2. at once when a broker appears, a group joins, or a connection breaks, so that a restarted broker knows its consumers
    again within a moment;
-3. every `ABSENCE_INTERVAL_MS` while a broker does not respond.
+3. every `ABSENCE_INTERVAL_MS` to brokers that do not respond.
 
 A held pull may legitimately wait long for its response, so a half-open connection could stall a consumer. Therefore a
 connection with pending requests that received nothing for `PROBE_AFTER_MS` is probed by an empty heartbeat. If the
@@ -33,6 +33,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Set
 from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -71,7 +72,7 @@ ROUTE_INTERVAL_MS = 30_000
 REACTION_PAUSE_MS = 100
 """The least time between two heartbeats that are triggered by events."""
 ABSENCE_INTERVAL_MS = 1000
-"""How often heartbeats are repeated while a broker does not respond."""
+"""How often a heartbeat is repeated to a broker that does not respond."""
 UNREGISTER_TIMEOUT_MS = 1000
 """How long a closing client waits for brokers to confirm that it left."""
 PROBE_INTERVAL_MS = 2000
@@ -257,24 +258,33 @@ class ClientInstance(Lifecycle):
 
     # Heartbeats.
 
-    async def send_heartbeats(self, timeout_ms: float = REQUEST_TIMEOUT_MS) -> bool:
-        """Send a heartbeat to every broker now; return whether all of them responded in time."""
+    async def send_heartbeats(
+        self, timeout_ms: float = REQUEST_TIMEOUT_MS, *, only: Set[str] | None = None
+    ) -> frozenset[str]:
+        """Send a heartbeat now, to every broker or to the addresses `only`; return those that did not confirm it."""
         heartbeat = HeartbeatData(
             client_id=self.client_id,
             consumer_data_set=[consumer.operations.consumer_data() for consumer in self._consumers.values()],
             producer_data_set=[ProducerData(group_name=group) for group in self._producers],
         )
         if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
-            return True
+            return frozenset()
         # Slaves need the heartbeats of consumers, which may pull from them; producers send to masters only.
         body = encode_body(heartbeat)
-        addresses = {
+        addresses = [
             address
-            for addresses in self.routes.brokers.values()
-            for broker_id, address in addresses.items()
-            if broker_id == MASTER_ID or heartbeat.consumer_data_set
-        }
-        return all(await asyncio.gather(*(self._send_heartbeat(address, body, timeout_ms) for address in addresses)))
+            for address in {
+                address
+                for addresses in self.routes.brokers.values()
+                for broker_id, address in addresses.items()
+                if broker_id == MASTER_ID or heartbeat.consumer_data_set
+            }
+            if only is None or address in only
+        ]
+        confirmed = await asyncio.gather(*(self._send_heartbeat(address, body, timeout_ms) for address in addresses))
+        return frozenset(
+            address for address, is_confirmed in zip(addresses, confirmed, strict=True) if not is_confirmed
+        )
 
     async def _send_heartbeat(self, address: str, body: bytes, timeout_ms: float = REQUEST_TIMEOUT_MS) -> bool:
         """Send a heartbeat; return whether the broker confirmed it."""
@@ -297,15 +307,24 @@ class ClientInstance(Lifecycle):
         return f"at {address}"
 
     async def _heartbeat_loop(self) -> None:
-        wait_ms = HEARTBEAT_INTERVAL_MS
+        loop = asyncio.get_running_loop()
+        absent: frozenset[str] = frozenset()
+        next_all = loop.time() + HEARTBEAT_INTERVAL_MS / 1000
         while True:
+            wait_s = next_all - loop.time()
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1000):
+                async with asyncio.timeout(min(wait_s, ABSENCE_INTERVAL_MS / 1000) if absent else wait_s):
                     await self._heartbeat_due.wait()
             # Events often come together (a restarted broker closes many connections): one heartbeat serves them all.
             await asyncio.sleep(REACTION_PAUSE_MS / 1000)
-            self._heartbeat_due.clear()
-            wait_ms = HEARTBEAT_INTERVAL_MS if await self.send_heartbeats() else ABSENCE_INTERVAL_MS
+            if self._heartbeat_due.is_set() or loop.time() >= next_all:
+                self._heartbeat_due.clear()
+                next_all = loop.time() + HEARTBEAT_INTERVAL_MS / 1000
+                absent = await self.send_heartbeats()
+            else:
+                # Only the brokers that are absent: a thousand clients that repeated all of their heartbeats every
+                # second would burden the remaining brokers when they have the most to do.
+                absent = await self.send_heartbeats(only=absent)
 
     async def _probe_loop(self) -> None:
         # A heartbeat without groups changes nothing at the broker, and every broker responds to it.

@@ -1,0 +1,107 @@
+"""Consumers of a cluster in simulated time: their queues when a broker, a name server or a member is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rucola.admin import AdminClient
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
+from rucola.client import MessageExt, PushConsumer
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.topic import TopicConfig
+from rucola.store.config import StoreConfig
+from rucola.store.tools.check import check
+from support.cluster import HOST, SMALL_FILES
+from support.simulated_network import SimulatedLoop, on_machine, simulated_time
+
+BROKERS = 3
+MEMBERS = 4
+QUEUES = 4
+ROUTE_INTERVAL_S = 30
+
+
+async def start_broker(path: Path, namesrv: str, number: int) -> Broker:
+    name = f"broker-{number}"
+    config = BrokerConfig(
+        broker_name=name, bind_address=HOST, broker_ip1=HOST, listen_port=0, ha_listen_port=0, namesrv_addr=namesrv
+    )
+    with on_machine(name):
+        broker = Broker(config, StoreConfig(store_path_root_dir=path / name, **SMALL_FILES))
+        await broker.start()
+        async with AdminClient(namesrv) as admin:
+            topic = TopicConfig(topic_name="T", read_queue_nums=QUEUES, write_queue_nums=QUEUES)
+            await admin.topics.create_or_update(broker.address, topic)
+    return broker
+
+
+async def start_member(namesrv: str, number: int) -> PushConsumer:
+    async def listen(message: MessageExt) -> None:
+        """No message is sent."""
+
+    with on_machine(f"member-{number}"):
+        consumer = PushConsumer("g", namesrv)
+        consumer.subscribe("T")
+        consumer.listen(listen)
+        await consumer.open()
+    return consumer
+
+
+async def lose_machines(loop: SimulatedLoop, path: Path) -> None:
+    namesrvs = []
+    for number in range(2):
+        with on_machine(f"namesrv-{number}"):
+            namesrvs.append(Namesrv(HOST, 0))
+            await namesrvs[-1].start()
+    namesrv = ";".join(f"{HOST}:{server.port}" for server in namesrvs)
+    brokers = [await start_broker(path, namesrv, number) for number in range(BROKERS)]
+    members = [await start_member(namesrv, number) for number in range(MEMBERS)]
+
+    def are_assigned(names: set[str]) -> bool:
+        """Tell whether each queue of these brokers has one member, and no other queue has any."""
+        counts = Counter(queue for member in members for queue in member.queues)
+        return {queue.broker_name for queue in counts} == names and set(counts.values()) == {1} and (
+            len(counts) == QUEUES * len(names)
+        )  # fmt: skip
+
+    async def seconds_until(condition: Callable[[], bool], most_s: float) -> float:
+        begin = loop.time()
+        while not condition():
+            assert loop.time() < begin + most_s
+            await asyncio.sleep(0.01)
+        return loop.time() - begin
+
+    everywhere = {f"broker-{number}" for number in range(BROKERS)}
+    await seconds_until(lambda: are_assigned(everywhere), 5)
+    # A name server loses its power: nothing changes, for as long as it takes to refresh every route.
+    loop.kill("namesrv-0")
+    await asyncio.sleep(2 * ROUTE_INTERVAL_S)
+    assert are_assigned(everywhere)
+    # A broker loses its power: its queues are given up when the routes are refreshed.
+    loop.kill("broker-0")
+    await seconds_until(lambda: are_assigned(everywhere - {"broker-0"}), ROUTE_INTERVAL_S + 1)
+    # A member loses its power: the brokers notice the broken connection, and the others get its queues at once.
+    loop.kill("member-0")
+    lost = members.pop(0)
+    await seconds_until(lambda: are_assigned(everywhere - {"broker-0"}), 5)
+    for consumer in (*members, lost):
+        await consumer.close()
+    for broker in brokers:
+        await broker.stop()
+    for server in namesrvs:
+        await server.stop()
+
+
+def test_queues_are_taken_over_when_machines_lose_their_power(tmp_path: Path) -> None:
+    """A minute and a half of a cluster, in the time that its work takes."""
+    loop = SimulatedLoop()
+    with simulated_time(loop):
+        try:
+            loop.run_until_complete(lose_machines(loop, tmp_path))
+        finally:
+            loop.close()
+    for number in range(BROKERS):
+        assert check(tmp_path / f"broker-{number}") == []
