@@ -231,6 +231,7 @@ def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServe
         install = [
             program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db",
             "--auth-root-authentication-method=normal",
+            f"--tmpdir={directory}",  # as below: another one that starts would remove files that this one needs
         ]  # fmt: skip
         done = subprocess.run(as_user(user, install), capture_output=True, text=True)
         if done.returncode:

@@ -119,6 +119,8 @@ def _print_stub(shown: MessageView, stub: StubView) -> None:
     _line("topic", f"{stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
     _line("body", f"{len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
     _line("status", f"{stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
+    if stub.reopened_at is not None:
+        _line("reopened", f"by an operator at {time_text(stub.reopened_at)}")
     if stub.shard_key is not None:
         _line("shard key", stub.shard_key)
     if stub.awaiting:
