@@ -66,11 +66,18 @@ _COMMITS: Final = pa.schema(
 )
 _TASK: Final = "number int, part binary"
 _ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
-_DIALECTS: Final = {
-    "postgresql": (postgresql, "org.postgresql.Driver"),
-    "mariadb": (mysql, "org.mariadb.jdbc.Driver"),
+_DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
+    "postgresql": (postgresql, {"driver": "org.postgresql.Driver"}),
+    # Spark writes column names in double quotes, which MariaDB takes for texts unless it is told otherwise.
+    "mariadb": (
+        mysql,
+        {
+            "driver": "org.mariadb.jdbc.Driver",
+            "sessionInitStatement": "SET SESSION sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES')",
+        },
+    ),
 }
-"""For each kind of `jdbc:` URL the dialect of its SQL and the driver's class."""
+"""For each kind of `jdbc:` URL the dialect of its SQL, and Spark's options: the driver's class, a first statement."""
 
 _JDBC_TASKS: Final = 8
 
@@ -319,9 +326,9 @@ def _jdbc(session: SparkSession, source: TableSource, query: Any) -> Any:
         raise ConfigError(
             f"jdbc:{kind} is not supported: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME"
         )
-    module, driver = _DIALECTS[kind]
+    module, options = _DIALECTS[kind]
     dialect: Dialect = module.dialect()
     sql = str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
     return session.read.format("jdbc").options(
-        url=source.url, driver=driver, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS
+        url=source.url, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS, **options
     )
