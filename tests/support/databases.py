@@ -233,7 +233,10 @@ def start_postgresql(
     return DatabaseServer(directory, port, user, command, f"postgresql+psycopg://rucola@{HOST}:{port}/postgres")
 
 
-def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServer:
+def start_mariadb(
+    directory: Path, port: int, user: str | None, settings: Mapping[str, str] | None = None
+) -> DatabaseServer:
+    """Start MariaDB, with `settings` in addition to or in place of those of the tests."""
     data, socket_path = directory / "data", directory / "socket"
     if not data.exists():
         install = [
@@ -249,6 +252,7 @@ def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServe
         f"--tmpdir={directory}",  # at its start a server removes temporary files, those of others included
         f"--socket={socket_path}", "--innodb-flush-log-at-trx-commit=2", "--innodb-log-file-size=256M",
         "--innodb-buffer-pool-size=256M", "--max-allowed-packet=64M", "--skip-name-resolve",
+        *(f"--{name}={value}" for name, value in (settings or {}).items()),
     ]  # fmt: skip
     server = DatabaseServer(
         directory, port, user, command, f"mysql+pymysql://root@{HOST}:{port}/rucola?charset=utf8mb4"
