@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic import command
+from click.testing import CliRunner
 from sqlalchemy import delete, insert, select, update
 
 from rucola.admin import AdminClient, RedriveResult, RedriveStatus
+from rucola.cli.main import main
 from rucola.client import PushConsumer
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
@@ -215,6 +218,25 @@ async def test_interrupted_redrive_reopens_what_it_has_sent_when_it_is_repeated(
     assert calls == [RedriveStatus.SENT, RedriveStatus.DONE_BEFORE]
     assert statuses(sqlite_db) == {SENT: 1}
     assert [m.msg_id for m in shared_rocketmq.messages(retry_topic(group))] == [message_id]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "code"),
+    [
+        (["--prefix", "x_"], "belong to --database", 2),
+        (["--database", "nonsense"], "write sqlite:///FILE", 2),
+        (["--database", "sqlite:///{}/missing.db"], "there is no such file", 1),
+        (["--database", "sqlite:///{}/business.db", "--prefix", "other_"], "there are no reliability tables", 1),
+    ],
+)
+def test_redrive_checks_the_database_before_it_sends(
+    sqlite_db: OutboxDatabase, tmp_path: Path, options: list[str], words: str, code: int
+) -> None:
+    given = [option.format(tmp_path) for option in options]
+    line = ["admin", "redriveDlq", "-g", "g", "--yes", "-n", "127.0.0.1:1", *given]
+    done = CliRunner(env={"RUCOLA_DATABASE": ""}).invoke(main, line)
+    assert (done.exit_code, words in done.stderr) == (code, True), done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"business.db"}
 
 
 # Ages.

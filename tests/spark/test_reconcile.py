@@ -345,6 +345,20 @@ def test_errors_name_what_to_do(sqlite_db: OutboxDatabase, tmp_path: Path, small
         table_export.write(TableSource(sqlite_db.async_url), tmp_path / "newer")
     with pytest.raises(ReliableError, match="through SQLAlchemy"):
         table_export.source_of(TableSource("jdbc:postgresql://localhost/shop"), is_written=True)
-    for arguments in (["-n", "localhost:1"], ["-d", "sqlite://", "--yes"]):
+    for arguments, words in (
+        (["-n", "localhost:1"], "give --database"),
+        (["-d", "sqlite://", "--yes"], "give both"),
+        (["--tables", str(tmp_path), "--consumer-database", "sqlite://", "-n", "localhost:1"], "with --database"),
+        (["-d", "sqlite://", "-n", "localhost:1", "--jars", "a.jar,b.jar"], "there is no file a.jar"),
+        (["-d", "sqlite://", "-n", "nowhere"], "write host:port"),
+        (["-d", "sqlite://", "-n", "localhost:1", "--horizon", "nan"], "nan is no number"),
+    ):
         done = CliRunner(env={"RUCOLA_DATABASE": ""}).invoke(main, ["pipeline", "reconcile", *arguments])
-        assert done.exit_code == 2
+        assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+    for url in ("--database", "--consumer-database"):
+        missing = [url, f"sqlite:///{tmp_path / 'missing.db'}"]
+        done = CliRunner(env={"RUCOLA_DATABASE": sqlite_db.url}).invoke(
+            main, ["pipeline", "reconcile", *missing, "-n", "localhost:1"]
+        )
+        assert (done.exit_code, "there is no such file" in done.stderr) == (1, True)
+    assert not (tmp_path / "missing.db").exists()

@@ -17,9 +17,11 @@ from sqlalchemy import delete, make_url
 
 from rucola.cli.main import main
 from rucola.client import MessageQueue
+from rucola.errors import ConfigError
 from rucola.reliable import migration
 from rucola.spark.jobs import reconcile
-from rucola.spark.jobs.reconciled_log import LogSources
+from rucola.spark.jobs.reconciled_log import LogSources, log_sources
+from rucola.spark.jobs.table_export import TableSource
 from support.cluster import cluster
 from support.databases import OutboxDatabase, free_port, jdbc_driver
 from support.live_reads import send
@@ -33,6 +35,7 @@ from support.reconcile_scenario import (
     source_of,
 )
 from support.reconciled import commit, put_done, put_stub
+from support.small_store import SmallStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -131,3 +134,14 @@ async def test_broker_that_does_not_answer_is_named_and_its_messages_are_unknown
     unknown = {tuple(row.values()) for row in found.tables["unknown"].to_pylist()}
     assert unknown == {("never_stored", "not covered", 1)}
     assert "broker-b" in json.dumps(found.to_json()["missing"])
+
+
+def test_jdbc_without_its_driver_or_its_server_says_so(
+    small_store: SmallStore, spark: SparkSession, tmp_path: Path
+) -> None:
+    small_store.put()
+    log = log_sources([small_store.path], [BROKER])
+    with pytest.raises(ConfigError, match=r"no JDBC driver org\.mariadb\.jdbc\.Driver: name its jar with --jars"):
+        reconcile.run(spark, TableSource("jdbc:mariadb://127.0.0.1:1/x"), log, tmp_path / "out")
+    with pytest.raises(ConfigError, match="jdbc:oracle is not supported: write jdbc:postgresql://"):
+        reconcile.run(spark, TableSource("jdbc:oracle:thin:x"), log, tmp_path / "out")

@@ -135,7 +135,7 @@ def select_stubs(
     found = operations.find_by_id(connection, tables, message_ids)
     unknown = sorted(set(message_ids) - {stub.message_id for stub in found})
     if unknown:
-        raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added")
+        raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added; nothing was changed")
     return found
 
 

@@ -65,7 +65,11 @@ def show(
             brokers = Brokers([], {}, {"brokers": str(error)})
     view = join(shown, brokers, [] if lake is None else _archived_copies(lake, message_id, shown))
     if shown.stub is None and not shown.receipts and not shown.done and not view.copies:
-        raise ReliableError(f"there is no message {message_id}: purged, or never added; check id, database and prefix")
+        unasked = "".join(f"; not searched: {server}: {why}" for server, why in view.failures.items())
+        raise ReliableError(
+            f"there is no message {message_id!r} in the tables: purged, or never added; check id, database and "
+            f"prefix{unasked}"
+        )
     if as_json:
         print_json(to_json(view))
         return
