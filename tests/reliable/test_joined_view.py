@@ -149,4 +149,4 @@ async def test_show_follows_a_message_to_the_dead_letters_and_into_the_archive(
     assert "brokers    incomplete: no name server answers" in away.stdout
     assert "archived" in away.stdout
     missing = await asyncio.to_thread(show, sqlite_db, "unknown", "--archive", str(lake), code=1)
-    assert "there is no message unknown" in missing.stderr
+    assert "there is no message 'unknown'" in missing.stderr

@@ -136,9 +136,13 @@ def idempotent(
 
 
 class IdempotentFunction(Protocol):
-    """A listener for `PushConsumer.listen`; a coroutine function if its handler is one."""
+    """A listener for `PushConsumer.listen`; a coroutine function if its handler is one.
+
+    A consumer of another group, or a broadcasting one, refuses it.
+    """
 
     counts: DeliveryCounts
+    clustering_group: str
 
     def __call__(self, message: MessageExt, /) -> Any: ...
 
@@ -184,6 +188,12 @@ class _Listener:
     def function(self) -> IdempotentFunction:
         """Return the listener as a function with the handler's name and documentation."""
         raise NotImplementedError
+
+    def _labelled(self, function: Any) -> IdempotentFunction:
+        function.counts = self.counts
+        function.clustering_group = self.group
+        listener: IdempotentFunction = function
+        return listener
 
     def _steps(self, message: MessageExt) -> Steps:
         """Handle one delivery: yield operations, receive their results, and raise errors for the consumer."""
@@ -319,7 +329,7 @@ class _AsyncListener(_Listener):
         async def listen(message: MessageExt) -> None:
             await self._consume(message)
 
-        return _with_counts(listen, self.counts)
+        return self._labelled(listen)
 
     async def _consume(self, message: MessageExt) -> None:
         steps = self._steps(message)
@@ -408,7 +418,7 @@ class _SyncListener(_Listener):
         def listen(message: MessageExt) -> None:
             self._consume(message)
 
-        return _with_counts(listen, self.counts)
+        return self._labelled(listen)
 
     def _consume(self, message: MessageExt) -> None:
         steps = self._steps(message)
@@ -496,12 +506,6 @@ class _SyncListener(_Listener):
                     )
                 except Exception as error:
                     logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
-
-
-def _with_counts(function: Any, counts: DeliveryCounts) -> IdempotentFunction:
-    function.counts = counts
-    listener: IdempotentFunction = function
-    return listener
 
 
 def delivery_of(message: MessageExt, group: str) -> GroupDelivery:
