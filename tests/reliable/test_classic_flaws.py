@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Column, MetaData, String, Table, insert, select, text
+from sqlalchemy.exc import InvalidRequestError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from rucola.client import Message, MessageExt, MessageQueue, PullConsumer, PushConsumer
 from rucola.client.consumer.options import MessageModel
 from rucola.errors import ConfigError
 from rucola.message import properties
-from rucola.reliable import Outbox, operations
+from rucola.reliable import Outbox, ReliableError, operations
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.testing.rocketmq import RocketMQ
@@ -125,3 +127,50 @@ async def test_listener_is_refused_by_broadcasting_and_foreign_consumers(
     with pytest.raises(ConfigError, match="the listener is one of group billing, and the consumer is of group stock"):
         PushConsumer("stock", shared_rocketmq.namesrv).listen(listener)
     PushConsumer(GROUP, shared_rocketmq.namesrv).listen(listener)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_listener_cannot_commit_its_effect_alone(db: OutboxDatabase, is_async: bool) -> None:
+    """A crash after such a commit would leave the effect without its `done` row, and the next delivery repeat it."""
+    effect = Table(f"{db.tables.prefix}effect", MetaData(), Column("body", String(10)))
+    effect.create(db.engine())
+    row = insert(effect).values(body="x")
+
+    def commits(session: Session) -> None:
+        session.execute(row)
+        session.commit()
+
+    def begins(session: Session) -> None:
+        with session.begin():
+            session.execute(row)
+
+    def in_a_savepoint(session: Session) -> None:
+        with session.begin_nested():
+            session.execute(row)
+        nested = session.begin_nested()
+        session.execute(row)
+        nested.rollback()
+
+    async def deliver(work: Callable[[Session], None]) -> None:
+        async def handle_async(message: MessageExt, session: AsyncSession) -> None:
+            await session.run_sync(work)
+
+        if is_async:
+            listen = idempotent(db.async_engine(), GROUP, tables=db.tables)(handle_async)
+            await listen(delivery("m"))
+        else:
+            idempotent(db.engine(), GROUP, tables=db.tables)(lambda message, session: work(session))(delivery("m"))
+
+    def effects() -> int:
+        with db.engine().connect() as connection:
+            return len(connection.execute(select(effect)).all())
+
+    with pytest.raises(ReliableError, match="must not commit its session"):
+        await deliver(commits)
+    with pytest.raises(InvalidRequestError, match="already begun"):
+        await deliver(begins)
+    assert effects() == 0
+    await deliver(in_a_savepoint)
+    assert effects() == 1
+    await deliver(in_a_savepoint)
+    assert effects() == 1

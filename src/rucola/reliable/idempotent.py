@@ -158,6 +158,24 @@ class _Options(NamedTuple):
     transaction: BusinessTransaction | None
 
 
+class _EffectSession(Session):
+    """The session of a delivery. Its listener cannot commit it: without the `done` row, the effect could be repeated.
+
+    The transaction is begun before the listener is called, so a `session.begin()` of its own is an error, too.
+    Savepoints and a rollback are allowed.
+    """
+
+    def commit(self) -> None:
+        raise ReliableError(
+            "a listener with @idempotent must not commit its session: its changes are committed when it returns, "
+            "together with the record that the message is done"
+        )
+
+
+def _commit_effect(session: Session) -> None:
+    Session.commit(session)
+
+
 class _Listener:
     """The steps of a delivery, shared by both kinds of listener."""
 
@@ -376,10 +394,15 @@ class _AsyncListener(_Listener):
         self._renewals.add(renewing)
         renewing.add_done_callback(self._renewals.discard)
         try:
-            async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+            async with AsyncSession(
+                self._business.engine,  # type: ignore[arg-type]
+                expire_on_commit=False,
+                sync_session_class=_EffectSession,
+            ) as session:
+                await session.begin()
                 await self._handler(message, session)
                 has_stub = await session.run_sync(self._finish_session, delivery)
-                await session.commit()
+                await session.run_sync(_commit_effect)
                 return has_stub
         finally:
             # Not by a cancellation: a driver may replace it by an error of its own, and the task would renew for ever.
@@ -461,10 +484,11 @@ class _SyncListener(_Listener):
         try:
             if self._transaction is not None:
                 return self._transact_with(self._transaction, message, delivery)
-            with Session(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+            with _EffectSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+                session.begin()
                 self._handler(message, session)
                 has_stub = self._finish_session(session, delivery)
-                session.commit()
+                _commit_effect(session)
                 return has_stub
         finally:
             del self._in_flight[delivery.token]

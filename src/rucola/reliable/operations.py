@@ -377,7 +377,9 @@ def next_step(stub: StubView) -> str:
             return "nothing: it is settled, and purged later"
         case status if status == VOID:
             return "nothing: an operator voided it"
-        case status if status in (MANUAL, STUCK, DEAD):
+        case status if status == DEAD:
+            return "nothing by itself: fix the consumer and redrive its dead letter, or resend, confirm or void it"
+        case status if status in (MANUAL, STUCK):
             return "nothing by itself: resend, confirm or void it"
         case _:
             return ""
