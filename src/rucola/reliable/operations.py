@@ -185,7 +185,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
 def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
     """Make stubs due now with a new send count, except CONFIRMED ones; return how many were changed.
 
-    Their ages begin anew, so that the next check does not find them STUCK at once.
+    Their ages restart, so that the next check does not find them STUCK at once.
     """
     stub = tables.stub
     return connection.execute(

@@ -10,7 +10,7 @@
 
 MANUAL, STUCK and DEAD raise an alert. A confirmation settles a stub from each of these states. So does VOID, an
 operator's command, unless the stub is CONFIRMED: a confirmation wins. An operator reopens a stub by a resend (NEW) or,
-if it is DEAD, by a redrive of its dead letter (SENT): its count of sends and all its ages then begin anew.
+if it is DEAD, by a redrive of its dead letter (SENT): its count of sends and all its ages then restart.
 
 A sent stub is lost for a group if the group has no receipt of it and one of these holds:
 
