@@ -20,7 +20,8 @@ hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
 pytest_plugins = ["support.database_fixtures"]
-for _name in NAMESRV_VARIABLES:  # a developer's own cluster must get no message of a test
+# A developer's own cluster must get no message of a test, and no command of one may change a developer's database.
+for _name in (*NAMESRV_VARIABLES, "RUCOLA_DATABASE"):
     os.environ.pop(_name, None)
 
 ARCHIVES = Path(__file__).parent / "golden"

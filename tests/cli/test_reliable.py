@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from rucola.cli.main import main
 from rucola.client import Message
 from rucola.reliable import Outbox, Tables
+from rucola.reliable.migration import VERSION
 from support.servers import run, server
 
 
@@ -159,7 +160,73 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     assert not missing.exists()
     assert "lower-case letters" in shop.ask("list", "--prefix", "Bad-", code=2)
     assert "migrate" in shop.ask("init", code=1)
-    assert "1.0" in shop.ask("migrate")
+    assert VERSION in shop.ask("migrate")
     assert run("reliable", "list").returncode == 2
     refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=2)
     assert "--mail-to" in refused
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "list --older-than {}",
+        "purge --older-than {} --yes",
+        "relay --lease {}",
+        "relay --confirm-timeout {}",
+        "list --limit 99999999999999999999",
+        "relay --max-sends 99999999999999999999",
+    ],
+)
+@pytest.mark.parametrize("number", ["nan", "inf", "1e30", "-1", "soon"])
+def test_numbers_that_no_clock_knows_are_refused(shop: Shop, line: str, number: str) -> None:
+    command, *arguments = line.format(number).split()
+    assert "Invalid value" in shop.ask(command, *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--mail-to", "ops@example.org"), "--smtp HOST:PORT"),
+        (("--smtp", "localhost:25"), "--mail-to"),
+        (("--webhook", "example.org/alerts"), "write https://HOST/PATH"),
+        (("--webhook", "file:///etc/passwd"), "write https://HOST/PATH"),
+        (("--prefix", "Bad-"), "lower-case letters"),
+        (("--database", "nonsense"), "write sqlite:///FILE"),
+    ],
+)
+def test_relay_refuses_alerts_that_would_not_arrive_and_wrong_names(
+    shop: Shop, options: tuple[str, ...], words: str
+) -> None:
+    assert words in shop.ask("relay", "-n", "127.0.0.1:1", *options, code=2)
+
+
+def test_relay_names_a_database_that_it_cannot_reach(shop: Shop) -> None:
+    url = "postgresql+psycopg://nobody:secret@127.0.0.1:1/x"
+    said = shop.ask("relay", "-n", "127.0.0.1:1", "--database", url, code=1)
+    assert "nobody:***@127.0.0.1:1/x: " in said
+    assert "check the URL" in said
+
+
+def test_migrate_creates_nothing(shop: Shop, tmp_path: Path) -> None:
+    """A mistyped URL or prefix must not look like a migration."""
+    missing = tmp_path / "missing.db"
+    assert "there is no such file" in shop.ask("migrate", "--database", f"sqlite:///{missing}", code=1)
+    assert not missing.exists()
+    assert "there are no reliability tables" in shop.ask("migrate", "--prefix", "other_", code=1)
+    assert "there are no reliability tables" in shop.ask("list", "--prefix", "other_", code=1)
+
+
+def test_show_says_what_it_could_not_search(shop: Shop) -> None:
+    said = shop.ask("show", "unknown", "-n", "127.0.0.1:1", "-t", "Orders", code=1)
+    assert "there is no message 'unknown' in the tables" in said
+    assert "not searched: brokers: no name server answers" in said
+
+
+def test_export_that_fails_leaves_nothing_behind(shop: Shop, tmp_path: Path) -> None:
+    out, missing = tmp_path / "out", tmp_path / "missing.db"
+    assert "there is no such file" in shop.ask("export", str(out), "--database", f"sqlite:///{missing}", code=1)
+    assert "there are no reliability tables" in shop.ask("export", str(out), "--prefix", "other_", code=1)
+    assert "which is missing" in shop.ask("export", str(out), "--brokerName", "broker-a", code=2)
+    assert "no name server answers" in shop.ask("export", str(out), "-n", "127.0.0.1:1", code=1)
+    assert not out.exists()
+    assert not missing.exists()

@@ -22,7 +22,7 @@ from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
 from support.outbox import add, relay, statuses, until
 
-STUB = StubView("M", "T", "SENT", ("g",), None, 1, "b", 0, 7, 1000, 60_000, 1, None, None)
+STUB = StubView("M", "T", "SENT", ("g",), None, 1, "b", 0, 7, 1000, 60_000, 1, None, None, None)
 HELD, RECEIVED = ReceiptView("g", 0, 7, 5000, 20_000), ReceiptView("g", 0, 7, 5000, None)
 
 
@@ -71,6 +71,11 @@ def test_dead_letter_of_a_message_that_was_sent_again_is_over() -> None:
     resent = Brokers([copy("T"), copy("%DLQ%g", 16), copy("T", at_ms=2)], {"g": 0}, {})
     (group,) = join(message(), resent).groups
     assert group.place == "in the queue, 0 messages before it"
+    to_group = [copy("T"), copy("%RETRY%g", 16), copy("%DLQ%g", 16, at_ms=2), copy("%RETRY%g", at_ms=3)]
+    (group,) = join(message(STUB, RECEIVED), Brokers(to_group, {}, {})).groups
+    assert "dead letter" not in group.place
+    (group,) = join(message(STUB, RECEIVED), Brokers([*to_group, copy("%DLQ%g", at_ms=4)], {}, {})).groups
+    assert "dead letter" in group.place
 
 
 def test_copies_of_broker_and_archive_are_told_apart() -> None:
@@ -144,4 +149,4 @@ async def test_show_follows_a_message_to_the_dead_letters_and_into_the_archive(
     assert "brokers    incomplete: no name server answers" in away.stdout
     assert "archived" in away.stdout
     missing = await asyncio.to_thread(show, sqlite_db, "unknown", "--archive", str(lake), code=1)
-    assert "there is no message unknown" in missing.stderr
+    assert "there is no message 'unknown'" in missing.stderr

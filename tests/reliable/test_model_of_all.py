@@ -22,7 +22,7 @@ from sqlalchemy import Row, func, select, update
 
 from rucola.reliable import lane_leases, operations, stub_claims
 from rucola.reliable.database import Database
-from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, decide
+from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, decide
 from rucola.reliable.schema import LANES, MANUAL, NEW, SENT, now_ms
 from rucola.reliable.stub_checks import receipts_of, sent_stub_of
 from rucola.reliable.stub_claims import Outcome
@@ -52,6 +52,7 @@ class ModelBroker:
         self.retries: Counter[str] = Counter()
         self.to_retry: list[str] = []
         self.dead_letters: Counter[str] = Counter()
+        self.redriven: Counter[str] = Counter()
 
     def wipe(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -73,6 +74,7 @@ class Reliability(RuleBasedStateMachine):
         self.workers: list[tuple[Worker, int | None]] = []
         self.alerted: set[str] = set()
         self.settled_by_operator: set[str] = set()
+        self.copies: list[tuple[str, Position | None]] = []
         self.added = 0
 
     def run_sql(self, work: Any, *arguments: Any, **options: Any) -> Any:
@@ -220,6 +222,31 @@ class Reliability(RuleBasedStateMachine):
     def resend(self, message_id: str) -> None:
         self.run_sql(operations.resend, [message_id])
 
+    @rule(only_group=st.booleans())
+    def redrive(self, only_group: bool) -> None:
+        """Send a copy of each dead letter. A run that comes after one that was interrupted finds the copies."""
+        broker = self.broker
+        self.copies = []
+        for message_id, letters in broker.dead_letters.items():
+            if broker.redriven[message_id] == letters:
+                self.copies.append((message_id, None))
+                continue
+            broker.redriven[message_id] = letters
+            if only_group:
+                broker.to_retry.append(message_id)
+                self.copies.append((message_id, None))
+            else:
+                broker.queue.append(message_id)
+                self.copies.append((message_id, Position("T", "b", 0, len(broker.queue) - 1)))
+
+    @precondition(lambda self: bool(self.copies))
+    @rule()
+    def reopen(self) -> None:
+        """The second half of a redrive, for one message; without it, the run was interrupted."""
+        message_id, position = self.copies.pop(0)
+        if self.run_sql(operations.reopen, message_id, GROUP, position, 60_000):
+            RESULTS["a DEAD stub was reopened"] += 1
+
     # Longer stories, which random steps seldom tell.
 
     @rule(failures=st.integers(1, MAX_RECONSUME_TIMES + 1))
@@ -268,7 +295,8 @@ class Reliability(RuleBasedStateMachine):
     def hours_pass(self, hours: int) -> None:
         tables = self.world.tables
         with self.world.engine.begin() as connection:
-            connection.execute(update(tables.stub).values(created_at=tables.stub.c.created_at - hours * HOUR_MS))
+            for column in (tables.stub.c.created_at, tables.stub.c.reopened_at):
+                connection.execute(update(tables.stub).values({column: column - hours * HOUR_MS}))
             connection.execute(update(tables.receipt).values(received_at=now_ms() - hours * HOUR_MS))
         self.time_passes()
 
@@ -290,6 +318,9 @@ class Reliability(RuleBasedStateMachine):
         self.workers.clear()
         self.batches.clear()
         for number in range(40):
+            # What a group has received and lost with a disk, as a retry or a redriven copy, becomes STUCK.
+            if number == 20:
+                self.hours_pass(24)
             self.time_passes()
             self.claim("a", KeyedResend.MANUAL, True)
             self.send("a", "stored")
@@ -345,4 +376,4 @@ def test_each_message_is_done_once_or_alerted() -> None:
         ),
     )
     print(dict(RESULTS))
-    assert {"CONFIRMED", "MANUAL", "STUCK", "DEAD"} <= set(RESULTS)
+    assert {"CONFIRMED", "MANUAL", "STUCK", "DEAD", "a DEAD stub was reopened"} <= set(RESULTS)

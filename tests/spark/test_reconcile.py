@@ -23,18 +23,18 @@ from rucola.message.ids import unique_id
 from rucola.message.properties import UNIQ_KEY
 from rucola.message.topics import dlq_topic
 from rucola.reliable import ReliableError, SchemaError, operations, receipts, table_ranges
-from rucola.reliable.operations import LEAST_PURGE_AFTER_MS, SeenStub
+from rucola.reliable.operations import SeenStub
 from rucola.reliable.policy import KeyedResend, Policy
 from rucola.reliable.receipts import GroupDelivery, claim
 from rucola.reliable.schema import CONFIRMED, DEAD, MANUAL, NEW, SENT, STATUSES, STUCK, VOID
-from rucola.spark.jobs import archive, reconcile, table_export
-from rucola.spark.jobs.reconcile import LISTS, ReconcileResult
+from rucola.spark.jobs import reconcile, table_export
+from rucola.spark.jobs.reconcile import LISTS
 from rucola.spark.jobs.reconciled_log import Commit, LogSources, log_sources
 from rucola.spark.jobs.table_export import TableSource
-from rucola.spark.session import LazySession
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
 from support.outbox import stubs
+from support.reconcile_scenario import BROKER, NEVER_STORED, check_lists, make_scenario, rows, source_of
 from support.reconciled import (
     HOUR_MS,
     commit,
@@ -43,25 +43,10 @@ from support.reconciled import (
     put_receipt,
     put_stub,
     relay_decisions,
-    write_offsets,
 )
 from support.small_store import SmallStore
 
 pytestmark = pytest.mark.spark
-
-BROKER = "broker-a"
-
-
-def source_of(db: OutboxDatabase) -> TableSource:
-    return TableSource(db.url, db.tables.prefix)
-
-
-def rows(out: Path, name: str, *columns: str) -> set[Any]:
-    """Some columns of a list."""
-    found = [tuple(row[column] for column in columns) for row in pq.read_table(out / name).to_pylist()]
-    assert len({*found}) == len(found)
-    return {each[0] for each in found} if len(columns) == 1 else {*found}
-
 
 # The resend set.
 
@@ -85,6 +70,7 @@ def random_stub(rng: random.Random, now: int, sent: list[tuple[str, int, int]], 
         "queue_offset": rng.choice([offset, offset, rng.randrange(40), None]) if has_position else None,
         "lease_until": rng.choice([0, 0, 0, now + HOUR_MS]),
         "created_at": now - rng.choice([HOUR_MS, HOUR_MS, 30 * HOUR_MS]),
+        "reopened_at": rng.choice([None, None, now - HOUR_MS // 2, now - 30 * HOUR_MS]),
         "due_at": now + rng.choice([-1000, -1000, -1000, HOUR_MS]),
     }
 
@@ -116,7 +102,7 @@ def test_resend_set_is_the_selection_of_the_relay(
     for short, queues in {"a": (0, 1, 2), "b": (0, 3)}.items():
         offsets = [(MessageQueue(topic, broker, queue_id), rng.randrange(12)) for queue_id in queues]
         offsets[-1] = (offsets[-1][0], 500)  # beyond the end of the queue, which the relay does not trust
-        asyncio.run(commit(shared_rocketmq, groups[short], offsets))
+        asyncio.run(commit(shared_rocketmq.namesrv, groups[short], offsets))
     letters = dlq_topic(groups["a"])
     shared_rocketmq.create_topic(letters, 1)
     dead = rng.sample(sent, 10)
@@ -161,96 +147,13 @@ def test_resend_set_is_the_selection_of_the_relay(
 # The lists.
 
 
-def make_scenario(db: OutboxDatabase, folder: Path) -> LogSources:
-    """A store of broker-a, a lake of broker-b, and stubs in every relation to them; billing has consumed to 7.
-
-    The offset of `ahead` is beyond the end of its queue: it was committed in a queue that the broker lost.
-    """
-    now = database_ms(db)
-    store = SmallStore(folder / "store")
-    for number in range(5):  # one file of the log, which expires
-        store.put(queue_id=0, body=bytes(710), at_ms=now - HOUR_MS, UNIQ_KEY=f"X{number}")
-    for number in range(5, 12):
-        store.put(queue_id=0, at_ms=now if number == 11 else now - HOUR_MS, UNIQ_KEY=f"M{number}")
-    store.put(queue_id=2, at_ms=now - LEAST_PURGE_AFTER_MS - HOUR_MS, UNIQ_KEY="OLD")
-    store.put("Others", at_ms=now - HOUR_MS, UNIQ_KEY="FOREIGN")
-    store.put("%RETRY%billing", at_ms=now - HOUR_MS, UNIQ_KEY="M6")
-    min((store.path / "commitlog").iterdir()).unlink()
-    write_offsets(store.path, {"T@billing": {0: 7}, "T@stock": {0: 9}, "T@ahead": {0: 99}})
-    archived = SmallStore(folder / "archived")
-    archived.put(at_ms=now - HOUR_MS, UNIQ_KEY="B0")
-    lake = folder / "lake"
-    archive.run(LazySession("tests", use_spark=False), archived.path, lake, broker_name="broker-b")
-
-    def at(offset: int, broker: str = BROKER, queue_id: int = 0) -> dict[str, Any]:
-        return {"broker": broker, "queue_id": queue_id, "queue_offset": offset}
-
-    put_stub(db, "M5", **at(5))
-    put_stub(db, "M6", **at(6))
-    put_receipt(db, "M6")
-    put_stub(db, "M7", **at(7), awaiting=",billing,stock,")
-    put_done(db, "M7", "stock")
-    put_stub(db, "M8", status=CONFIRMED, awaiting=",", **at(8))
-    put_done(db, "M8")
-    put_stub(db, "M10", **at(10), awaiting=",ahead,")
-    put_stub(db, "GONE", **at(8))
-    put_stub(db, "GONE-VOID", status=VOID, **at(8))
-    put_stub(db, "GONE-KEYED", **at(9), shard_key="k")
-    put_stub(db, "BEYOND", **at(50))
-    put_stub(db, "YOUNG", created_at=now, due_at=now + HOUR_MS, **at(60))
-    put_stub(db, "NO-QUEUE", status=CONFIRMED, awaiting=",", **at(0, queue_id=1))
-    put_stub(db, "EXPIRED", status=STUCK, **at(2))
-    put_stub(db, "ELSEWHERE", **at(0, "broker-z"))
-    put_stub(db, "B0", **at(0, "broker-b"))
-    put_stub(db, "B9", **at(9, "broker-b"))
-    put_stub(db, "EARLY", due_at=now + HOUR_MS, **at(6))
-    put_stub(db, "FRESH", status=NEW, sends=0, awaiting=",")
-    put_stub(db, "FIRST", status=MANUAL, sends=3, shard_key="key")
-    put_stub(db, "SECOND", status=NEW, sends=0, shard_key="key")
-    put_done(db, "NO-STUB")
-    put_done(db, "NO-STUB-OLD", ago_ms=LEAST_PURGE_AFTER_MS + HOUR_MS)
-    return log_sources([store.path, lake], [BROKER])
-
-
-RESEND = {("M5", True), ("M7", True), ("BEYOND", True), ("EARLY", False), ("FRESH", True)}
-NEVER_STORED = {
-    ("GONE", "absent"),
-    ("GONE-KEYED", "absent"),
-    ("EARLY", "absent"),
-    ("BEYOND", "beyond the end"),
-    ("NO-QUEUE", "beyond the end"),
-}
-NEVER_RECEIVED = {
-    ("M5", "billing", "passed"),
-    ("M7", "billing", "waiting"),
-    ("M10", "ahead", "waiting"),
-    ("B0", "billing", "waiting"),
-}
-WITHOUT_STUB = {("done", "NO-STUB"), ("message", "M9")}
-UNKNOWN = {
-    ("never_stored", "expired", 1),
-    ("never_stored", "not covered", 1),
-    ("never_stored", "not archived", 1),
-    ("without_stub", "may be purged", 2),
-}
-
-
-def check_lists(result: ReconcileResult, out: Path) -> None:
-    assert rows(out, "resend", "messageId", "isDue") == RESEND
-    assert rows(out, "never_stored", "messageId", "reason") == NEVER_STORED
-    assert rows(out, "never_received", "messageId", "group", "state") == NEVER_RECEIVED
-    assert rows(out, "without_stub", "kind", "messageId") == WITHOUT_STUB
-    assert {tuple(row.values()) for row in result.tables["unknown"].to_pylist()} == UNKNOWN
-    assert [result.count(name) for name in LISTS] == [5, 5, 4, 2]
-
-
 @pytest.mark.slow
 def test_lists_tell_lost_messages_from_unknown_ones(
     sqlite_db: OutboxDatabase, spark: SparkSession, tmp_path: Path
 ) -> None:
     log, out = make_scenario(sqlite_db, tmp_path), tmp_path / "out"
     result = reconcile.run(spark, source_of(sqlite_db), log, out)
-    check_lists(result, out)
+    check_lists(result.to_json(), out)
     by_status = {(row["status"], row["messages"]) for row in result.tables["stubs"].to_pylist()}
     assert {status for status, _ in by_status} == {SENT, CONFIRMED, VOID, STUCK, NEW, MANUAL}
     assert sum(messages for _, messages in by_status) == len(stubs(sqlite_db))
@@ -442,6 +345,20 @@ def test_errors_name_what_to_do(sqlite_db: OutboxDatabase, tmp_path: Path, small
         table_export.write(TableSource(sqlite_db.async_url), tmp_path / "newer")
     with pytest.raises(ReliableError, match="through SQLAlchemy"):
         table_export.source_of(TableSource("jdbc:postgresql://localhost/shop"), is_written=True)
-    for arguments in (["-n", "localhost:1"], ["-d", "sqlite://", "--yes"]):
+    for arguments, words in (
+        (["-n", "localhost:1"], "give --database"),
+        (["-d", "sqlite://", "--yes"], "give both"),
+        (["--tables", str(tmp_path), "--consumer-database", "sqlite://", "-n", "localhost:1"], "with --database"),
+        (["-d", "sqlite://", "-n", "localhost:1", "--jars", "a.jar,b.jar"], "there is no file a.jar"),
+        (["-d", "sqlite://", "-n", "nowhere"], "write host:port"),
+        (["-d", "sqlite://", "-n", "localhost:1", "--horizon", "nan"], "nan is no number"),
+    ):
         done = CliRunner(env={"RUCOLA_DATABASE": ""}).invoke(main, ["pipeline", "reconcile", *arguments])
-        assert done.exit_code == 2
+        assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+    for url in ("--database", "--consumer-database"):
+        missing = [url, f"sqlite:///{tmp_path / 'missing.db'}"]
+        done = CliRunner(env={"RUCOLA_DATABASE": sqlite_db.url}).invoke(
+            main, ["pipeline", "reconcile", *missing, "-n", "localhost:1"]
+        )
+        assert (done.exit_code, "there is no such file" in done.stderr) == (1, True)
+    assert not (tmp_path / "missing.db").exists()

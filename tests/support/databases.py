@@ -47,6 +47,14 @@ def program(name: str) -> str:
     return found
 
 
+def jdbc_driver(kind: str) -> Path:
+    """The jar of a database's JDBC driver. RuntimeError if it is not installed."""
+    path = Path("/usr/share/java") / {"postgresql": "postgresql.jar", "mariadb": "mariadb-java-client.jar"}[kind]
+    if not path.exists():
+        raise RuntimeError(MISSING.format(f"the JDBC driver {path}"))
+    return path
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -225,12 +233,16 @@ def start_postgresql(
     return DatabaseServer(directory, port, user, command, f"postgresql+psycopg://rucola@{HOST}:{port}/postgres")
 
 
-def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServer:
+def start_mariadb(
+    directory: Path, port: int, user: str | None, settings: Mapping[str, str] | None = None
+) -> DatabaseServer:
+    """Start MariaDB, with `settings` in addition to or in place of those of the tests."""
     data, socket_path = directory / "data", directory / "socket"
     if not data.exists():
         install = [
             program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db",
             "--auth-root-authentication-method=normal",
+            f"--tmpdir={directory}",  # as below: another one that starts would remove files that this one needs
         ]  # fmt: skip
         done = subprocess.run(as_user(user, install), capture_output=True, text=True)
         if done.returncode:
@@ -240,6 +252,7 @@ def start_mariadb(directory: Path, port: int, user: str | None) -> DatabaseServe
         f"--tmpdir={directory}",  # at its start a server removes temporary files, those of others included
         f"--socket={socket_path}", "--innodb-flush-log-at-trx-commit=2", "--innodb-log-file-size=256M",
         "--innodb-buffer-pool-size=256M", "--max-allowed-packet=64M", "--skip-name-resolve",
+        *(f"--{name}={value}" for name, value in (settings or {}).items()),
     ]  # fmt: skip
     server = DatabaseServer(
         directory, port, user, command, f"mysql+pymysql://root@{HOST}:{port}/rucola?charset=utf8mb4"

@@ -60,9 +60,9 @@ def write_offsets(store: Path, offsets: Mapping[str, Mapping[int, int]]) -> None
     (store / "config" / "consumerOffset.json").write_text(dumps_pretty({"offsetTable": offsets}))
 
 
-async def commit(rocketmq: RocketMQ, group: str, offsets: Iterable[tuple[MessageQueue, int]]) -> None:
+async def commit(namesrv: str, group: str, offsets: Iterable[tuple[MessageQueue, int]]) -> None:
     """Commit offsets of a group at a live broker."""
-    async with PullConsumer(group, rocketmq.namesrv) as consumer:
+    async with PullConsumer(group, namesrv) as consumer:
         for queue, offset in offsets:
             await consumer.queues(queue.topic)
             await consumer.commit(queue, offset)

@@ -11,7 +11,7 @@ from rucola.admin.name_servers import parse_order_conf
 from rucola.admin.offsets import ResetResult
 from rucola.admin.queries import MAX_LONG, PAGE, KeyQuery, KeyQueryResult
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
-from rucola.admin.redrive import REDRIVE_GROUP, RedriveResult, RedriveStatus
+from rucola.admin.redrive import REDRIVE_GROUP, AfterRedrive, RedriveResult, RedriveStatus
 from rucola.admin.traces import MessageTraceView, TracedDelivery
 from rucola.admin.traffic import GroupTraffic, TopicTraffic, Traffic
 from rucola.message import MessageExt
@@ -31,6 +31,7 @@ __all__ = [
     "TOOLS_GROUP",
     "TRACE_TOPIC",
     "AdminClient",
+    "AfterRedrive",
     "ConsumeStats",
     "ConsumerConnection",
     "ConsumerRunningInfo",

@@ -17,6 +17,7 @@ from rucola.admin.offsets import OffsetAdmin
 from rucola.admin.queue_reader import TOOLS_GROUP, chunks, read_queue
 from rucola.admin.redrive import (
     REDRIVE_GROUP,
+    AfterRedrive,
     Redrive,
     RedriveLocks,
     RedrivenCopies,
@@ -137,12 +138,14 @@ class DeadLetterAdmin:
         only_group: bool = False,
         per_second: float | None = None,
         dry_run: bool = False,
+        after: AfterRedrive | None = None,
     ) -> AsyncGenerator[RedriveResult, None]:
         """Re-drive the dead letters with these ids, or all stored from `begin_ms` to `end_ms`, inclusive.
 
         `only_group` sends to `%RETRY%group` instead of the topic that each message came from; `per_second` limits the
-        rate. Each result is yielded when its dead letter is complete; closing the iterator ends the run. ConfigError if
-        another run holds a queue, TopicNotFound if the group has no dead letter queue.
+        rate. `after` is called for each dead letter that has a copy. Each result is yielded when its dead letter is
+        complete; closing the iterator ends the run. ConfigError if another run holds a queue, TopicNotFound if the
+        group has no dead letter queue.
         """
         queues = await self._queues(group)
         # No retries, so that no copy is stored twice. The frame limit as maximum size, because a message that one
@@ -153,8 +156,9 @@ class DeadLetterAdmin:
             client_id = producer.instance.client_id
             locks = None if dry_run else RedriveLocks(self._requests, self._cluster, client_id)
             run = Redrive(
-                group, producer, self._topics, self._copies, locks, only_group=only_group, per_second=per_second
-            )
+                group, producer, self._topics, self._copies, locks,
+                only_group=only_group, per_second=per_second, after=after,
+            )  # fmt: skip
             async with PullConsumer(REDRIVE_GROUP, instance=producer.instance) as consumer:
                 try:
                     if offset_msg_ids:

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.message_track import REDRIVEN_FROM
@@ -34,6 +35,7 @@ from rucola.admin.requests import AdminRequests
 from rucola.admin.topics import TopicAdmin
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.producer.producer import Producer
+from rucola.client.producer.send_request import SendResult
 from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.message import Message, MessageExt, properties
 from rucola.message.topics import retry_topic
@@ -84,6 +86,18 @@ class RedriveResult:
     status: RedriveStatus
     # Why it failed.
     reason: str = ""
+    # Position of the copy, if it was sent now.
+    sent: SendResult | None = None
+    # Whether `AfterRedrive` returned True.
+    is_reopened: bool = False
+
+
+AfterRedrive: TypeAlias = Callable[[RedriveResult], Awaitable[bool]]
+"""Called for each dead letter that has a copy, before the offset moves past it.
+
+Returns whether it reopened what had waited for the message. An exception ends the run in front of the dead letter, so
+that the next run calls it again.
+"""
 
 
 class RedrivenCopies:
@@ -156,7 +170,7 @@ class RedriveLocks:
 class Redrive:
     """One run: its locks and rate, and the decision for each dead letter.
 
-    `locks` is None for a dry run, which neither locks nor sends nor commits.
+    `locks` is None for a dry run, which neither locks nor sends nor commits, nor calls `after`.
     """
 
     def __init__(
@@ -169,7 +183,9 @@ class Redrive:
         *,
         only_group: bool,
         per_second: float | None,
+        after: AfterRedrive | None,
     ) -> None:
+        self._after = after
         self._group = group
         self._producer = producer
         self._topics = topics
@@ -215,7 +231,17 @@ class Redrive:
             await consumer.commit(queue, offset)
 
     async def redrive(self, message: MessageExt) -> RedriveResult:
-        """Send a copy of one dead letter, unless it has one. ConfigError, which ends the run, for a lost lock."""
+        """Send a copy of one dead letter, unless it has one, and call `after`.
+
+        What ends the run: ConfigError for a lost lock, and any error of `after`.
+        """
+        result = await self._send_copy(message)
+        has_copy = result.status in (RedriveStatus.SENT, RedriveStatus.DONE_BEFORE)
+        if has_copy and self._after is not None and self._locks is not None:
+            result.is_reopened = await self._after(result)
+        return result
+
+    async def _send_copy(self, message: MessageExt) -> RedriveResult:
         await self._renew_locks()
         origin = message.properties.get(properties.RETRY_TOPIC)
         topic = retry_topic(self._group) if self._only_group else origin
@@ -232,10 +258,10 @@ class Redrive:
             return RedriveResult(message, topic, RedriveStatus.WOULD_SEND)
         await self._wait_for_rate_limit()
         try:
-            await self._producer.send(_copy(message, topic, keep_origin=self._only_group))
+            sent = await self._producer.send(_copy(message, topic, keep_origin=self._only_group))
         except MQError as error:
             return RedriveResult(message, topic, RedriveStatus.FAILED, str(error))
-        return RedriveResult(message, topic, RedriveStatus.SENT)
+        return RedriveResult(message, topic, RedriveStatus.SENT, sent=sent)
 
     async def _wait_for_rate_limit(self) -> None:
         # A low rate can take longer than the locks last: wake up to renew them.

@@ -5,6 +5,7 @@ A value that no server and no file can make valid is a wrong command line: exit 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from datetime import datetime
@@ -86,6 +87,22 @@ class AddressType(click.ParamType[str]):
         if not given:
             self.fail(f"{value!r} is no address: write host:port", param, ctx)
         return str(value)
+
+
+class DurationRange(click.FloatRange):
+    """A number of seconds or hours. Unlike a FloatRange it has an end, and NaN is not in it."""
+
+    name = "duration"
+    LONGEST: Final = 1e9
+
+    def __init__(self, least: float = 0) -> None:
+        super().__init__(least, self.LONGEST)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        converted = float(super().convert(value, param, ctx))
+        if math.isnan(converted):
+            self.fail(f"{value} is no number", param, ctx)
+        return converted
 
 
 TIME: Final = TimeType()

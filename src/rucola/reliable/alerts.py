@@ -13,12 +13,15 @@ import asyncio
 import json
 import logging
 import smtplib
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from email.message import EmailMessage
 from typing import Final, Protocol
 
 import msgspec
+
+from rucola.reliable.errors import ReliableError
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ BROKER_AWAY: Final = "BROKER_AWAY"
 _WHAT_HELPS: Final = {
     "MANUAL": "They are not sent again automatically. Inspect one with `show`, then `resend` or `void` it.",
     "STUCK": "A group has not confirmed them. Check that it is running; `resend` delivers them again.",
-    "DEAD": "Fix the consumer, then run `rucola admin redriveDlq -g GROUP` to deliver them again.",
+    "DEAD": "Fix the consumer, then run `rucola admin redriveDlq -g GROUP --database URL` to deliver them again.",
     BROKER_AWAY: "Messages wait in the outbox and are sent when a broker is reachable again.",
 }
 
@@ -71,7 +74,13 @@ def log_sink(alert: Alert) -> None:
 
 
 def webhook_sink(url: str, timeout_s: float = TIMEOUT_S) -> Sink:
-    """Return a sink that posts the alert's fields and its text, as `text`, as a JSON object."""
+    """Return a sink that posts the alert's fields and its text, as `text`, as a JSON object.
+
+    ReliableError unless it is a URL of HTTP: otherwise no alert would ever arrive.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ReliableError(f"{url!r} is no address for alerts: write https://HOST/PATH")
 
     def post(alert: Alert) -> None:
         body = json.dumps(msgspec.to_builtins(alert) | {"text": alert.text()}).encode()

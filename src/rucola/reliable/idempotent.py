@@ -136,9 +136,13 @@ def idempotent(
 
 
 class IdempotentFunction(Protocol):
-    """A listener for `PushConsumer.listen`; a coroutine function if its handler is one."""
+    """A listener for `PushConsumer.listen`; a coroutine function if its handler is one.
+
+    A consumer of another group, or a broadcasting one, refuses it.
+    """
 
     counts: DeliveryCounts
+    clustering_group: str
 
     def __call__(self, message: MessageExt, /) -> Any: ...
 
@@ -152,6 +156,24 @@ class _Options(NamedTuple):
     lease_ms: int
     unknown: UnknownMessage
     transaction: BusinessTransaction | None
+
+
+class _EffectSession(Session):
+    """The session of a delivery. Its listener cannot commit it: without the `done` row, the effect could be repeated.
+
+    The transaction is begun before the listener is called, so a `session.begin()` of its own is an error, too.
+    Savepoints and a rollback are allowed.
+    """
+
+    def commit(self) -> None:
+        raise ReliableError(
+            "a listener with @idempotent must not commit its session: its changes are committed when it returns, "
+            "together with the record that the message is done"
+        )
+
+
+def _commit_effect(session: Session) -> None:
+    Session.commit(session)
 
 
 class _Listener:
@@ -184,6 +206,12 @@ class _Listener:
     def function(self) -> IdempotentFunction:
         """Return the listener as a function with the handler's name and documentation."""
         raise NotImplementedError
+
+    def _labelled(self, function: Any) -> IdempotentFunction:
+        function.counts = self.counts
+        function.clustering_group = self.group
+        listener: IdempotentFunction = function
+        return listener
 
     def _steps(self, message: MessageExt) -> Steps:
         """Handle one delivery: yield operations, receive their results, and raise errors for the consumer."""
@@ -319,7 +347,7 @@ class _AsyncListener(_Listener):
         async def listen(message: MessageExt) -> None:
             await self._consume(message)
 
-        return _with_counts(listen, self.counts)
+        return self._labelled(listen)
 
     async def _consume(self, message: MessageExt) -> None:
         steps = self._steps(message)
@@ -366,10 +394,15 @@ class _AsyncListener(_Listener):
         self._renewals.add(renewing)
         renewing.add_done_callback(self._renewals.discard)
         try:
-            async with AsyncSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+            async with AsyncSession(
+                self._business.engine,  # type: ignore[arg-type]
+                expire_on_commit=False,
+                sync_session_class=_EffectSession,
+            ) as session:
+                await session.begin()
                 await self._handler(message, session)
                 has_stub = await session.run_sync(self._finish_session, delivery)
-                await session.commit()
+                await session.run_sync(_commit_effect)
                 return has_stub
         finally:
             # Not by a cancellation: a driver may replace it by an error of its own, and the task would renew for ever.
@@ -408,7 +441,7 @@ class _SyncListener(_Listener):
         def listen(message: MessageExt) -> None:
             self._consume(message)
 
-        return _with_counts(listen, self.counts)
+        return self._labelled(listen)
 
     def _consume(self, message: MessageExt) -> None:
         steps = self._steps(message)
@@ -451,10 +484,11 @@ class _SyncListener(_Listener):
         try:
             if self._transaction is not None:
                 return self._transact_with(self._transaction, message, delivery)
-            with Session(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+            with _EffectSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
+                session.begin()
                 self._handler(message, session)
                 has_stub = self._finish_session(session, delivery)
-                session.commit()
+                _commit_effect(session)
                 return has_stub
         finally:
             del self._in_flight[delivery.token]
@@ -496,12 +530,6 @@ class _SyncListener(_Listener):
                     )
                 except Exception as error:
                     logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
-
-
-def _with_counts(function: Any, counts: DeliveryCounts) -> IdempotentFunction:
-    function.counts = counts
-    listener: IdempotentFunction = function
-    return listener
 
 
 def delivery_of(message: MessageExt, group: str) -> GroupDelivery:

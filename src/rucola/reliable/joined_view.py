@@ -142,8 +142,11 @@ def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[
     # Retries and dead letters of a copy that was sent before the last one, by a resend, are over.
     last_ms = max((copy.store_timestamp for copy in copies if not copy.topic.startswith("%")), default=0)
     later = [copy for copy in copies if copy.store_timestamp >= last_ms]
-    dead = [copy for copy in later if copy.topic == dlq_topic(group)]
-    retried = [copy.reconsume_times for copy in later if copy.topic == retry_topic(group)]
+    retries = [copy for copy in later if copy.topic == retry_topic(group)]
+    retried_ms = max((copy.store_timestamp for copy in retries), default=0)
+    # A copy in the retry topic that is younger than the dead letter is the redriven one.
+    dead = [copy for copy in later if copy.topic == dlq_topic(group) and copy.store_timestamp >= retried_ms]
+    retried = max((copy.reconsume_times for copy in retries), default=0)
     receipt: ReceiptView | None = next((each for each in message.receipts if each.group == group), None)
     backlog = brokers.backlog.get(group)
     if group in message.done:
@@ -154,10 +157,12 @@ def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[
     if receipt is not None and receipt.held_for_ms is not None:
         return GroupPlace(group, "in process by a worker", "the worker commits, or its lease ends")
     if dead:
-        then = f"nothing by itself: fix the consumer, then `rucola admin redriveDlq -g {group}` or `resend`"
+        then = (
+            f"nothing by itself: fix the consumer, then `rucola admin redriveDlq -g {group} --database URL` or `resend`"
+        )
         return GroupPlace(group, f"dead letter, offset {dead[-1].queue_offset} of {dead[-1].topic}", then)
     if retried:
-        return GroupPlace(group, f"failed and returned to the broker {max(retried)} times", "the broker delivers again")
+        return GroupPlace(group, f"failed and returned to the broker {retried} times", "the broker delivers again")
     if receipt is not None:
         return GroupPlace(group, "received, not done", "the broker delivers it again")
     if not is_awaited:

@@ -21,7 +21,7 @@ from rucola.reliable.schema import Tables
 if TYPE_CHECKING:
     from alembic.config import Config
 
-VERSION: Final = "1.0"
+VERSION: Final = "1.1"
 """Schema version of this program, the newest in `migrations/versions`."""
 
 DATABASES: Final = {

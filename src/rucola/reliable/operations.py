@@ -2,6 +2,7 @@
 
 hasten     makes stubs due now that a program has seen, unless they have changed since; the next relay decides
 resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new send count; the next relay sends it
+reopen     from DEAD, when a copy of the dead letter was sent: SENT, so that the relay waits for the confirmation again
 confirm    for one group or all: an operator has verified the effect
 void       consumers drop the message and no relay sends it; refused if CONFIRMED, since a confirmation wins
 purge      deletes, a thousand rows at a time, rows that are too old for any duplicate
@@ -33,6 +34,7 @@ from sqlalchemy import (
 )
 
 from rucola.reliable.outbox import awaited
+from rucola.reliable.policy import Position
 from rucola.reliable.receipts import confirm as confirm_group
 from rucola.reliable.schema import CONFIRMED, DEAD, MANUAL, NEW, SENT, STATUSES, STUCK, VOID, Tables, now_ms
 
@@ -59,6 +61,7 @@ class StubView(msgspec.Struct, frozen=True, rename="camel"):
     due_in_ms: int | None
     created_at: int
     confirmed_at: int | None
+    reopened_at: int | None
     error: str | None
 
 
@@ -180,13 +183,43 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
 
 
 def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
-    """Make stubs due now with a new send count, except CONFIRMED ones; return how many were changed."""
+    """Make stubs due now with a new send count, except CONFIRMED ones; return how many were changed.
+
+    Their ages restart, so that the next check does not find them STUCK at once.
+    """
     stub = tables.stub
     return connection.execute(
         update(stub)
         .where(stub.c.message_id.in_(message_ids), stub.c.status != CONFIRMED)
-        .values(status=NEW, sends=0, due_at=now_ms(), error=None, broker=None, queue_id=None, queue_offset=None)
-    ).rowcount
+        .values(
+            status=NEW, sends=0, due_at=now_ms(), error=None, broker=None, queue_id=None, queue_offset=None,
+            reopened_at=now_ms(),
+        )
+    ).rowcount  # fmt: skip
+
+
+def reopen(
+    connection: Connection, tables: Tables, message_id: str, group: str, position: Position | None, wait_ms: int
+) -> bool:
+    """Set a DEAD stub to SENT, since a copy of the group's dead letter was sent; return whether it was changed.
+
+    `position` is that of a copy in the stub's own topic, which every group receives; it is None for a copy in the
+    retry topic, which only this group receives: then a stub that awaits other groups stays DEAD, since one of these may
+    have a dead letter, too. The copy is checked after `wait_ms`. Repeated, or after a confirmation or another command,
+    this changes nothing.
+    """
+    stub = tables.stub
+    values: dict[str, Any] = {"status": SENT, "sends": 1, "error": None, "reopened_at": now_ms()}
+    awaits = stub.c.awaiting == f",{group},"
+    if position is not None:
+        awaits = stub.c.awaiting.contains(f",{group},", autoescape=True) & (stub.c.topic == position.topic)
+        values |= {"broker": position.broker, "queue_id": position.queue_id, "queue_offset": position.queue_offset}
+    reopened = (
+        update(stub)
+        .where(stub.c.message_id == message_id, stub.c.status == DEAD, awaits)
+        .values(due_at=now_ms() + wait_ms, **values)
+    )
+    return connection.execute(reopened).rowcount == 1
 
 
 def hasten(connection: Connection, tables: Tables, seen: Sequence[SeenStub], *, forget_position: bool = False) -> int:
@@ -344,7 +377,9 @@ def next_step(stub: StubView) -> str:
             return "nothing: it is settled, and purged later"
         case status if status == VOID:
             return "nothing: an operator voided it"
-        case status if status in (MANUAL, STUCK, DEAD):
+        case status if status == DEAD:
+            return "nothing by itself: fix the consumer and redrive its dead letter, or resend, confirm or void it"
+        case status if status in (MANUAL, STUCK):
             return "nothing by itself: resend, confirm or void it"
         case _:
             return ""
@@ -359,6 +394,7 @@ def _view(tables: Tables) -> Select[Any]:
         (stub.c.due_at - now_ms()).label("due_in_ms"),
         stub.c.created_at,
         stub.c.confirmed_at,
+        stub.c.reopened_at,
         stub.c.error,
     )
 

@@ -9,7 +9,8 @@
                                                 └──────► DEAD    in the group's dead letter queue
 
 MANUAL, STUCK and DEAD raise an alert. A confirmation settles a stub from each of these states. So does VOID, an
-operator's command, unless the stub is CONFIRMED: a confirmation wins.
+operator's command, unless the stub is CONFIRMED: a confirmation wins. An operator reopens a stub by a resend (NEW) or,
+if it is DEAD, by a redrive of its dead letter (SENT): its count of sends and all its ages then restart.
 
 A sent stub is lost for a group if the group has no receipt of it and one of these holds:
 
@@ -126,8 +127,10 @@ class GroupState(NamedTuple):
 class SentStub(NamedTuple):
     """A sent, unconfirmed stub.
 
-    `position` is None if the position of the last send is unknown or that of a delay queue. `dead_letters` counts the
-    dead letters from before an operator resent the DEAD stub; they do not make it DEAD again.
+    `age_ms` counts from `add` or from the last time that an operator reopened the stub, which was `reopened_ms_ago`,
+    None if never. `position` is None if the position of the last send is unknown or that of a delay queue.
+    `dead_letters` counts the dead letters from before an operator reopened the DEAD stub; they do not make it DEAD
+    again.
     """
 
     sends: int
@@ -135,6 +138,7 @@ class SentStub(NamedTuple):
     age_ms: int
     position: Position | None
     dead_letters: int = 0
+    reopened_ms_ago: int | None = None
 
 
 class Decision(Enum):
@@ -153,7 +157,7 @@ def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> 
         names = ", ".join(group for group, state in groups.items() if state.dead_letters)
         return Decision.DEAD, f"in the dead letter queue of group {names}"
     for group, state in groups.items():
-        if state.received_ms_ago is not None and state.received_ms_ago >= policy.stuck_after_ms:
+        if state.received_ms_ago is not None and _work_ms(stub, state.received_ms_ago) >= policy.stuck_after_ms:
             return (
                 Decision.STUCK,
                 f"group {group} received it {_hours(state.received_ms_ago)} ago and has not confirmed",
@@ -173,6 +177,11 @@ def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> 
     if stub.is_keyed and policy.keyed_resend is KeyedResend.MANUAL:
         return Decision.MANUAL, f"{why}; sending it again would break the order of its key"
     return Decision.RESEND, why
+
+
+def _work_ms(stub: SentStub, received_ms_ago: int) -> int:
+    """Return how long a group has had the message; a reopened stub gives it the whole time again."""
+    return received_ms_ago if stub.reopened_ms_ago is None else min(received_ms_ago, stub.reopened_ms_ago)
 
 
 def is_lost(position: Position | None, state: GroupState) -> bool:

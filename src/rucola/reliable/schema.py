@@ -202,6 +202,7 @@ def _stub_columns() -> list[Column[Any]]:
         Column("created_at", BigInteger, nullable=False, default=now_ms()),
         Column("confirmed_at", BigInteger),
         Column("error", _TEXT),  # why the last send failed
+        Column("reopened_at", BigInteger),  # of an operator's last resend or redrive; ages count from it
     ]
 
 

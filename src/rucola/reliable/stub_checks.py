@@ -122,7 +122,7 @@ def sent_stub_of(row: Row[Any]) -> SentStub:
     """Convert a stub's row to the input of `decide`."""
     has_position = row.broker is not None and row.queue_offset is not None
     position = Position(row.topic, row.broker, row.queue_id, row.queue_offset) if has_position else None
-    return SentStub(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters)
+    return SentStub(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters, row.reopened_ms_ago)
 
 
 def receipts_of(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> dict[tuple[str, str], int]:

@@ -106,14 +106,15 @@ def claim_batch(
     stub = tables.stub
     names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
     names += ["queue_offset", "delay_ms", "dead_letters", "error"]
-    age_ms = (now_ms() - stub.c.created_at - stub.c.delay_ms).label("age_ms")
+    age_ms = (now_ms() - func.coalesce(stub.c.reopened_at, stub.c.created_at) - stub.c.delay_ms).label("age_ms")
+    reopened_ms_ago = (now_ms() - stub.c.reopened_at).label("reopened_ms_ago")
     is_free: ColumnElement[bool] = (stub.c.lease_until <= now_ms()) & stub.c.lane.in_(lanes)
     if connection.dialect.name == "postgresql":
         # The planner has a fixed estimate for CASE. Without statistics it would underestimate the condition itself,
         # expect fewer rows than the limit, and scan the table instead of the index.
         is_free = case((is_free, True), else_=False)
     due = (
-        select(age_ms, *(stub.c[name] for name in names), *idle_limit(connection, lease_ms))
+        select(age_ms, reopened_ms_ago, *(stub.c[name] for name in names), *idle_limit(connection, lease_ms))
         .where(stub.c.due_at <= now_ms(), is_free)
         .order_by(stub.c.due_at, stub.c.seq)
         .limit(limit)

@@ -27,7 +27,7 @@ FETCH_ROWS: Final = 10_000
 COLUMNS: Final = {
     "stub": (
         *("seq", "message_id", "topic", "shard_key", "delay_ms", "status", "awaiting", "sends", "broker", "queue_id"),
-        *("queue_offset", "dead_letters", "lease_until", "due_at", "created_at", "confirmed_at"),
+        *("queue_offset", "dead_letters", "lease_until", "due_at", "created_at", "confirmed_at", "reopened_at"),
     ),
     "receipt": ("message_id", "consumer_group", "broker", "queue_id", "queue_offset", "received_at"),
     "done": ("message_id", "consumer_group", "done_at"),

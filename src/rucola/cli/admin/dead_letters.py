@@ -15,8 +15,9 @@ from typing import IO, Any
 import click
 import msgspec
 
-from rucola.admin import AdminClient, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
+from rucola.admin import AdminClient, AfterRedrive, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
 from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, yes_option
+from rucola.cli.extras import require_reliable
 from rucola.cli.message_view import message_json
 from rucola.cli.option_types import check_window
 from rucola.cli.output import print_json, print_table, progress_bar, time_text
@@ -242,22 +243,24 @@ def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
     is_flag=True,
     help="Print which messages would be sent to which topic, and send nothing.",
 )
+@click.option(
+    "--database", envvar="RUCOLA_DATABASE", show_envvar=True,
+    help="URL of the outbox's database (`rucola reliable`): reopens the DEAD stubs of the messages, too.",
+)  # fmt: skip
+@click.option("--prefix", help="Prefix of the outbox's tables, as for `rucola reliable`.")
+@click.option("--schema", help="Database schema of the outbox's tables.")
 @yes_option
 def redrive_dlq(
-    namesrv_addr: str,
-    as_json: bool,
-    group: str,
-    msg_ids: str | None,
-    begin_ms: int | None,
-    end_ms: int | None,
-    only_group: bool,
-    per_second: float | None,
-    dry_run: bool,
-    yes: bool,
-) -> None:
+    namesrv_addr: str, as_json: bool, group: str, msg_ids: str | None, begin_ms: int | None, end_ms: int | None,
+    only_group: bool, per_second: float | None, dry_run: bool, database: str | None, prefix: str | None,
+    schema: str | None, yes: bool,
+) -> None:  # fmt: skip
     """Re-drive the dead letters of a group: send them to their original topics again.
 
     All groups of such a topic receive the message, unless -r is given.
+
+    With --database, DEAD stubs of an outbox wait for the confirmation again (SENT), and a further failure raises a new
+    alert; without it they stay DEAD until the copy is consumed, which confirms them.
 
     Dead letters that were re-driven before are skipped, so an interrupted run can be repeated. If some cannot be sent,
     they are named and stay, and the exit code is 1. Dead letters are kept until they expire. With --json the output has
@@ -268,13 +271,16 @@ def redrive_dlq(
       rucola admin redriveDlq -g billing --dryRun
       rucola admin redriveDlq -g billing -s 100 --yes
       rucola admin redriveDlq -g billing -r -i 7F00000100002A9F0000000000000000 --yes
+      rucola admin redriveDlq -g billing --database sqlite:///shop.db --yes
     """
     check_window(begin_ms, end_ms)
     ids = [msg_id for part in (msg_ids or "").split(",") if (msg_id := part.strip())]
     if msg_ids is not None and (not ids or begin_ms is not None or end_ms is not None):
         raise click.UsageError("-i names messages, so -b and -e cannot be given with it")
-    counts: Counter[RedriveStatus] = Counter()
-    topics: Counter[str] = Counter()
+    if database is None and (prefix or schema):
+        raise click.UsageError("--prefix and --schema belong to --database, which is missing")
+    reopening = None if database is None or dry_run else _stub_reopening(database, prefix, schema, group)
+    totals = _RedriveTotals(as_json, dry_run, reopens=reopening is not None)
 
     async def request(client: AdminClient) -> None:
         # With ids, the number is known; otherwise the number of waiting dead letters is an estimate for the bar, since
@@ -283,37 +289,68 @@ def redrive_dlq(
         with progress_bar(f"re-driving {group}") as progress:
             results = client.dead_letters.redrive(
                 group, ids, begin_ms=begin_ms, end_ms=end_ms, only_group=only_group, per_second=per_second,
-                dry_run=dry_run,
+                dry_run=dry_run, after=reopening,
             )  # fmt: skip
             async with aclosing(results):
                 async for result in results:
-                    counts[result.status] += 1
-                    if result.status in (RedriveStatus.SENT, RedriveStatus.WOULD_SEND):
-                        topics[result.topic] += 1
-                    _print_result(result, as_json)
+                    totals.add(result)
                     if progress is not None:
-                        progress(counts.total(), total)
+                        progress(totals.count, total)
 
     if not dry_run:
         confirm(yes, f"send {f'{len(ids)} of ' if ids else ''}the dead letters of group {group} again")
     call_admin(namesrv_addr, request)
-    if not as_json:
-        print_table(("#Topic", "#Would Send" if dry_run else "#Sent"), sorted(topics.items()))
-    click.echo(f"{counts[RedriveStatus.DONE_BEFORE]} re-driven before, {counts[RedriveStatus.FAILED]} failed", err=True)
-    if counts[RedriveStatus.FAILED]:
+    totals.print()
+    if totals.failed:
         sys.exit(1)
 
 
-def _print_result(result: RedriveResult, as_json: bool) -> None:
-    message = result.message
-    if as_json:
-        line = {
-            "offsetMsgId": message.offset_msg_id,
-            "msgId": message.msg_id,
-            "topic": result.topic,
-            "status": result.status.name,
-            "reason": result.reason,
-        }
-        click.echo(msgspec.json.encode(line))
-    elif result.status is RedriveStatus.FAILED:
-        click.echo(f"{message.offset_msg_id} was not sent: {result.reason}", err=True)
+def _stub_reopening(database: str, prefix: str | None, schema: str | None, group: str) -> AfterRedrive:
+    with require_reliable():
+        from rucola.cli.reliable.redriven import stub_reopening
+    return stub_reopening(database, prefix, schema, group)
+
+
+class _RedriveTotals:
+    """Prints the results of a run as they come, and their numbers at the end."""
+
+    def __init__(self, as_json: bool, dry_run: bool, *, reopens: bool) -> None:
+        self._as_json = as_json
+        self._dry_run = dry_run
+        self._reopens = reopens
+        self._reopened = 0
+        self._statuses: Counter[RedriveStatus] = Counter()
+        self._topics: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        return self._statuses.total()
+
+    @property
+    def failed(self) -> int:
+        return self._statuses[RedriveStatus.FAILED]
+
+    def add(self, result: RedriveResult) -> None:
+        self._statuses[result.status] += 1
+        self._reopened += result.is_reopened
+        if result.status in (RedriveStatus.SENT, RedriveStatus.WOULD_SEND):
+            self._topics[result.topic] += 1
+        message = result.message
+        if self._as_json:
+            line = {
+                "offsetMsgId": message.offset_msg_id,
+                "msgId": message.msg_id,
+                "topic": result.topic,
+                "status": result.status.name,
+                "reason": result.reason,
+                "reopened": result.is_reopened,
+            }
+            click.echo(msgspec.json.encode(line))
+        elif result.status is RedriveStatus.FAILED:
+            click.echo(f"{message.offset_msg_id} was not sent: {result.reason}", err=True)
+
+    def print(self) -> None:
+        if not self._as_json:
+            print_table(("#Topic", "#Would Send" if self._dry_run else "#Sent"), sorted(self._topics.items()))
+        counts = f"{self._statuses[RedriveStatus.DONE_BEFORE]} re-driven before, {self.failed} failed"
+        click.echo(counts + (f", {self._reopened} DEAD stubs reopened" if self._reopens else ""), err=True)

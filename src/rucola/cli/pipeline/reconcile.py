@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rucola.cli.option_types import ADDRESSES, DurationRange
 from rucola.cli.output import print_json, print_table, progress_bar
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, skip_corrupt_option
-from rucola.cli.reliable.command import format_duration
+from rucola.cli.reliable.command import check_file, format_duration
 from rucola.reliable.schema import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ if TYPE_CHECKING:
     help="Store directory or lake with messages. Can be repeated.",
 )
 @click.option("--brokerName", "names", multiple=True, help="Name of the broker of each store directory, in order.")
-@click.option("-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Name servers of live brokers.")
+@click.option("-n", "--namesrvAddr", "name_server", type=ADDRESSES, help="Name servers of live brokers.")
 @click.option("-t", "--topic", "topics", multiple=True, help="Only this topic. Can be repeated.")
 @click.option("--max-sends", type=click.IntRange(1), help="As given to the relay.")
 @click.option("--keyed-resend", type=click.Choice(["manual", "send"]), help="As given to the relay.")
 @click.option(
     "--horizon",
-    type=click.FloatRange(0),
+    type=DurationRange(),
     default=600,
     show_default=True,
     metavar="SECONDS",
@@ -96,6 +97,11 @@ def reconcile(
         raise click.UsageError("give --database, or --tables without --resend")
     if yes and not resend:
         raise click.UsageError("--yes confirms --resend; give both")
+    if tables is not None and consumers:
+        raise click.UsageError("--consumer-database is read together with --database; an export has no other tables")
+    for url in (*consumers, *([database] if database else [])):
+        check_file(url)
+    _check_jars(jars)
     with require_spark():
         from rucola.reliable import KeyedResend, Policy
         from rucola.spark.jobs.reconcile import hand_over, run
@@ -128,6 +134,13 @@ def reconcile(
     _print_handed_over(handed, is_dry=not yes)
     if out is not None:
         click.echo(f"the report is {out / 'report.html'}")
+
+
+def _check_jars(jars: str | None) -> None:
+    """Raise UsageError for a missing jar; Spark would only log it and then not find the driver's class."""
+    for jar in (jars or "").split(","):
+        if jar and "://" not in jar and not Path(jar).is_file():
+            raise click.UsageError(f"--jars: there is no file {jar}")
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -92,16 +93,28 @@ def check_file(database: str) -> None:
 
 def run(database: str, prefix: str, schema: str | None, work: Callable[[Connection, Tables], T]) -> T:
     """Run `work` in a transaction, without a check of the tables."""
-    try:
-        tables, opened = Tables(prefix, schema), Database(database)
-    except ReliableError as error:
-        raise click.UsageError(str(error)) from None
-    try:
+    tables, opened = open_database(database, prefix, schema)
+    with named_errors(opened):
         result: T = opened.run_sync(work, tables)
         return result
+
+
+def open_database(database: str, prefix: str, schema: str | None) -> tuple[Tables, Database]:
+    """Return the tables and the database that `database_options` name, without a connection."""
+    try:
+        return Tables(prefix, schema), Database(database)
+    except ReliableError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@contextmanager
+def named_errors(database: Database) -> Iterator[None]:
+    """Raise errors of the driver as ReliableErrors that name the database."""
+    try:
+        yield
     except DBAPIError as error:
         why = " ".join(str(error.orig).split())
-        where = opened.url.render_as_string(hide_password=True)
+        where = database.url.render_as_string(hide_password=True)
         raise ReliableError(f"{where}: {why}; check the URL, and that the database is reachable") from None
 
 
@@ -122,7 +135,7 @@ def select_stubs(
     found = operations.find_by_id(connection, tables, message_ids)
     unknown = sorted(set(message_ids) - {stub.message_id for stub in found})
     if unknown:
-        raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added")
+        raise ReliableError(f"there is no message {', '.join(unknown)}: purged, or never added; nothing was changed")
     return found
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import click
 
 from rucola.cli.extras import require_spark
+from rucola.cli.option_types import ADDRESSES
 from rucola.cli.output import print_json, progress_bar
-from rucola.cli.reliable.command import database_options, json_option
+from rucola.cli.reliable.command import check_file, database_options, json_option
 
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "-n", "--namesrvAddr", "name_server", metavar="HOST:PORT[;...]", help="Name servers; exports consumer offsets, too."
-)
+@click.option("-n", "--namesrvAddr", "name_server", type=ADDRESSES, help="Name servers; exports consumer offsets, too.")
 @click.option(
     "--store",
     "stores",
@@ -47,6 +46,9 @@ def export(
       rucola reliable export tables -n localhost:9876
       rucola reliable export tables --store data --brokerName broker-a
     """
+    check_file(database)
+    if names and not stores:
+        raise click.UsageError("--brokerName names the broker of a --store, which is missing")
     with require_spark():
         from rucola.spark.jobs import table_export
         from rucola.spark.jobs.reconciled_log import log_sources

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rucola.cli.option_types import DurationRange
 from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.reliable.command import (
     MAX_SELECTED,
@@ -37,9 +38,11 @@ from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
 @click.option("-g", "--group", help="Only messages that await this consumer group.")
 @click.option("--shard-key", help="Only messages with this sharding key.")
 @click.option(
-    "--older-than", type=click.FloatRange(0), metavar="SECONDS", help="Only messages added at least this long ago."
+    "--older-than", type=DurationRange(), metavar="SECONDS", help="Only messages added at least this long ago."
 )
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Maximum number of messages."
+)
 @json_option
 @database_options
 @wide_option

@@ -12,13 +12,15 @@ import click
 from sqlalchemy import Connection
 
 from rucola.cli.log_format import log_options
-from rucola.cli.option_types import ADDRESSES
+from rucola.cli.option_types import ADDRESSES, DurationRange
 from rucola.cli.output import print_json
 from rucola.cli.reliable.command import (
     check_file,
     database_options,
     dry_run_option,
     json_option,
+    named_errors,
+    open_database,
     run,
     run_checked,
     yes_option,
@@ -29,6 +31,7 @@ from rucola.reliable import (
     KeyedResend,
     Policy,
     Relay,
+    ReliableError,
     Tables,
     email_sink,
     migration,
@@ -36,6 +39,7 @@ from rucola.reliable import (
     webhook_sink,
 )
 from rucola.reliable.alerts import Sink
+from rucola.reliable.database import Database
 from rucola.reliable.operations import LEAST_PURGE_AFTER_MS, PURGE_AFTER_MS
 
 logger = logging.getLogger("rucola")
@@ -68,7 +72,7 @@ def init(database: str, prefix: str, schema: str | None) -> None:
 @click.command()
 @database_options
 def migrate(database: str, prefix: str, schema: str | None) -> None:
-    """Migrate the tables to the version of this program.
+    """Migrate the tables to the version of this program. They must exist: `init` creates them.
 
     Run it before you upgrade the programs that use the tables.
 
@@ -76,8 +80,16 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
     Examples:
       rucola reliable migrate --database postgresql+psycopg://shop@localhost/shop
     """
-    before, after = run(database, prefix, schema, migration.migrate)
-    click.echo(f"tables {prefix}*: {before or 'none'} -> {after}" if before != after else f"tables {prefix}*: {after}")
+    check_file(database)
+
+    def upgrade(connection: Connection, tables: Tables) -> tuple[str | None, str]:
+        # A mistyped URL or prefix would otherwise get tables, and those in use would not be migrated.
+        if migration.version_of(connection, tables) is None:
+            migration.check(connection, tables)
+        return migration.migrate(connection, tables)
+
+    before, after = run(database, prefix, schema, upgrade)
+    click.echo(f"tables {prefix}*: {before} -> {after}" if before != after else f"tables {prefix}*: {after}")
 
 
 @click.command()
@@ -90,17 +102,17 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 )
 @click.option(
     "--max-sends",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1_000_000),
     default=16,
     show_default=True,
     help="Sends after which an unconfirmed message becomes MANUAL.",
 )
 @click.option(
-    "--confirm-timeout", type=click.FloatRange(0.001), default=60, show_default=True, metavar="SECONDS",
+    "--confirm-timeout", type=DurationRange(0.001), default=60, show_default=True, metavar="SECONDS",
     help="Time from a send to the first check of its confirmation.",
 )  # fmt: skip
 @click.option(
-    "--lease", type=click.FloatRange(1), default=30, show_default=True, metavar="SECONDS",
+    "--lease", type=DurationRange(1), default=30, show_default=True, metavar="SECONDS",
     help="Time after which the claims of a dead relay expire.",
 )  # fmt: skip
 @click.option(
@@ -134,10 +146,12 @@ def relay(
         lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
     )  # fmt: skip
     alerts = Alerts(_sinks(webhook, smtp, mail_from, mail_to))
-    asyncio.run(_relay(database, namesrv_addr, tables=Tables(prefix, schema), policy=policy, alerts=alerts))
+    tables, opened = open_database(database, prefix, schema)
+    with named_errors(opened):
+        asyncio.run(_relay(opened, namesrv_addr, tables=tables, policy=policy, alerts=alerts))
 
 
-async def _relay(database: str, namesrv_addr: str, **options: Any) -> None:
+async def _relay(database: Database, namesrv_addr: str, **options: Any) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -153,9 +167,12 @@ async def _relay(database: str, namesrv_addr: str, **options: Any) -> None:
 def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple[str, ...]) -> list[Sink]:
     sinks: list[Sink] = []
     if webhook is not None:
-        sinks.append(webhook_sink(webhook))
-    if smtp is not None:
-        host, _, port = smtp.rpartition(":")
+        try:
+            sinks.append(webhook_sink(webhook))
+        except ReliableError as error:
+            raise click.UsageError(f"--webhook: {error}") from None
+    if smtp is not None or mail_to:
+        host, _, port = (smtp or "").rpartition(":")
         if not host or not port.isdigit() or not mail_to:
             raise click.UsageError("alerts by mail need --smtp HOST:PORT and at least one --mail-to ADDRESS")
         sinks.append(email_sink(host, int(port), mail_from, mail_to))
@@ -164,7 +181,7 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
 
 @click.command()
 @click.option(
-    "--older-than", type=float, default=PURGE_AFTER_MS / HOUR_MS, show_default=True, metavar="HOURS",
+    "--older-than", type=DurationRange(), default=PURGE_AFTER_MS / HOUR_MS, show_default=True, metavar="HOURS",
     help="Minimum time since a message was completed.",
 )  # fmt: skip
 @dry_run_option

@@ -65,7 +65,11 @@ def show(
             brokers = Brokers([], {}, {"brokers": str(error)})
     view = join(shown, brokers, [] if lake is None else _archived_copies(lake, message_id, shown))
     if shown.stub is None and not shown.receipts and not shown.done and not view.copies:
-        raise ReliableError(f"there is no message {message_id}: purged, or never added; check id, database and prefix")
+        unasked = "".join(f"; not searched: {server}: {why}" for server, why in view.failures.items())
+        raise ReliableError(
+            f"there is no message {message_id!r} in the tables: purged, or never added; check id, database and "
+            f"prefix{unasked}"
+        )
     if as_json:
         print_json(to_json(view))
         return
@@ -119,6 +123,8 @@ def _print_stub(shown: MessageView, stub: StubView) -> None:
     _line("topic", f"{stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
     _line("body", f"{len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
     _line("status", f"{stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
+    if stub.reopened_at is not None:
+        _line("reopened", f"by an operator at {time_text(stub.reopened_at)}")
     if stub.shard_key is not None:
         _line("shard key", stub.shard_key)
     if stub.awaiting:

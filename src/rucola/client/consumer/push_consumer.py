@@ -183,8 +183,17 @@ class PushConsumer(GroupClient):
     def listen(self, listener: Listener) -> None:
         """Call `listener` with each message; if it raises, the message is retried.
 
-        ConfigError if the consumer has a listener already, or is iterated over.
+        A listener with an attribute `clustering_group` belongs to that group and needs its retries, as those of
+        `rucola.reliable.idempotent`. ConfigError if this consumer is of another group or broadcasts, has a listener
+        already, or is iterated over.
         """
+        if (group := getattr(listener, "clustering_group", self.group)) != self.group:
+            raise ConfigError(f"the listener is one of group {group}, and the consumer is of group {self.group}")
+        if self.options.broadcasting and hasattr(listener, "clustering_group"):
+            raise ConfigError(
+                f"the listener of group {self.group} needs a clustering consumer: with broadcasting, failed messages "
+                "are not delivered again, and each member would have to have the effect"
+            )
         self._set_listener(ListenerAdapter(listener, None))
 
     def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:

@@ -48,12 +48,12 @@ _QUEUE: Final = ["brokerName", "topic", "queueId"]
 _POSITION: Final = ["brokerName", "queueId", "queueOffset"]
 _CHECKED: Final = [
     *("seq", "messageId", "topic", "status", "sends", "shardKey", *_POSITION, "awaiting", "createdAt", "ageMs"),
-    *("deadLetters", "isDue"),
+    *("deadLetters", "reopenedMsAgo", "isDue"),
 ]
 _DECIDED: Final = (
     "seq bigint, messageId string, topic string, status string, sends int, shardKey string, brokerName string, "
     "queueId int, queueOffset bigint, awaiting string, createdAt bigint, ageMs bigint, deadLetters int, "
-    "isDue boolean, decision string, why string"
+    "reopenedMsAgo bigint, isDue boolean, decision string, why string"
 )
 
 
@@ -103,8 +103,10 @@ def checked(evidence: Evidence, policy: Policy) -> DataFrame:
     although the relay is not going to check them yet; their decision is RESEND.
     """
     is_due = F.coalesce(F.col("dueAt") <= evidence.now_ms, F.lit(False))
+    age_ms = evidence.now_ms - F.coalesce("reopenedAt", "createdAt") - F.col("delayMs")
+    reopened_ms_ago = evidence.now_ms - F.col("reopenedAt")
     stubs = evidence.stubs.where(F.col("leaseUntil") <= evidence.now_ms).select(
-        "*", (evidence.now_ms - F.col("createdAt") - F.col("delayMs")).alias("ageMs"), is_due.alias("isDue")
+        "*", age_ms.alias("ageMs"), reopened_ms_ago.alias("reopenedMsAgo"), is_due.alias("isDue")
     )
     # A position that is unknown says nothing before the message is due: it may be delayed.
     may_be_lost = F.col("isDue") | (F.col("brokerName").isNotNull() & F.col("queueOffset").isNotNull())
@@ -199,7 +201,8 @@ def _decision(row: dict[str, Any], policy: Policy, now_ms: int) -> tuple[str, st
         if may_be_dead(position, state):
             state = state._replace(dead_letters=each["letters"] or 0)
         groups[each["group"]] = state
-    stub = SentStub(row["sends"], row["shardKey"] is not None, row["ageMs"], position, row["deadLetters"])
+    is_keyed = row["shardKey"] is not None
+    stub = SentStub(row["sends"], is_keyed, row["ageMs"], position, row["deadLetters"], row["reopenedMsAgo"])
     decision, why = decide(stub, groups, policy)
     return decision.name, why
 

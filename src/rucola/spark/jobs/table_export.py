@@ -22,6 +22,7 @@ for a `jdbc:` URL. `load` reads an export.
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from sqlalchemy import BigInteger, Connection, Dialect, Integer, func, select
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import DBAPIError
@@ -66,11 +69,18 @@ _COMMITS: Final = pa.schema(
 )
 _TASK: Final = "number int, part binary"
 _ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
-_DIALECTS: Final = {
-    "postgresql": (postgresql, "org.postgresql.Driver"),
-    "mariadb": (mysql, "org.mariadb.jdbc.Driver"),
+_DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
+    "postgresql": (postgresql, {"driver": "org.postgresql.Driver"}),
+    # Spark writes column names in double quotes, which MariaDB takes for texts unless it is told otherwise.
+    "mariadb": (
+        mysql,
+        {
+            "driver": "org.mariadb.jdbc.Driver",
+            "sessionInitStatement": "SET SESSION sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES')",
+        },
+    ),
 }
-"""For each kind of `jdbc:` URL the dialect of its SQL and the driver's class."""
+"""For each kind of `jdbc:` URL the dialect of its SQL, and Spark's options: the driver's class, a first statement."""
 
 _JDBC_TASKS: Final = 8
 
@@ -156,8 +166,8 @@ def write(
     if source.is_jdbc:
         raise ConfigError("an export needs a URL of SQLAlchemy, as the other commands of `rucola reliable`")
     tables, counts = source.tables, dict.fromkeys(ORDER, 0)
+    parts = {table: _plan(source, table) for table in ORDER}  # fails before anything is written
     _write_commits(directory, commits())
-    parts = {table: _plan(source, table) for table in ORDER}
     done, total = 0, sum(map(len, parts.values()))
     read_at = 0
     for table in ORDER:
@@ -295,7 +305,20 @@ class _RangeReader:
 def _read_at(session: SparkSession, source: TableSource) -> int:
     if not source.is_jdbc:
         return _clock(source)
-    return int(_jdbc(session, source, select(now_ms().label("now"))).load().collect()[0][0])
+    return int(_loaded(_jdbc(session, source, select(now_ms().label("now")))).collect()[0][0])
+
+
+def _loaded(rows: DataFrameReader) -> DataFrame:
+    """Return what Spark reads over JDBC. ConfigError if it lacks the driver, ReliableError for what the driver says."""
+    try:
+        return rows.load()
+    except (Py4JJavaError, PySparkException) as error:
+        said = str(error)
+        if (missing := re.search(r"ClassNotFoundException: (\S+)", said)) is not None:
+            raise ConfigError(f"Spark has no JDBC driver {missing[1]}: name its jar with --jars") from None
+        if (failed := re.search(r"(?:SQL\w*Exception|PSQLException): (.*)", said)) is not None:
+            raise ReliableError(f"database error: {failed[1].strip()}") from None
+        raise
 
 
 def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
@@ -305,23 +328,22 @@ def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataF
     key = {"stub": "seq", "receipt": "received_at", "done": "done_at"}[table]
     column = query.subquery("rows").c[key]
     bounds = select(func.min(column).label("least"), func.max(column).label("most"))
-    least, most = _jdbc(session, source, bounds).load().collect()[0]
+    least, most = _loaded(_jdbc(session, source, bounds)).collect()[0]
     rows = _jdbc(session, source, query)
     if least is not None and most > least:
         rows = rows.options(partitionColumn=key, lowerBound=least, upperBound=most, numPartitions=_JDBC_TASKS)
-    frame: DataFrame = rows.load()
-    return frame.selectExpr(*(f"CAST({name} AS {kind}) AS {name}" for name, kind in _types(table).items()))
+    return _loaded(rows).selectExpr(*(f"CAST({name} AS {kind}) AS {name}" for name, kind in _types(table).items()))
 
 
-def _jdbc(session: SparkSession, source: TableSource, query: Any) -> Any:
+def _jdbc(session: SparkSession, source: TableSource, query: Any) -> DataFrameReader:
     kind = source.url.removeprefix(JDBC).split(":")[0]
     if kind not in _DIALECTS:
         raise ConfigError(
             f"jdbc:{kind} is not supported: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME"
         )
-    module, driver = _DIALECTS[kind]
+    module, options = _DIALECTS[kind]
     dialect: Dialect = module.dialect()
     sql = str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
     return session.read.format("jdbc").options(
-        url=source.url, driver=driver, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS
+        url=source.url, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS, **options
     )

@@ -1,0 +1,22 @@
+"""Part of `rucola admin redriveDlq` that needs the outbox's database: it reopens DEAD stubs."""
+
+from __future__ import annotations
+
+from rucola.admin.redrive import AfterRedrive, RedriveResult
+from rucola.cli.reliable.command import named_errors, open_database, run_checked
+from rucola.reliable.reopening import reopening
+from rucola.reliable.schema import DEFAULT_PREFIX
+
+
+def stub_reopening(database: str, prefix: str | None, schema: str | None, group: str) -> AfterRedrive:
+    """Return a function that reopens the stubs of a group's dead letters, after a check of the tables."""
+    prefix = prefix or DEFAULT_PREFIX
+    run_checked(database, prefix, schema, lambda connection, tables: None)
+    tables, opened = open_database(database, prefix, schema)
+    reopen = reopening(opened, tables, group)
+
+    async def named(result: RedriveResult) -> bool:
+        with named_errors(opened):
+            return await reopen(result)
+
+    return named
