@@ -113,8 +113,8 @@ async def ask_offset_by_time(ask: Ask, search: dict[str, Any]) -> None:
     answer = await ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
     assert (answer.code, answer.ext_fields.keys()) == (search["code"], {"offset"}), search
     found = int(answer.ext_fields["offset"])
-    # Of several messages stored at that time Apache's broker returns any, and this one the first; the store's test of the
-    # same answers is exact.
+    # Of several messages stored at that time Apache's broker returns any, and this one the first. The store's test of
+    # these answers is exact.
     assert 0 <= found <= search["offset"], search
 
 
