@@ -263,8 +263,8 @@ async def _query(admin: AdminClient, sample: Sample, totals: Totals, report: Rep
     report.begin("Find")
     report.say(
         f"{_count(len(by_key.messages), 'message')} about the airplane {sample.tail_number} "
-        f"were found by this key in {key_ms:.0f} ms. One other was found by the id that it got when it was sent, and by its address in "
-        "the log:"
+        f"were found by this key in {key_ms:.0f} ms. One other was found by the id that it got when it was sent, and "
+        "by its address in the log:"
     )
     found = [("key", one) for one in by_key.messages[:3]]
     found += [("id", one) for one in by_unique_key.messages] + [("address", by_id)]
