@@ -11,10 +11,11 @@ import rucola.client
 from rucola.client import ConsumeKeywords, MessageExt, Producer, ProducerKeywords, PullConsumer, PushConsumer
 from rucola.client import TransactionProducer as Transactions
 from rucola.client import sync as blocking
-from support.reader import Reader, blocks_of, page
+from support.documents import Document
+from support.reader import Reader
 
-PAGE = page("docs/migration.md")
-OURS = [row.split("|")[2] for row in re.findall(r"^\|.*\|$", PAGE, re.MULTILINE)]
+PAGE = Document.read("docs/migration.md")
+OURS = [row.split("|")[2] for row in re.findall(r"^\|.*\|$", PAGE.text, re.MULTILINE)]
 """The right column of all tables."""
 CLASSES = {
     "producer": (Producer, Transactions, blocking.Producer, blocking.TransactionProducer),
@@ -30,7 +31,7 @@ OF_CALLS = {"delay_level"}
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
         reader.type("rucola standalone --store data", "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911\n")
-        reader.follow(blocks_of(PAGE))
+        reader.follow(PAGE)
         reader.type("python migrated.py", "order-1 b'9 euros'\n")
         reader.type("python migrated.py", "order-1 b'9 euros'\n")
 
