@@ -53,7 +53,7 @@ class Machines:
 DEADLINE_S = 300
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = DEADLINE_S) -> None:
     """Wait until something is so, while a process lives."""
 
     def is_so() -> bool:
@@ -62,12 +62,12 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
         assert met or not is_over, "it ended before"
         return met
 
-    wait_until(is_so)
+    wait_until(is_so, timeout_s)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
     """Wait until something is so."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() < begin + DEADLINE_S, "it never came to that"
+        assert time.monotonic() < begin + timeout_s, "it never came to that"
         time.sleep(0.05)

@@ -8,7 +8,7 @@ running as in the reader's other terminals.
 Four things differ from a reader's machine:
 
 - Ports are free ones, since a broker may run on the default ports. Addresses in commands and files are replaced by the
-  real ones, and ROCKETMQ_NAMESRV has that of the name server.
+  real ones, and ROCKETMQ_NAMESRV and NAMESRV_ADDR have that of the name server.
 - Ids, addresses, times and names of machines differ from run to run. They are replaced before the comparison, and ids
   of a document by those that were really printed in the commands after it.
 - `replacements` are further texts of the document that are different here.
@@ -180,10 +180,10 @@ class Reader:
                 env=self._environment,
             )  # fmt: skip
         self._running[command] = process, log
-        wait_for(lambda: set(_lines(shown)) <= set(_lines(log.read_text())), process)
+        wait_for(lambda: set(_lines(shown)) <= set(_lines(log.read_text())), process, _DEADLINE_S)
         if ready := READY.search(log.read_text()):
             self.replacements |= {"127.0.0.1:9876": ready[1], "localhost:9876": ready[1], "127.0.0.1:10911": ready[2]}
-            self._environment["ROCKETMQ_NAMESRV"] = ready[1]
+            self._environment |= {"ROCKETMQ_NAMESRV": ready[1], "NAMESRV_ADDR": ready[1]}
 
     def _restore(self) -> str:
         return f"[ ! -e '{self._state}' ] || . '{self._state}'"
