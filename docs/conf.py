@@ -20,6 +20,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_title = f"Rucola {version}"
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 
 myst_enable_extensions = ["colon_fence"]
