@@ -51,6 +51,8 @@ _VARIABLE = {
     r"127\.0\.0\.1:\d+": "ADDRESS",
     r" to \S+, queue \d+": " to BROKER, queue N",
     r"queue \d+": "queue N",
+    r"\b\d+:\d+ at \d+": "QUEUE:OFFSET at N",
+    r"^ID +\d+ +\d+": "ID QUEUE OFFSET",
     r"[ \t]+": " ",
 }
 _PROGRAMS = {
@@ -206,5 +208,5 @@ class Reader:
 
 def _lines(text: str) -> list[str]:
     for pattern, name in _VARIABLE.items():
-        text = re.sub(pattern, name, text)
+        text = re.sub(pattern, name, text, flags=re.MULTILINE)
     return [line.strip() for line in text.splitlines() if line.strip()]
