@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rucola.admin import AdminClient
 from rucola.client import (
     ClientInstance,
     ConfigError,
@@ -126,6 +127,32 @@ async def test_a_handler_takes_what_its_annotations_say(rocketmq: RocketMQ, wher
         ):  # fmt: skip
             await send(rocketmq, topic, body, keys="k")
             assert await got.get() == expected
+
+
+class Waiter:
+    """A handler with state, whose call is a coroutine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def __call__(self, meal: Meal) -> str:
+        await asyncio.sleep(0)
+        return f"{self.name}: {meal.name}"
+
+    async def serve(self, meal: Meal) -> str:
+        return await self(meal)
+
+
+async def test_objects_and_methods_are_handlers_too(rocketmq: RocketMQ) -> None:
+    router, waiter = Router("shop"), Waiter("Ada")
+    served = router.publisher("Served", value=str)
+    router.subscriber("Meals", group="objects", value=Meal, consume_from=FIRST)(served(waiter))
+    router.subscriber("Meals", group="methods", consume_from=FIRST)(served(waiter.serve))
+    with pytest.raises(ConfigError, match=r"Waiter object at .* cannot be read"):
+        router.subscriber("Meals", group="other")(Waiter("Bob"))
+    await send(rocketmq, "Meals", b'{"name":"pizza"}')
+    async with router:
+        assert await bodies(rocketmq, "Served", 2) == [b'"Ada: pizza"'] * 2
 
 
 @AT_ONCE
@@ -280,6 +307,37 @@ async def test_every_member_of_a_broadcasting_group_gets_each_message(rocketmq: 
     await send(rocketmq, "News", b"hello")
     async with routers[0], routers[1]:
         assert {await got.get(), await got.get()} == {("a", b"hello"), ("b", b"hello")}
+
+
+async def test_all_subscribers_stop_at_once_and_running_handlers_end(rocketmq: RocketMQ) -> None:
+    """The last subscriber's handler ends when the first has left its group."""
+    router, begun, released = Router("shop"), asyncio.Event(), asyncio.Event()
+
+    @router.subscriber("News", group="readers")
+    async def read(body: bytes) -> None:
+        raise AssertionError(body)
+
+    @router.subscriber("Orders", group="cooks", consume_from=FIRST)
+    @router.publisher("Meals")
+    async def cook(order: bytes) -> bytes:
+        begun.set()
+        await released.wait()
+        return b"cooked " + order
+
+    async def has_left(group: str) -> bool:
+        return await admin.groups.find_consumer_connection(group) is None
+
+    rocketmq.create_topic("News")
+    await send(rocketmq, "Orders", b"pizza")
+    async with AdminClient(rocketmq.namesrv) as admin:
+        await router.__aenter__()
+        await begun.wait()
+        assert not await has_left("readers")
+        closing = asyncio.create_task(router.__aexit__())
+        await until(lambda: has_left("readers"))
+        released.set()
+        await closing
+    assert [message.body for message in rocketmq.messages("Meals")] == [b"cooked pizza"]
 
 
 PROGRAM = """

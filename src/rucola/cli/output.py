@@ -26,7 +26,7 @@ _LEAST_WIDTH: Final = 12
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, and what may happen to it where the terminal is too narrow.
+    """A column of a table, and its treatment if the terminal is too narrow.
 
     A table may name a column by a plain string instead: its content may be shortened.
     """

@@ -9,14 +9,14 @@
 
     router.run()
 
-A handler is a coroutine function, or a plain function, which runs in a thread. Its annotations say what it receives:
+A handler is a coroutine function, or a plain function, which runs in a thread. Its annotations select its arguments:
 
     order: Order            the body, decoded as by the option `value` of a consumer; `str` is text, `bytes` the body
     message: MessageExt     the message, alone or beside the value
 
-A handler that raises has its message retried; `ReconsumeLater` and `SuspendCurrentQueueAMoment` choose when. What it
-returns is sent to the topic of each publisher before the message is acknowledged, so that a failed send retries the
-message; None is not sent. Delivery is at least once, and so is a handler's result.
+A handler that raises has its message retried; `ReconsumeLater` and `SuspendCurrentQueueAMoment` choose when. Its result
+is sent to the topic of each publisher before the message is acknowledged, so that a failed send retries the message;
+None is not sent. Delivery is at least once, and so is a handler's result.
 
 Each subscriber is a PushConsumer, and the publishers share one Producer. They are made when the router is opened: a
 router can be opened again, for example by every test. The decorators return the handler, which tests can also call.
@@ -29,7 +29,7 @@ import inspect
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_type_hints
 
 from rucola.client.consumer.options import ConsumeKeywords, MessageModel
@@ -65,14 +65,14 @@ class Router:
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self.group = group
-        self._has_instance = instance is not None
-        self._new_instance = instance or (lambda: ClientInstance(namesrv))
+        self._instance = instance
+        self._namesrv = namesrv
         self._options = options
         self._subscribers: list[_Subscriber] = []
         self._publishers: dict[Callable[..., Any], list[Publisher]] = {}
         """The publishers of each handler."""
         self._producer: Producer | None = None
-        self._clients: AsyncExitStack | None = None
+        self._consumers: list[PushConsumer] = []
 
     def subscriber(
         self, topic: str, *, group: str, filter: str = "*", filter_type: str = TAG, **options: Unpack[ConsumeKeywords]
@@ -80,11 +80,11 @@ class Router:
         """Return a decorator for a handler of a topic's messages.
 
         `filter` selects by tags ("food || drinks"), or with `filter_type` "SQL92" by properties. `options` are the
-        fields of ConsumeOptions; `value` replaces what the handler's annotation says. A group belongs to one
+        fields of ConsumeOptions; `value` replaces the handler's annotation. A group belongs to one
         subscriber, since all members of a group must have the same subscriptions. ConfigError.
         """
         check_topic(topic)
-        if options.get("message_model") is MessageModel.BROADCASTING and not self._has_instance:
+        if options.get("message_model") is MessageModel.BROADCASTING and self._instance is None:
             raise ConfigError(
                 "a broadcasting subscriber finds its offsets by its client id: pass the router "
                 "instance=lambda: ClientInstance(client_id=...)"
@@ -112,30 +112,34 @@ class Router:
         return Publisher(self, topic, value, tags)
 
     async def __aenter__(self) -> Self:
-        if self._clients is not None:
+        if self._producer is not None:
             raise ConfigError("the router is open already")
-        instance = self._new_instance()
-        async with AsyncExitStack() as clients:
-            # Opened first and closed last: handlers that end while consumers close can still send.
-            producer = Producer(self.group, instance=instance, **self._options)
-            self._producer = await clients.enter_async_context(producer)
-            for subscriber in self._subscribers:
-                consumer = subscriber.consumer(instance, self._publishers.get(subscriber.handler, []))
-                await clients.enter_async_context(consumer)
-            self._clients = clients.pop_all()
+        instance = ClientInstance(self._namesrv) if self._instance is None else self._instance()
+        self._consumers = [one.consumer(instance, self._publishers.get(one.handler, [])) for one in self._subscribers]
+        self._producer = Producer(self.group, instance=instance, **self._options)
+        try:
+            await self._producer.open()
+            for consumer in self._consumers:
+                await consumer.open()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        clients, self._clients = self._clients, None
-        if clients is not None:
-            try:
-                await clients.aclose()
-            finally:
-                self._producer = None
+        try:
+            # Handlers that end meanwhile can still send, so the producer is closed last.
+            for error in await asyncio.gather(*(one.close() for one in self._consumers), return_exceptions=True):
+                if error is not None:
+                    raise error
+        finally:
+            producer, self._producer, self._consumers = self._producer, None, []
+            if producer is not None:
+                await producer.close()
 
     def run(self) -> None:
         """Open the router, and close it at SIGINT (Ctrl-C) or SIGTERM, after running handlers have returned."""
-        with suppress(KeyboardInterrupt):  # where the event loop takes no signals, as on Windows
+        with suppress(KeyboardInterrupt):  # if the event loop has no signal handlers, as on Windows
             asyncio.run(self._run())
 
     async def _run(self) -> None:
@@ -147,9 +151,6 @@ class Router:
             topics = ", ".join(f"{one.topic} for {one.group}" for one in self._subscribers)
             logger.info("router %s consumes %s", self.group, topics or "nothing")
             await stopped.wait()
-
-    def _attach(self, handler: Callable[..., Any], publisher: Publisher) -> None:
-        self._publishers.setdefault(handler, []).append(publisher)
 
     async def _send(self, message: Message) -> SendResult:
         if self._producer is None:
@@ -167,14 +168,14 @@ class Publisher:
         self._values = Values(value) if value is not None else None
 
     def __call__(self, handler: Handler) -> Handler:
-        """Send what a handler returns; the decorator below or above `subscriber`."""
+        """Send the results of a handler; the decorator below or above `subscriber`."""
         if self._values is None:
             returned = _without_none(_hints(handler).get("return"))
             if returned in (None, Any):
                 raise ConfigError(f"{_name(handler)} has no return annotation: add one, or pass value= to publisher")
             if returned not in (bytes, str):
                 self._values = Values(returned)
-        self._router._attach(handler, self)
+        self._router._publishers.setdefault(handler, []).append(self)
         return handler
 
     async def send(
@@ -195,7 +196,7 @@ class Publisher:
 
 
 class _Parameters(NamedTuple):
-    """What a handler takes, in which order."""
+    """The arguments of a handler, in their order."""
 
     names: tuple[str, ...]
     """"message" and "value", as the handler's parameters are."""
@@ -249,6 +250,8 @@ class _Subscriber(NamedTuple):
             return [message if name == "message" else value for name in names]
 
         async def publish(result: Any) -> None:
+            if inspect.isawaitable(result):  # of an object with `async def __call__`, which looks like a plain function
+                result = await result
             for publisher in publishers if result is not None else ():
                 await publisher.send(result)
 
@@ -280,7 +283,7 @@ def _hints(handler: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a handler as types. ConfigError for a name that only a function knows."""
     try:
         return get_type_hints(handler)
-    except NameError as error:
+    except (NameError, TypeError) as error:
         raise ConfigError(
             f"the annotations of {_name(handler)} cannot be read ({error}): define the type at the top of its module, "
             "or pass value="

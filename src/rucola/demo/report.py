@@ -1,4 +1,4 @@
-"""What the demonstration prints: numbered steps, sentences and tables of at most 80 columns."""
+"""The report of the demonstration: numbered steps, sentences and tables of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Report:
         self._title = ""
 
     def begin(self, title: str) -> None:
-        """Begin the next step; its title, of at most seven letters, precedes what is printed next."""
+        """Begin the next step; its title, of at most seven letters, precedes the next sentence."""
         self._count += 1
         self._title = f"{self._count}. {title}"
 
