@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -165,7 +165,6 @@ class Diagram(SphinxDirective):
     required_arguments = 1
     final_argument_whitespace = True
     has_content = True
-    option_spec: ClassVar[dict[str, object]] = {}  # type: ignore[assignment]
 
     def run(self) -> list[nodes.Node]:
         title = self.arguments[0]

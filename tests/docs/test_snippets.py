@@ -68,7 +68,9 @@ def test_every_page_with_snippets_has_a_test() -> None:
         for page in PAGES
         if re.search(r"^```(python|console)$|^\$ rucola ", Document.read(page).text, re.MULTILINE)
     }
-    assert with_snippets == EXECUTED.keys() | NOT_EXECUTED.keys()
+    listed = EXECUTED.keys() | NOT_EXECUTED.keys()
+    assert with_snippets - listed == set(), "add the page to EXECUTED with its test, or to NOT_EXECUTED with a reason"
+    assert listed - with_snippets == set(), "these pages have no snippets"
     for page, module in EXECUTED.items():
         source = (REPOSITORY / module).read_text(encoding="utf-8")
         # By its name, or by the one that a parameter of the test inserts.
