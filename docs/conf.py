@@ -11,12 +11,16 @@ sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 project = "Rucola"
 version = version("rucola-mq")
 release = version
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "reference"]
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "reference", "diagrams", "links",
+]  # fmt: skip
 exclude_patterns = ["extensions"]
 
 html_theme = "furo"
+html_static_path = ["_static"]
 html_title = f"Rucola {version}"
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 
 myst_enable_extensions = ["colon_fence"]

@@ -7,24 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from support.documentation import check_command, commands_of
+from support.documents import Document, check_command
 from support.installation import REPOSITORY, build
-from support.reader import Reader, blocks_of, page
+from support.reader import Reader
 
-README = page("README.md")
-PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
-COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
-
-
-def section(title: str) -> str:
-    (text,) = re.findall(rf"^## {title}\n.*?(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
-    assert isinstance(text, str)
-    return text
+README = Document.read("README.md")
+SECTIONS = README.sections()
+PAGES = [README, *(Document.read(path) for path in sorted((REPOSITORY / "docs").rglob("*.md")))]
+COMMANDS = sorted({line for page in PAGES for line in page.rucola_commands()})
 
 
 def test_the_first_things_are_the_installation_and_a_message() -> None:
-    titles = re.findall("^## (.*)", README, re.MULTILINE)
-    assert titles[:3] == ["Install", "The first message", "Find messages"]
+    assert [*SECTIONS][:3] == ["Install", "The first message", "Find messages"]
 
 
 @pytest.mark.slow
@@ -35,14 +29,14 @@ def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> No
     build(wheels)
     directory = tmp_path / "reader"
     directory.mkdir()
-    with Reader(directory, wheels, JAVA_HOME="/nowhere") as reader:
+    with Reader(directory, wheels=wheels, JAVA_HOME="/nowhere") as reader:
         for title in ("Install", "The first message", "Find messages"):
-            reader.follow(blocks_of(section(title)))
+            reader.follow(SECTIONS[title])
         assert (directory / "data" / "abort").exists()
         reader.interrupt()
-        reader.follow(blocks_of(section("Inspect and repair a store")))
-        reader.type("rucola store check data", "")
-        reader.type("rucola store check repaired", "")
+        reader.follow(SECTIONS["Inspect and repair a store"])
+        reader.type("rucola store check data")
+        reader.type("rucola store check repaired")
         reader.type("rucola --version | cut -d, -f1", "rucola\n")
 
 
@@ -50,18 +44,17 @@ def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> No
 @pytest.mark.spark
 def test_a_reader_with_java_reads_the_log_as_a_table(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
-        first, programs = section("The first message"), section("The log as a Spark table")
-        reader.follow([block for block in blocks_of(first) if "activate" not in block.text])
+        reader.follow(block for block in SECTIONS["The first message"].blocks if "activate" not in block.text)
         reader.type("python first.py", "SEND_OK\norder-1 b'one pizza'\n")
-        reader.follow(blocks_of(programs))
+        reader.follow(SECTIONS["The log as a Spark table"])
         assert any((tmp_path / "audit").glob("*.html"))
         reader.interrupt()
-        reader.type("rucola store check data", "")
+        reader.type("rucola store check data")
 
 
 def test_make_targets_exist() -> None:
-    makefile = page("Makefile")
-    targets = set(re.findall(r"\bmake (\w+)", README))
+    makefile = Document.read("Makefile").text
+    targets = set(re.findall(r"\bmake (\w+)", README.text))
     assert targets >= {"demo", "setup", "test"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 

@@ -111,7 +111,11 @@ async def ask_ends(ask: Ask, queue: dict[str, Any]) -> None:
 async def ask_offset_by_time(ask: Ask, search: dict[str, Any]) -> None:
     header = SearchOffsetRequestHeader(topic=search["topic"], queue_id=search["queueId"], timestamp=search["timestamp"])
     answer = await ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-    assert (answer.code, answer.ext_fields) == (search["code"], {"offset": str(search["offset"])}), search
+    assert (answer.code, answer.ext_fields.keys()) == (search["code"], {"offset"}), search
+    found = int(answer.ext_fields["offset"])
+    # Of several messages stored at that time Apache's broker returns any, and this one the first. The store's test of
+    # these answers is exact.
+    assert 0 <= found <= search["offset"], search
 
 
 async def ask_pull(ask: Ask, pulled: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli import output
-from rucola.cli.output import to_json
+from rucola.cli.output import Column, optional, to_json, whole
 
 
 class Renamed(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -55,42 +55,63 @@ TOPIC = "Topic-" + "x" * 88 + "-order"
 ID = "7F00000100002A9F00000000000A1B2C"
 
 
-def tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The column names of every table in the source of the command line."""
+DECLARE = {"whole": output.whole, "optional": output.optional}
+
+
+def column(node: ast.expr) -> Column | None:
+    """The column that an element of a tuple declares; None for any other expression."""
+    match node:
+        case ast.Constant(value=str(name)):
+            return Column(name)
+        case ast.Call(func=ast.Name(id="whole" | "optional" as kind), args=[ast.Constant(value=str(name))]):
+            return DECLARE[kind](name)
+    return None
+
+
+def tables() -> Iterator[tuple[str, tuple[Column, ...]]]:
+    """The columns of every table in the source of the command line."""
     for path in sorted((Path(output.__file__).parent).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Tuple | ast.List):
-                names = [one.value for one in node.elts if isinstance(one, ast.Constant)]
-                if len(names) < 2 or not all(isinstance(name, str) for name in names):
+                columns = [one for element in node.elts if (one := column(element)) is not None]
+                if len(columns) < 2:
                     continue
-                if all(name.startswith("#") for name in names) or all(name.isupper() for name in names):
-                    yield f"{path.stem}:{node.lineno}", tuple(names)
+                if all(one.name.startswith("#") for one in columns) or all(one.name.isupper() for one in columns):
+                    yield f"{path.stem}:{node.lineno}", tuple(columns)
 
 
-def row_of(columns: tuple[str, ...]) -> list[object]:
+def row_of(columns: tuple[Column, ...]) -> list[object]:
     """A row of long values that fit the names of the columns."""
     kinds: tuple[tuple[str, object], ...] = (
         (r"message.?id|msgid|^#at$", ID), ("client|addr|remote", "192.168.100.100@12345#1234567890"),
         ("topic|group|broker name|brokername|subexpr|left out|tag|key|remark", TOPIC),
         ("time|first|last|stored|updat|until|oldest|newest", "2013-01-01 05:15:00,000"),
     )  # fmt: skip
-    return [next((value for kind, value in kinds if re.search(kind, name.lower())), 1234567) for name in columns]
+    return [next((value for kind, value in kinds if re.search(kind, one.name.lower())), 1234567) for one in columns]
 
 
-@pytest.mark.parametrize(("where", "columns"), tables())
-def test_every_table_fits_80_columns_and_cuts_no_id(where: str, columns: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("where", "columns"), list(tables()))
+def test_every_table_fits_80_columns_and_cuts_no_id(where: str, columns: tuple[Column, ...]) -> None:
     row = row_of(columns)
     cells = [[str(cell) for cell in row]]
     widths = output.fit(columns, cells, [isinstance(cell, int) for cell in row], 80)
     total = sum(widths.values()) + 2 * (len(widths) - 1)
     for number, cell in enumerate(row):
-        if columns[number] in output._WHOLE:
+        if columns[number].is_whole:
             assert widths[number] >= len(str(cell)), "ids are shown, and whole"
         elif number in widths and isinstance(cell, int):
             assert widths[number] >= len(str(cell)), "numbers are whole"
     assert 0 in widths
-    whole = sum(len(str(cell)) + 2 for number, cell in enumerate(row) if columns[number] in output._WHOLE)
+    whole = sum(len(str(cell)) + 2 for number, cell in enumerate(row) if columns[number].is_whole)
     assert total <= max(80, whole + 12), (where, widths)
+
+
+@pytest.mark.parametrize(("where", "columns"), list(tables()))
+def test_every_table_declares_its_ids_and_addresses_whole(where: str, columns: tuple[Column, ...]) -> None:
+    for one in columns:
+        if re.search(r"(message.?|msg|client|q|b|queue)id$|addrs?$|host$|ip$", one.name.lower()):
+            assert one.is_whole, f"{where}: write whole({one.name!r}), since an id or address is useless if it is cut"
+    assert not columns[0].is_optional, "the first column is never left out"
 
 
 def test_the_tables_of_all_groups_are_found() -> None:
@@ -98,7 +119,7 @@ def test_the_tables_of_all_groups_are_found() -> None:
     assert {"topics", "groups", "cluster", "dead_letters", "inspection", "recovery", "search", "messages"} <= found
 
 
-def shown(columns: tuple[str, ...], rows: list[tuple[object, ...]], *options: str) -> Result:
+def shown(columns: tuple[str | Column, ...], rows: list[tuple[object, ...]], *options: str) -> Result:
     @click.command()
     @output.wide_option
     def command() -> None:
@@ -108,7 +129,7 @@ def shown(columns: tuple[str, ...], rows: list[tuple[object, ...]], *options: st
     return CliRunner().invoke(command, options, env={"COLUMNS": "80", "TTY_COMPATIBLE": "1", "NO_COLOR": "1"})
 
 
-COLUMNS = ("#Message ID", "#Topic", "#Offset", "#Store Time", "#Tags", "#Keys")
+COLUMNS = (whole("#Message ID"), "#Topic", "#Offset", optional("#Store Time"), optional("#Tags"), optional("#Keys"))
 ROW = (ID, TOPIC, 4711, "2013-01-01 05:15:00,000", "T" * 30, "K" * 30)
 
 

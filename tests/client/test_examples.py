@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from support.documents import Document
 from support.installation import REPOSITORY
-from support.reader import Reader, blocks_of, page
+from support.reader import Reader
 
-DOCS = page("docs/client.md")
+DOCS = Document.read("docs/client.md")
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-IN_ORDER = [REPOSITORY / "examples" / name for name in dict.fromkeys(re.findall(r"\(\.\./examples/(\w+\.py)\)", DOCS))]
+LINKED = re.findall(r"\(\.\./examples/(\w+\.py)\)", DOCS.text)
+IN_ORDER = [REPOSITORY / "examples" / name for name in dict.fromkeys(LINKED)]
 ROUNDS = 2
 """The programs can be repeated: none leaves a message that the next run would receive, or counts on an empty topic."""
 
@@ -36,7 +38,7 @@ def test_the_page_can_be_followed_with_one_broker(
 ) -> None:
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     with Reader(tmp_path) as reader:
-        reader.follow([block for block in blocks_of(DOCS) if block.language == "console"])
+        reader.follow(DOCS)
         monkeypatch.setenv("ROCKETMQ_NAMESRV", reader.namesrv)
         for _ in range(ROUNDS):
             for path in IN_ORDER:
@@ -44,7 +46,7 @@ def test_the_page_can_be_followed_with_one_broker(
                 assert (path.name, capsys.readouterr().out.strip()) == (path.name, promised(path))
         assert [record.getMessage() for record in caplog.records if "unacknowledged" in record.getMessage()] == []
         reader.interrupt()
-        reader.type("rucola store check data", "")
+        reader.type("rucola store check data")
 
 
 def test_every_example_is_documented() -> None:

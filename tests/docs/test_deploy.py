@@ -16,7 +16,7 @@ import yaml
 from rucola import settings
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.namesrv.config import NamesrvConfig
-from support.documentation import check_command
+from support.documents import check_command
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKER = REPOSITORY / "deploy" / "docker"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from support.walkthrough import Walkthrough
+from support.databases import free_port
+from support.documents import Document
+from support.installation import REPOSITORY
+from support.processes import wait_until
+from support.reader import Reader
 
-TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
-SERVER = """```console
-$ rucola standalone --store store
-rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911
-```
-"""
+SERVER = "rucola standalone --store store"
+READY = "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911\n"
 
 
 @pytest.mark.slow
@@ -23,14 +23,34 @@ rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911
 )
 def test_a_tutorial_works_as_written(page: str, begin: str, tmp_path: Path) -> None:
     """From the first command after the installation, which tests/test_readme.py follows."""
-    text = (TUTORIALS / page).read_text(encoding="utf-8")
-    chapter = text[text.index(begin) :]
-    reader = Walkthrough(tmp_path)
-    try:
-        reader.follow(chapter if "rucola standalone" in chapter else SERVER + chapter)
-    finally:
-        reader.close()
+    chapter = Document.read(f"docs/tutorials/{page}").after(begin)
+    with Reader(tmp_path) as reader:
+        if SERVER not in chapter.text:
+            reader.type(SERVER, READY)
+        reader.follow(chapter)
+        reader.interrupt("rucola standalone")
+        reader.type("rucola store check store")
+
+
+@pytest.mark.slow
+def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
+    """The reader does what stands between the blocks: waits for the slave, kills the master, and stops the slave."""
+    sections = Document.read("docs/tutorials/pair.md").sections()
+    ports = {port: str(free_port()) for port in ("9876", "10911", "10912", "10921", "10922")}
+    with Reader(tmp_path, ports) as reader:
+        reader.follow(sections["Start the pair"])
+        master = "rucola broker -c master.conf"
+        wait_until(lambda: "requests the log" in reader.printed(master))
+        reader.follow(sections["Send, and receive"])
+        reader.kill(master)
+        reader.follow(sections["Lose the master"])
+        reader.interrupt("rucola broker -c slave.conf")
+        reader.follow(sections["Make the slave the master"])
+        reader.interrupt("rucola broker -c promoted.conf")
+        reader.interrupt("rucola namesrv")
+        reader.type("rucola store check slave")
 
 
 def test_every_tutorial_is_tested() -> None:
-    assert {path.name for path in TUTORIALS.glob("*.md")} == {"first-message.md", "search.md"}
+    tutorials = {path.name for path in (REPOSITORY / "docs" / "tutorials").glob("*.md")}
+    assert tutorials == {"first-message.md", "search.md", "pair.md"}

@@ -12,13 +12,14 @@ import psycopg
 import pytest
 
 from support.databases import DatabaseServer, create_database
-from support.walkthrough import Walkthrough
+from support.documents import Document
+from support.reader import Reader
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "reliable.md").read_text(encoding="utf-8")
-TUTORIAL = PAGE[PAGE.index("## Tutorial") : PAGE.index("## States")]
+DOCUMENT = Document.read("docs/reliable.md")
+PAGE = DOCUMENT.text
 
-MakeReader = Callable[..., Walkthrough]
+MakeReader = Callable[..., Reader]
 
 
 @pytest.fixture
@@ -26,10 +27,8 @@ def reader(tmp_path: Path) -> Iterator[MakeReader]:
     """Makes a reader in an empty directory."""
     with ExitStack() as stack:
 
-        def make(replacements: Mapping[str, str] | None = None) -> Walkthrough:
-            walkthrough = Walkthrough(tmp_path, replacements)
-            stack.callback(walkthrough.close)
-            return walkthrough
+        def make(replacements: Mapping[str, str] | None = None) -> Reader:
+            return stack.enter_context(Reader(tmp_path, replacements))
 
         yield make
 
@@ -41,7 +40,7 @@ def rows(database: Path, query: str) -> list[str]:
 
 @pytest.mark.slow
 def test_tutorial_works_as_written(reader: MakeReader, tmp_path: Path) -> None:
-    reader().follow(TUTORIAL)
+    reader().follow(DOCUMENT.sections()["Tutorial"])
     assert rows(tmp_path / "shop.db", "SELECT text FROM invoices ORDER BY text") == ["1 pizza", "2 pasta"]
 
 
@@ -70,9 +69,7 @@ def test_readme_of_the_order_service_works_as_written(
 ) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     url = create_database(postgresql)
-    reader({"postgresql+psycopg://shop@localhost/shop": url}).follow(
-        (REPOSITORY / "examples" / "order_service" / "README.md").read_text(encoding="utf-8")
-    )
+    reader({"postgresql+psycopg://shop@localhost/shop": url}).follow(Document.read("examples/order_service/README.md"))
     assert rows(tmp_path / "examples" / "orders.db", "SELECT count(*) FROM invoices") == [1]
     with closing(psycopg.connect(url.replace("+psycopg", ""))) as connection:
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)

@@ -12,11 +12,11 @@ from sqlalchemy import create_engine, inspect, text
 
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import DatabaseServer, create_database
+from support.documents import Document
 from support.outbox import until
-from support.walkthrough import Walkthrough
+from support.reader import Reader
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reliable-recipes.md").read_text(encoding="utf-8")
-CHAPTERS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+CHAPTERS = Document.read("docs/reliable-recipes.md").sections()
 
 Follow = Callable[..., str]
 
@@ -28,14 +28,13 @@ def follow(tmp_path: Path, rocketmq: RocketMQ) -> Iterator[Follow]:
     """Carries out a chapter on a database server, or with SQLite; returns the database's URL."""
     with ExitStack() as stack:
 
-        def carry_out(title: str, server: DatabaseServer | None = None, chapter: str | None = None) -> str:
+        def carry_out(title: str, server: DatabaseServer | None = None, chapter: Document | None = None) -> str:
             url = f"sqlite:///{tmp_path / 'shop.db'}"
             replacements = {"127.0.0.1:9876": rocketmq.namesrv}
             if server is not None:
                 url = create_database(server)
                 replacements |= addresses(url)
-            reader = Walkthrough(tmp_path, replacements)
-            stack.callback(reader.close)
+            reader = stack.enter_context(Reader(tmp_path, replacements))
             reader.follow(chapter or CHAPTERS[title])
             return url
 
@@ -115,6 +114,8 @@ async def test_django_on_sqlite(follow: Follow) -> None:
 async def test_django_on_postgresql(follow: Follow, postgresql: DatabaseServer) -> None:
     """The page's second DATABASES block takes the place of the first."""
     databases = r"DATABASES = .*?^OUTBOX_DATABASE = [^\n]*\n"
-    first, second = re.findall(databases, CHAPTERS["Django"], re.DOTALL | re.MULTILINE)
+    first, second = re.findall(databases, CHAPTERS["Django"].text, re.DOTALL | re.MULTILINE)
     assert "sqlite3" in first
-    await check_billed(follow("Django", postgresql, CHAPTERS["Django"].replace(first, second, 1)), "shop_invoice")
+    await check_billed(
+        follow("Django", postgresql, Document(CHAPTERS["Django"].text.replace(first, second, 1))), "shop_invoice"
+    )

@@ -12,12 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.jobs import archive
-
-DOCS = Path(__file__).parents[2] / "docs"
+from support.documents import Document
 
 
 def programs(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    return Document.read(f"docs/{page}").texts("python")
 
 
 @pytest.mark.spark

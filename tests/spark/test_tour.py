@@ -10,13 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.store.tools.check import check
-from support.documentation import check_command, commands_of
+from support.documents import Document, check_command
 from support.servers import run
 
-DOCS = Path(__file__).parents[2] / "docs"
-TOUR = (DOCS / "spark-tour.md").read_text()
+TOUR = Document.read("docs/spark-tour.md")
 PAGES = ("audit", "rebuild", "reconcile", "replay")
-COMMANDS = [line for page in PAGES for line in commands_of((DOCS / f"pipeline-{page}.md").read_text())]
+COMMANDS = [line for page in PAGES for line in Document.read(f"docs/pipeline-{page}.md").rucola_commands()]
 
 
 @pytest.mark.spark
@@ -25,11 +24,11 @@ def test_a_reader_of_the_tour_sees_what_it_shows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the store that the command at the top of the page makes."""
-    (flights,) = re.findall(r'^\$ make demo ARGS="(.*)"$', TOUR, re.MULTILINE)
+    (flights,) = re.findall(r'^\$ make demo ARGS="(.*)"$', TOUR.text, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     made = run("demo", *flights.split())
     assert made.returncode == 0, made.stderr
-    programs, outputs = (re.findall(rf"```{kind}\n(.*?)```", TOUR, re.DOTALL) for kind in ("python", "text"))
+    programs, outputs = TOUR.texts("python"), TOUR.texts("text")
     assert len(programs) == len(outputs) > 0
     names: dict[str, Any] = {"__name__": "tour"}
     for program, output in zip(programs, outputs, strict=True):

@@ -56,6 +56,8 @@ def test_the_tools_of_the_page_print_the_documented_output(tmp_path: Path, monke
         assert result.exit_code == (1 if command.endswith("check data") else 0), (command, result.output)
         outputs[command] = result.stdout
     assert "CRC" in outputs["rucola store check data"]
+    found = outputs["rucola store grep sound -s 'order 5' --body text"]
+    assert "  match: [order 5]\n    order 5\n" in found
     assert json.loads(outputs["rucola store grep data -t Orders -k order-3"])["properties"]["KEYS"] == "order-3"
     dumped = [json.loads(line) for line in outputs["rucola store dump sound"].splitlines()]
     assert [message["properties"].get("KEYS") for message in dumped] == [

@@ -57,6 +57,51 @@ def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     queue.files.close()
 
 
+UNITS_PER_FILE = 5
+
+
+def _naive_search(times: list[int], begin: int, timestamp_ms: int) -> int:
+    """What a search by time returns, found by looking at every message from `begin` on."""
+    at = [offset for offset in range(begin, len(times)) if times[offset] == timestamp_ms]
+    before = [offset for offset in range(begin, len(times)) if times[offset] < timestamp_ms]
+    after = [offset for offset in range(begin, len(times)) if times[offset] > timestamp_ms]
+    if at:
+        return at[0]
+    return min([*before[-1:], *after[:1]], key=lambda offset: abs(times[offset] - timestamp_ms))
+
+
+@settings(max_examples=300)
+@given(
+    steps=st.lists(st.integers(0, 2), min_size=1, max_size=4 * UNITS_PER_FILE),
+    gone=st.integers(0, 4 * UNITS_PER_FILE - 1),
+    timestamp_ms=st.integers(-1, 45),
+)
+def test_search_by_time_finds_what_a_scan_finds(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], gone: int, timestamp_ms: int
+) -> None:
+    """Equal times may continue in the next file, and the log may have lost the first messages."""
+    times = [1 + sum(steps[: number + 1]) for number in range(len(steps))]
+    begin = min(gone, len(times) - 1)
+    directory = tmp_path_factory.mktemp("queues") / "T" / "0"
+    directory.mkdir(parents=True)
+    queue = ConsumeQueue("T", 0, MappedFileQueue(directory, UNITS_PER_FILE * UNIT_SIZE, []))
+    queue.append(0, _units(len(times)))
+    queue.raise_min_offset(100 * begin)
+    found = queue.nearest_offset(timestamp_ms, lambda physical_offset: times[physical_offset // 100])
+    assert found == _naive_search(times, begin, timestamp_ms)
+    queue.files.close()
+
+
+def test_search_by_time_does_not_pass_a_record_that_the_log_lacks(tmp_path: Path) -> None:
+    (tmp_path / "T" / "0").mkdir(parents=True)
+    queue = ConsumeQueue("T", 0, MappedFileQueue(tmp_path / "T" / "0", UNITS_PER_FILE * UNIT_SIZE, []))
+    queue.append(0, _units(9))
+    times = [10, 20, 30, 40, -1, 60, 70, 80, 90]
+    found = {at: queue.nearest_offset(at, lambda offset: times[offset // 100]) for at in (10, 20, 40, 80)}
+    assert found == {10: 0, 20: 1, 40: 3, 80: 4}
+    queue.files.close()
+
+
 def test_idle_queue_takes_no_descriptor_and_busy_one_takes_one(open_store: OpenStore, tmp_path: Path) -> None:
     """A process has a thousand descriptors where nobody asked for more, and a broker may have ten thousand queues."""
     names = [(f"Topic{number // 8}", number % 8) for number in range(200)]

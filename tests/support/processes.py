@@ -53,10 +53,21 @@ class Machines:
 DEADLINE_S = 300
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = DEADLINE_S) -> None:
     """Wait until something is so, while a process lives."""
+
+    def is_so() -> bool:
+        is_over = process.poll() is not None
+        met = condition()
+        assert met or not is_over, "it ended before"
+        return met
+
+    wait_until(is_so, timeout_s)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
+    """Wait until something is so."""
     begin = time.monotonic()
     while not condition():
-        assert process.poll() is None, "it ended before"
-        assert time.monotonic() < begin + DEADLINE_S, "it never came to that"
+        assert time.monotonic() < begin + timeout_s, "it never came to that"
         time.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import re
 import socket
 import subprocess
 import sys
@@ -16,18 +15,19 @@ from rucola.errors import ConfigError
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store.tools.check import check
 from rucola.testing.rocketmq import RocketMQ
+from support.documents import Document
 
 pytest_plugins = ["pytester"]
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = Document.read("docs/testing.md")
+PROGRAMS = PAGE.texts("python")
 
 
 @pytest.mark.slow
 def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_program_{number}": source for number, source in enumerate(PROGRAMS, 1)})
     result = pytester.runpytest_inprocess("-q", "-W", "error", "-p", "no:asyncio")
-    result.assert_outcomes(passed=PAGE.count("\ndef test_"))
+    result.assert_outcomes(passed=PAGE.text.count("\ndef test_"))
 
 
 def test_every_test_has_a_broker_of_its_own_and_the_environment_back(

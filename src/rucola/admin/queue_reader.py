@@ -27,7 +27,7 @@ async def read_queue(
     offset = await consumer.min_offset(queue)
     end = await consumer.max_offset(queue)
     if begin_ms is not None:
-        # For a time that several messages share, a search returns any of them: search for the millisecond before.
+        # For a time that several messages share, an Apache broker returns any of them: search for the one before.
         offset = max(offset, await consumer.search_offset(queue, begin_ms - 1))
     while offset < end:
         result = await consumer.pull(queue, offset, PULL_BATCH_SIZE, expression)

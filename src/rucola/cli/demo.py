@@ -10,9 +10,6 @@ import click
 from rucola.demo.flights import COUNT
 from rucola.errors import missing_extra
 
-WIDTH = 110
-"""Width of the tables, in characters, if the output is not a terminal."""
-
 
 @click.command()
 @click.option(
@@ -44,7 +41,4 @@ def demo(flights: int, out: Path) -> None:
         from rucola.demo.run import run  # needs the extras `spark` and `demo`
     except ModuleNotFoundError as error:
         raise click.ClickException(missing_extra(error, "demo")) from None
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    sys.exit(0 if run(flights, out, console) else 1)
+    sys.exit(0 if run(flights, out, Console(highlight=False)) else 1)

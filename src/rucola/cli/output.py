@@ -22,34 +22,30 @@ _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
 """Width to which names and texts may be shortened."""
-_WHOLE: Final = frozenset(
-    [
-        "#Message ID",
-        "#MsgId",
-        "MESSAGE ID",
-        "#Offset Message ID",
-        "#ClientId",
-        "#Client",
-        "#ClientHost",
-        "#ClientAddr",
-        "#Client IP",
-        "#RemoteIP",
-        "#Addr",
-        "#BrokerAddrs",
-        "#QID",
-        "#queueId",
-        "#BID",
-    ]
-)
-"""Columns with ids and addresses, which are useless if they are cut."""
-_LEAST_IMPORTANT: Final = (
-    "#Language", "#ClassFilter", "#Version", "#SPACE", "#PCWait(ms)", "#Hour", "#Slots", "#Slots used", "#Room",
-    "#Keys", "#Tags", "#Tag", "#Bytes", "#First", "#Repeated Bodies", "#Repeated Ids", "#Reconsume Times", "#FromCheck",
-    "#Type",
-    "#OutTPS(LOAD)", "#InTPS(LOAD)", "#OutTPS", "#InTPS", "#Min Offset", "#Physical Offset", "#Cluster Name",
-    "#ClusterName", "#LastTime", "#Last Updated", "#LastUpdate", "#Stored", "#Store Time", "#Store Timestamp", "#Last",
-)  # fmt: skip
-"""Columns that are left out first, in this order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, and its treatment if the terminal is too narrow.
+
+    A table may name a column by a plain string instead: its content may be shortened.
+    """
+
+    name: str
+    is_whole: bool = False
+    """Its content is never shortened, and the column never left out."""
+    is_optional: bool = False
+    """The column is left out before those that are not optional."""
+
+
+def whole(name: str) -> Column:
+    """Declare a column of ids or addresses, which are useless if they are cut."""
+    return Column(name, is_whole=True)
+
+
+def optional(name: str) -> Column:
+    """Declare a column that is left out first."""
+    return Column(name, is_optional=True)
 
 
 def print_json(value: Any) -> None:
@@ -98,8 +94,8 @@ def _note_wide(ctx: click.Context, parameter: click.Parameter, value: bool) -> N
     ctx.meta[_WIDE] = value
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
-    """Print rows under column names, numbers right-aligned; with `footer` a line separates the last row.
+def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
+    """Print rows under the names of columns, numbers right-aligned; with `footer` a line separates the last row.
 
     On a terminal the table is fitted to its width (see `fit`), and a line on stderr names the columns that are left
     out. With `--wide`, and in a pipe, whose reader may be a program, nothing is shortened or left out.
@@ -108,21 +104,23 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, foo
     from rich.table import Table
 
     lines = [list(row) for row in rows]
-    numeric = [any(isinstance(line[number], int | float) for line in lines) for number in range(len(columns))]
+    declared = [column if isinstance(column, Column) else Column(column) for column in columns]
+    names = [column.name for column in declared]
+    numeric = [any(isinstance(line[number], int | float) for line in lines) for number in range(len(names))]
     cells = [[printable(str(cell)) for cell in line] for line in lines]
     console = Console(highlight=False, markup=False)
     context = click.get_current_context(silent=True)
     is_fitted = console.is_terminal and not (context is not None and context.meta.get(_WIDE))
-    shown = dict(enumerate(_natural_widths(columns, cells)))
+    shown = dict(enumerate(_natural_widths(names, cells)))
     if is_fitted:
-        shown = fit(columns, cells, numeric, console.width)
+        shown = fit(declared, cells, numeric, console.width)
     else:
         # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.
         console = Console(highlight=False, markup=False, width=1_000_000)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for number, width in shown.items():
         table.add_column(
-            columns[number], justify="right" if numeric[number] else "left", overflow="fold", min_width=width,
+            names[number], justify="right" if numeric[number] else "left", overflow="fold", min_width=width,
             max_width=width, no_wrap=not is_fitted,
         )  # fmt: skip
     for count, line in enumerate(cells, 1):
@@ -132,23 +130,25 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, foo
         )
     # Ids are printed whole even if they alone are wider than the terminal.
     console.print(table, crop=False, width=max(console.width, sum(shown.values()) + _GAP * len(shown)))
-    if left_out := [name for number, name in enumerate(columns) if number not in shown]:
+    if left_out := [name for number, name in enumerate(names) if number not in shown]:
         click.echo(f"not shown: {', '.join(left_out)}; --wide shows all columns", err=True)
 
 
-def fit(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> dict[int, int]:
+def fit(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int
+) -> dict[int, int]:
     """Choose the columns that fit into `width`, with their widths: {index of the column: width}.
 
-    Ids, addresses and numbers are never cut. Names and texts are shortened first, the widest most. If that does not
-    suffice, columns are left out: those of `_LEAST_IMPORTANT` first, then from the right, but never the first column
-    and never an id.
+    Numbers and the content of whole columns are never cut. Other content is shortened first, the widest most. If that
+    does not suffice, columns are left out from the right, optional ones before others, but never the first column and
+    never a whole one.
     """
-    natural = _natural_widths(columns, cells)
-    longest_word = [max(map(len, name.split(" "))) for name in columns]
+    names = [column.name for column in columns]
+    natural = _natural_widths(names, cells)
+    longest_word = [max(map(len, name.split(" "))) for name in names]
     content = [
         max([cell_width(line[number]) for line in cells] + [longest_word[number]]) for number in range(len(columns))
     ]
-    is_whole = [numeric[number] or columns[number] in _WHOLE for number in range(len(columns))]
     shown = list(range(len(columns)))
     while True:
         room = width - _GAP * (len(shown) - 1)
@@ -156,7 +156,7 @@ def fit(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequenc
             return {number: natural[number] for number in shown}
         # Titles are broken between their words before any content is shortened.
         widths = {number: content[number] for number in shown}
-        elastic = [number for number in shown if not is_whole[number]]
+        elastic = [number for number in shown if not numeric[number] and not columns[number].is_whole]
         while sum(widths.values()) > room:
             widest = max(elastic, key=lambda number: widths[number], default=None)
             if widest is None or widths[widest] <= max(_LEAST_WIDTH, longest_word[widest]):
@@ -164,11 +164,10 @@ def fit(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequenc
             widths[widest] -= 1
         if sum(widths.values()) <= room:
             return widths
-        droppable = [number for number in shown[1:] if columns[number] not in _WHOLE]
+        droppable = [number for number in shown[1:] if not columns[number].is_whole]
         if not droppable:
             return widths
-        ranks = {name: rank for rank, name in enumerate(_LEAST_IMPORTANT)}
-        shown.remove(min(droppable, key=lambda number: (ranks.get(columns[number], len(ranks)), -number)))
+        shown.remove(max(droppable, key=lambda number: (columns[number].is_optional, number)))
 
 
 def shorten(text: str, width: int) -> str:
@@ -193,10 +192,8 @@ def cell_width(text: str) -> int:
     return cell_len(text)
 
 
-def _natural_widths(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    return [
-        max([cell_width(name)] + [cell_width(line[number]) for line in cells]) for number, name in enumerate(columns)
-    ]
+def _natural_widths(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max([cell_width(name)] + [cell_width(line[number]) for line in cells]) for number, name in enumerate(names)]
 
 
 def printable(text: str, keep: str = "") -> str:

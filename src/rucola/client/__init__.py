@@ -2,7 +2,8 @@
 
 Reading order: `route` (the queues and brokers of a topic), `lifecycle` (opening and closing), `instance` and
 `group_client` (connections, heartbeats, groups); the packages `producer` and `consumer`, which begin with a reading
-order of their own; `request_reply`, `operator_requests`; `stats`, `metrics`, `trace`; `event_loop_thread` and `sync`.
+order of their own; `request_reply`, `operator_requests`; `router`; `stats`, `metrics`, `trace`; `event_loop_thread` and
+`sync`.
 """
 
 from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
@@ -16,6 +17,7 @@ from rucola.client.producer.producer import Producer
 from rucola.client.producer.queue_selectors import select_by_hash, select_by_machine_room, select_by_random
 from rucola.client.producer.send_request import SendResult, SendStatus
 from rucola.client.producer.transaction import LocalTransactionState, TransactionProducer, TransactionSendResult
+from rucola.client.router import Publisher, Router
 from rucola.client.stats import ConsumerStats, Durations, ProducerStats
 from rucola.client.values import ValueCodec
 from rucola.errors import (
@@ -56,6 +58,7 @@ __all__ = [
     "ProducerKeywords",
     "ProducerOptions",
     "ProducerStats",
+    "Publisher",
     "PullConsumer",
     "PullLimits",
     "PullResult",
@@ -65,6 +68,7 @@ __all__ = [
     "RemotingConnectError",
     "RemotingError",
     "RemotingTimeout",
+    "Router",
     "SendFailed",
     "SendResult",
     "SendStatus",

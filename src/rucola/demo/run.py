@@ -1,10 +1,10 @@
-"""Steps of the demonstration; each prints its result.
+"""Steps of the demonstration; each reports its result in words that need no knowledge of RocketMQ.
 
-    1. serve      start `rucola standalone` on an empty store, in a separate process
+    1. start      start `rucola standalone` on an empty store, in a separate process
     2. send       send every flight as a message, with many requests in flight
-    3. consume    read all messages back by tag in a consumer group, and show its backlog
-    4. query      find messages by key (a tail number), by unique key and by offsetMsgId
-    5. re-drive   let another group fail until messages become dead letters, track them, and send them to it again
+    3. receive    read all messages back by tag in a consumer group, and show its backlog
+    4. find       find messages by key (a tail number), by unique key and by offsetMsgId
+    5. retry      let another group fail until messages become dead letters, track them, and send them to it again
     6. archive    write the store to Parquet with Spark, query the archive with SQL, and draw a chart
     7. check      compare the numbers of sent, stored, consumed and archived messages, and validate the store
 
@@ -18,21 +18,21 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from rucola.admin import AdminClient, RedriveStatus, TopicConfig, TrackType
 from rucola.client import ConsumeFromWhere, Producer, PushConsumer
 from rucola.demo import flights
 from rucola.demo.chart import draw
+from rucola.demo.report import Report
 from rucola.errors import MQError
 from rucola.message import MessageExt
 from rucola.spark.jobs import archive
@@ -84,21 +84,20 @@ def run(count: int, out: Path, console: Console) -> bool:
     """Run all steps with the first `count` flights in the directory `out`; return whether all checks succeeded."""
     begin = time.monotonic()
     _prepare_directory(out)
-    totals = asyncio.run(_run_steps(count, out, console))
+    report = Report(console)
+    totals = asyncio.run(_run_steps(count, out, report))
     if totals.archived:
         _compare_totals(out / "store", totals)
-    took_s = time.monotonic() - begin
-    console.rule()
-    console.print(
-        f"sent {totals.sent:,} = stored {totals.stored:,} = consumed {totals.consumed:,} = archived {totals.archived:,}"
-        + (f" ({totals.repeated:,} redelivered)" if totals.repeated else "")
+    report.begin("Check")
+    report.say(
+        f"sent {totals.sent:,} = stored {totals.stored:,} = received {totals.consumed:,} = archived {totals.archived:,}"
+        + (f" ({totals.repeated:,} received twice)" if totals.repeated else "")
     )
     for problem in totals.problems:
-        console.print(f"[bold red]mismatch[/] {problem}")
+        report.problem(problem)
     if not totals.problems:
-        console.print(
-            f"[bold green]All numbers agree, and the store is undamaged.[/] {took_s:.0f} s. The files are in {out}/"
-        )
+        report.say("The store was read from its first byte to its last, and is undamaged.")
+        report.result(f"All numbers agree, after {time.monotonic() - begin:.0f} s.", f"The files are in {out}/")
     return not totals.problems
 
 
@@ -111,24 +110,28 @@ def _prepare_directory(out: Path) -> None:
     (out / MARKER).touch()
 
 
-async def _run_steps(count: int, out: Path, console: Console) -> Totals:
+async def _run_steps(count: int, out: Path, report: Report) -> Totals:
     """Run all steps that need the broker; the archive is one of them, since it reads the store while it is served."""
     totals = Totals()
     # Spark takes seconds to start; it does so while messages are sent and consumed.
     spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo", is_short=True))
     async with _standalone(out) as (namesrv, ready_s):
-        console.print(f"[bold]1. Serve[/]   name server and broker, ready after {ready_s:.2f} s at {namesrv}")
+        report.begin("Start")
+        report.say(
+            f"A broker, which stores messages, and a name server, where clients find the broker, at {namesrv}. "
+            f"They were ready after {ready_s:.1f} s."
+        )
         async with AdminClient(namesrv) as admin:
             address = (await admin.cluster.info()).broker_addr_table.popitem()[1].broker_addrs[0]
             topic = TopicConfig(topic_name=flights.TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
             await admin.topics.create_or_update(address, topic)
-            sample = await _send(count, namesrv, totals, console)
+            sample = await _send(count, namesrv, totals, report)
             totals.stored = sum(end.max_offset for end in (await admin.topics.stats(flights.TOPIC)).values())
-            await _consume(sample.carriers, namesrv, totals, console)
-            await _show_backlog(admin, totals, console)
-            await _query(admin, sample, totals, console)
-            await _redrive(admin, namesrv, min(count, DEAD_LETTERS), totals, console)
-        await asyncio.to_thread(_archive_and_query, await spark, out, totals, console)
+            await _consume(sample.carriers, namesrv, totals, report)
+            await _show_backlog(admin, totals, report)
+            await _query(admin, sample, totals, report)
+            await _redrive(admin, namesrv, min(count, DEAD_LETTERS), totals, report)
+        await asyncio.to_thread(_archive_and_query, await spark, out, totals, report)
     return totals
 
 
@@ -171,7 +174,7 @@ class Sample:
     offset_msg_id: str
 
 
-async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> Sample:
+async def _send(count: int, namesrv: str, totals: Totals, report: Report) -> Sample:
     """Send the flights; the sample has the count of one tail number, and the ids of the message in the middle."""
     rows = flights.rows(count)
     sample = Sample({}, "", 0, "", "")
@@ -186,8 +189,9 @@ async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> S
 
     begin = time.monotonic()
     async with Producer("flight-writers", namesrv=namesrv) as producer:
-        with _progress(console) as progress:
-            task = progress.add_task("2. Send   ", total=count)
+        report.begin("Send")
+        with report.progress() as progress:
+            task = progress.add_task(report.take_title(), total=count)
             async for result in producer.send_many(messages()):
                 totals.sent += 1
                 # Any message would do as a sample; one from the middle is not at the edge of a file.
@@ -196,12 +200,15 @@ async def _send(count: int, namesrv: str, totals: Totals, console: Console) -> S
                 if totals.sent % 1000 == 0:
                     progress.update(task, completed=totals.sent)
             progress.update(task, completed=totals.sent)
-    console.print(f"           {totals.sent / (time.monotonic() - begin):,.0f} messages/s, each acknowledged")
+    report.say(
+        f"Each flight is a message of the topic {flights.TOPIC}, and its airline is the message's tag. "
+        f"The broker acknowledged each one: {totals.sent / (time.monotonic() - begin):,.0f} a second."
+    )
     totals.expect("flights sent", totals.sent, count)
     return sample
 
 
-async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, console: Console) -> None:
+async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, report: Report) -> None:
     """Consume all messages by tag, and compare the count of each carrier."""
     counts: dict[str, int] = {}
     seen: set[str] = set()
@@ -209,8 +216,9 @@ async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, conso
     consumer.subscribe(flights.TOPIC, " || ".join(carriers))
     begin = time.monotonic()
     async with consumer:
-        with _progress(console) as progress:
-            task = progress.add_task("3. Consume", total=totals.sent)
+        report.begin("Receive")
+        with report.progress() as progress:
+            task = progress.add_task(report.take_title(), total=totals.sent)
             async for message in consumer.messages(IDLE_TIMEOUT_MS):
                 # Delivery is at least once: a rebalance or a lost acknowledgement may repeat a message.
                 if message.msg_id in seen:
@@ -225,49 +233,48 @@ async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, conso
                     break
             progress.update(task, completed=len(seen))
     totals.consumed = len(seen)
-    console.print(
-        f"           {len(seen) / (time.monotonic() - begin):,.0f} messages/s by {len(carriers)} tags, most from "
-        + ", ".join(f"{carrier} {counts[carrier]:,}" for carrier in sorted(counts, key=counts.__getitem__)[:-4:-1])
+    report.say(
+        f"A consumer of the group {GROUP} received them all: {len(seen) / (time.monotonic() - begin):,.0f} a second. "
+        "Most are from "
+        + ", ".join(f"{carrier} ({counts[carrier]:,})" for carrier in sorted(counts, key=counts.__getitem__)[:-4:-1])
+        + "."
     )
     totals.expect("messages by carrier", counts, carriers)
 
 
-async def _show_backlog(admin: AdminClient, totals: Totals, console: Console) -> None:
+async def _show_backlog(admin: AdminClient, totals: Totals, report: Report) -> None:
     stats = await admin.groups.consume_stats(GROUP, flights.TOPIC)
     rows = [
-        (queue.broker_name, queue.queue_id, place.broker_offset, place.consumer_offset)
+        (queue.queue_id, place.broker_offset, place.consumer_offset)
         for queue, place in sorted(stats.offset_table.items())
     ]
-    _table(
-        console,
-        f"backlog of {GROUP}",
-        ("broker", "queue", "broker offset", "consumer offset", "lag"),
-        [(*row, row[2] - row[3]) for row in rows],
-    )
-    totals.expect("messages that the group has not consumed", sum(row[2] - row[3] for row in rows), 0)
+    report.say(f"The topic has {len(rows)} queues. What {GROUP} has received of each, and what it has not:")
+    report.table(("queue", "stored", "received", "left"), [(*row, row[1] - row[2]) for row in rows])
+    totals.expect("messages that the group has not consumed", sum(row[1] - row[2] for row in rows), 0)
 
 
-async def _query(admin: AdminClient, sample: Sample, totals: Totals, console: Console) -> None:
+async def _query(admin: AdminClient, sample: Sample, totals: Totals, report: Report) -> None:
     """Find messages by key, by unique key and by offsetMsgId."""
     begin = time.perf_counter()
     by_key = await admin.messages.query_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
     key_ms = (time.perf_counter() - begin) * 1000
     by_unique_key = await admin.messages.query_by_unique_key(flights.TOPIC, sample.unique_key)
     by_id = await admin.messages.get(sample.offset_msg_id)
-    console.print(
-        f"[bold]4. Query[/]   {len(by_key.messages)} messages with the key {sample.tail_number} in {key_ms:.1f} ms; "
-        f"one by its unique key; one by its offsetMsgId"
+    report.begin("Find")
+    report.say(
+        f"{_count(len(by_key.messages), 'message')} about the airplane {sample.tail_number} "
+        f"were found by this key in {key_ms:.0f} ms. One other was found by the id that it got when it was sent, and "
+        "by its address in the log:"
     )
-    keyed = by_key.messages[:3]
-    rows = [*keyed, *by_unique_key.messages, by_id]
-    how = ["key"] * len(keyed) + ["unique key"] * len(by_unique_key.messages) + ["offsetMsgId"]
-    _table(console, "", ("found by", "keys", "tag", "offsetMsgId", "body"), list(zip(how, *_cells(rows), strict=True)))
+    found = [("key", one) for one in by_key.messages[:3]]
+    found += [("id", one) for one in by_unique_key.messages] + [("address", by_id)]
+    report.table(("found by", "flight", "from", "to", "minutes late"), [(how, *_flight(one)) for how, one in found])
     totals.expect(f"messages with the key {sample.tail_number}", len(by_key.messages), sample.tail_count)
     totals.expect("unique keys found", [m.unique_key for m in by_unique_key.messages], [sample.unique_key])
     totals.expect("the message by offsetMsgId", by_id.unique_key, sample.unique_key)
 
 
-async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals, console: Console) -> None:
+async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals, report: Report) -> None:
     """Create dead letters, track one of them, and re-drive them; a second run must find nothing to re-drive."""
     consumer = PushConsumer(FAILING_GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(flights.TOPIC)
@@ -280,41 +287,53 @@ async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals,
             if len(rejected) == count:
                 break
     letters = await admin.dead_letters.stats(FAILING_GROUP)
-    tracks = {track.consumer_group: track.track_type.name for track in await admin.messages.track(rejected[0])}
+    tracks = {track.consumer_group: track.track_type for track in await admin.messages.track(rejected[0])}
     redriven = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
     again = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
-    console.print(
-        f"[bold]5. Redrive[/] {letters.count} dead letters of {FAILING_GROUP}; the first is "
-        + ", ".join(f"{kind} for {group}" for group, kind in sorted(tracks.items()))
-        + f"; {len(redriven)} re-driven, {len(again)} by a second run"
+    report.begin("Retry")
+    report.say(
+        f"Another group, {FAILING_GROUP}, fails on {_count(len(rejected), 'message')}. The broker keeps them in the "
+        f"group's dead letter queue, which now has {letters.count}. Then they are sent to the group again: "
+        f"{len(redriven)} the first time, {len(again)} when that is repeated."
     )
     totals.expect("dead letters", letters.count, count)
-    totals.expect("state of a dead letter", tracks[FAILING_GROUP], TrackType.IN_DLQ.name)
+    totals.expect("state of a dead letter", tracks[FAILING_GROUP], TrackType.IN_DLQ)
     totals.expect("re-driven dead letters", redriven, count * [RedriveStatus.SENT])
     totals.expect("dead letters re-driven twice", again, [])
 
 
-def _cells(messages: Sequence[MessageExt]) -> list[list[str]]:
-    """Return keys, tag, offsetMsgId and the beginning of the body of each message, as columns."""
-    cells = [(m.keys or "", m.tags or "", m.offset_msg_id, m.body.decode()[:40] + "…") for m in messages]
-    return [list(column) for column in zip(*cells, strict=True)]
+def _flight(message: MessageExt) -> list[str]:
+    """Return flight, origin, destination and departure delay of a message."""
+    row = msgspec.json.decode(message.body)
+    delay = row["dep_delay"]
+    return [flights.flight_id(row), row["origin"], row["dest"], "unknown" if delay is None else str(delay)]
 
 
-def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, console: Console) -> None:
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, report: Report) -> None:
     """Archive the store with Spark, query the archive, and draw the chart."""
     store, lake, chart = out / "store", out / "lake", out / "flights.svg"
     begin = time.monotonic()
     try:
         summary = archive.run(spark, str(store), str(lake))
-        console.print(f"[bold]6. Archive[/] {summary.rows:,} rows to Parquet in {time.monotonic() - begin:.1f} s")
+        report.begin("Archive")
+        report.say(
+            f"Spark wrote {summary.rows:,} messages to Parquet files in {time.monotonic() - begin:.1f} s: the flights, "
+            "the dead letters and what was sent again."
+        )
         carriers, hours = _query_lake(spark, lake, totals)
     finally:
         spark.stop()
-    _table(console, "worst carriers by mean departure delay", ("carrier", "mean delay, min", "flights"), carriers)
+    report.say("SQL on these files: the airlines whose flights are late the most,")
+    report.table(("airline", "mean delay in minutes", "flights"), carriers)
+    report.say("and the hours of the day with most departures:")
     busiest = sorted(hours, key=lambda row: row[1], reverse=True)[:5]
-    _table(console, "busiest hours of departure", ("hour", "messages"), busiest)
+    report.table(("hour", "flights"), busiest)
     draw(chart, [row[:2] for row in carriers], hours)
-    console.print(f"           chart: {chart}")
+    report.say(f"Both as a chart: {chart}")
 
 
 def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[Any], list[Any]]:
@@ -334,26 +353,3 @@ def _compare_totals(store: Path, totals: Totals) -> None:
     totals.expect("messages consumed", totals.consumed, totals.sent)
     totals.expect("messages archived", totals.archived, totals.sent)
     totals.problems += [str(finding) for finding in check(store)]
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-
-
-def _table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    if title:
-        console.print(f"           {title}")
-    table = Table(box=None, pad_edge=False)
-    cells = [[f"{cell:,}" if isinstance(cell, (int, float)) else cell for cell in row] for row in rows]
-    for number, column in enumerate(columns):
-        is_number = bool(rows) and isinstance(rows[0][number], (int, float))
-        width = max([len(column), *(len(line[number]) for line in cells)])
-        is_last = number == len(columns) - 1
-        table.add_column(
-            column, justify="right" if is_number else "left", no_wrap=True, min_width=None if is_last else width
-        )
-    for line in cells:
-        table.add_row(*line)
-    console.print(table)

@@ -185,45 +185,32 @@ class ConsumeQueue:
         return self.max_offset - self.first_at_or_after(physical_offset, begin)
 
     def nearest_offset(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
-        """Return the queue offset of the message stored nearest to a time. The queue must not be empty.
+        """Return the queue offset of the first message stored at a time. The queue must not be empty.
 
-        `time_at` returns the store time of the record at a physical offset, or -1 if the log does not have it. The
-        search visits the same units as Apache's, so that among equal times both return the same message:
+        If no message was stored at that time, the result is the nearer one of the last message before and the first
+        message after it; the one before if both are equally near. `time_at` returns the store time of the record at a
+        physical offset, or -1 if the log does not have it. O(log n).
 
-            times of units 0 to 5 are 10 20 20 20 30 40; for 20 it looks at unit 2 first, and returns 2
-            for 24 it looks at 2 (20, go right), 4 (30, go left), 3 (20): left is 3, right is 4, 20 is nearer: 3
+            times of units 0 to 5 are 10 20 20 20 30 40; the result is 1 for 20, 3 for 25, 4 for 26 and 5 for 99
+
+        Difference to Apache's: of several messages stored at the time, its search returns the one that its bisection
+        visits first, so that a consumer may begin in the middle of a millisecond.
         """
-        # 1. The first file whose last message is not older: all earlier files are out of the question.
-        low, high = self._file_of_time(timestamp_ms, time_at)
-        left = right = -1
-        left_time = right_time = 0
-        # 2. Bisect, keeping the last message seen on each side.
-        while high >= low:
+        low, high = self.min_offset, self.max_offset
+        before_ms = after_ms = -1
+        while low < high:
             middle = (low + high) // 2
             time_ms = time_at(self.unit(middle)[0])
-            if time_ms < 0:
-                return 0
-            if time_ms == timestamp_ms:
-                return middle
-            if time_ms > timestamp_ms:
-                high = middle - 1
-                right, right_time = middle, time_ms
+            # A record that the log does not have counts as later: the search never skips messages because of it.
+            if 0 <= time_ms < timestamp_ms:
+                low, before_ms = middle + 1, time_ms
             else:
-                low = middle + 1
-                left, left_time = middle, time_ms
-        # 3. Both neighbours known: the nearer one, the earlier one if both are equally near.
-        if left < 0 or right < 0:
-            return max(left, right)
-        return right if timestamp_ms - left_time > right_time - timestamp_ms else left
-
-    def _file_of_time(self, timestamp_ms: int, time_at: Callable[[int], int]) -> tuple[int, int]:
-        """Return the first and last queue offset of the first file that does not end before a time."""
-        for file in self._files:
-            first = max(file.begin // UNIT_SIZE, self.min_offset)
-            last = min(file.end // UNIT_SIZE, self.max_offset) - 1
-            if last >= first and (last == self.max_offset - 1 or time_at(self.unit(last)[0]) >= timestamp_ms):
-                return first, last
-        return self.min_offset, self.max_offset - 1
+                high, after_ms = middle, time_ms
+        # Now `low` is the first message at the time or later, if any, and before_ms the time of the message before it.
+        if before_ms < 0:
+            return low
+        is_before_nearer = low == self.max_offset or timestamp_ms - before_ms <= after_ms - timestamp_ms
+        return low - 1 if is_before_nearer else low
 
     def is_valid_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Tell whether a unit points at the record of its own queue offset, or before the log's begin."""

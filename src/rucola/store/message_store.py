@@ -571,10 +571,9 @@ class MessageStore:
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the message stored nearest to a time; 0 for an empty queue.
+        """Return the queue offset of the first message stored at a time; 0 for an empty queue.
 
-        If two are equally near it is the earlier one. Among messages of one millisecond it is the one that Apache's
-        bisection visits first (see `ConsumeQueue.nearest_offset`).
+        If none was, it is the message stored nearest to that time (see `ConsumeQueue.nearest_offset`).
         """
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == queue.min_offset:

@@ -50,7 +50,7 @@ class OffsetService:
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at that time or later."""
+        """Return the queue offset of the first message stored at a time, or nearest to it; 0 for an empty queue."""
         return self._store.offset_by_time(topic, queue_id, timestamp_ms)
 
     def max_offset(self, topic: str, queue_id: int) -> int:

@@ -22,7 +22,7 @@ from rucola.cli.admin.command import (
     targets,
     yes_option,
 )
-from rucola.cli.output import print_json, print_table
+from rucola.cli.output import optional, print_json, print_table, whole
 from rucola.errors import ConfigError, MQError
 
 
@@ -62,8 +62,8 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
 
 def _print_load(brokers: list[dict[str, Any]]) -> None:
     columns = (
-        "#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)", "#PCWait(ms)",
-        "#Hour", "#SPACE",
+        "#Cluster Name", "#Broker Name", whole("#BID"), whole("#Addr"), optional("#Version"), optional("#InTPS(LOAD)"),
+        optional("#OutTPS(LOAD)"), optional("#PCWait(ms)"), optional("#Hour"), optional("#SPACE"),
     )  # fmt: skip
     names = ("clusterName", "brokerName", "brokerId", "brokerAddr")
     print_table(columns, [(*(one[name] for name in names), *_load(one["runtimeStats"])) for one in brokers])
@@ -187,7 +187,10 @@ def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | 
             )
         if not of.groups:
             rows.append((of.topic, "", 0, came[0], "", came[1], "NO_CONSUMER"))
-    columns = ("#Topic", "#Consumer Group", "#Accumulation", "#InTPS", "#OutTPS", "#InMsg24Hour", "#OutMsg24Hour")
+    columns = (
+        "#Topic", "#Consumer Group", "#Accumulation", optional("#InTPS"), optional("#OutTPS"), "#InMsg24Hour",
+        "#OutMsg24Hour",
+    )  # fmt: skip
     print_table(columns, rows)
 
 

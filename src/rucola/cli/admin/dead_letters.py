@@ -20,7 +20,7 @@ from rucola.cli.admin.command import begin_option, call_admin, command, confirm,
 from rucola.cli.extras import require_reliable
 from rucola.cli.message_view import message_json
 from rucola.cli.option_types import check_window
-from rucola.cli.output import print_json, print_table, progress_bar, time_text
+from rucola.cli.output import optional, print_json, print_table, progress_bar, time_text, whole
 from rucola.errors import ConfigError, missing_extra
 from rucola.system_calls import sync_all
 
@@ -108,8 +108,8 @@ def print_dlq(
     rows = call_admin(namesrv_addr, request)
     if not as_json:
         columns = (
-            "#Offset Message ID", "#Origin Topic", "#Tags", "#Keys", "#Reconsume Times", "#Store Timestamp",
-            "#Redriven",
+            whole("#Offset Message ID"), "#Origin Topic", optional("#Tags"), optional("#Keys"),
+            optional("#Reconsume Times"), optional("#Store Timestamp"), "#Redriven",
         )  # fmt: skip
         print_table(columns, rows)
 

@@ -31,7 +31,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.option_types import ADDRESS
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import Column, optional, print_json, print_table, time_text, whole
 from rucola.errors import ConfigError, MQError
 
 group_option = click.option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
@@ -98,7 +98,9 @@ def consumer_progress(
         ]
         print_json({"group": group, "consumeTps": stats.consume_tps, "diffTotal": diff_total, "queues": queues})
         return
-    columns = ["#Topic", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset", "#Diff", "#LastTime"]
+    columns: list[str | Column] = [
+        "#Topic", "#Broker Name", whole("#QID"), "#Broker Offset", "#Consumer Offset", "#Diff", optional("#LastTime"),
+    ]  # fmt: skip
     rows = [
         [
             queue.topic, queue.broker_name, queue.queue_id, at.broker_offset, at.consumer_offset, _diff(at),
@@ -172,7 +174,7 @@ def _all_groups(namesrv_addr: str, as_json: bool) -> None:
         )
         for entry in groups
     ]
-    print_table(("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total"), rows)
+    print_table(("#Group", "#Count", optional("#Version"), optional("#Type"), "#Model", "#TPS", "#Diff Total"), rows)
 
 
 @command("brokerConsumeStats")
@@ -218,7 +220,8 @@ def broker_consume_stats(
         print_json({"brokerAddr": stats.broker_addr, "diffTotal": stats.total_diff, "queues": queues})
         return
     columns = (
-        "#Topic", "#Group", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset", "#Diff", "#LastTime",
+        "#Topic", "#Group", "#Broker Name", whole("#QID"), "#Broker Offset", "#Consumer Offset", "#Diff",
+        optional("#LastTime"),
     )  # fmt: skip
     print_table(columns, rows)
     click.echo(f"\nDiff Total: {stats.total_diff}")
@@ -242,7 +245,7 @@ def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: s
         print_json(connection)
         return
     print_table(
-        ("#ClientId", "#ClientAddr", "#Language", "#Version"),
+        (whole("#ClientId"), whole("#ClientAddr"), optional("#Language"), optional("#Version")),
         [
             (one.client_id, one.client_addr, one.language, version_text(one.version))
             for one in connection.connection_set
@@ -276,7 +279,7 @@ def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str
         print_json(connection)
         return
     print_table(
-        ("#ClientId", "#ClientAddr", "#Language", "#Version"),
+        (whole("#ClientId"), whole("#ClientAddr"), optional("#Language"), optional("#Version")),
         [
             (one.client_id, one.client_addr, one.language, version_text(one.version))
             for one in connection.connection_set
@@ -298,7 +301,10 @@ def producer(namesrv_addr: str, as_json: bool, address: str) -> None:
         print_json(groups)
         return
     print_table(
-        ("#Group", "#ClientId", "#RemoteIP", "#Language", "#Version", "#LastUpdate"),
+        (
+            "#Group", whole("#ClientId"), whole("#RemoteIP"), optional("#Language"), optional("#Version"),
+            optional("#LastUpdate"),
+        ),
         [
             (group, one.client_id, one.remote_ip, one.language, version_text(one.version),
              time_text(one.last_update_timestamp))
@@ -382,10 +388,10 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
         click.echo(f"{key:<40}: {value}")
     click.echo("\n#Consumer Subscription#")
     rows = [(data.topic, str(data.class_filter_mode).lower(), data.sub_string) for data in info.subscription_set]
-    print_table(("#Topic", "#ClassFilter", "#SubExpression"), sorted(rows))
+    print_table(("#Topic", optional("#ClassFilter"), "#SubExpression"), sorted(rows))
     click.echo("\n#Consumer Offset#")
     print_table(
-        ("#Topic", "#Broker Name", "#QID", "#Consumer Offset", "#Cached", "#LastPull", "#LastConsume"),
+        ("#Topic", "#Broker Name", whole("#QID"), "#Consumer Offset", "#Cached", "#LastPull", "#LastConsume"),
         [
             (queue.topic, queue.broker_name, queue.queue_id, held.commit_offset, held.cached_msg_count,
              time_text(held.last_pull_timestamp), time_text(held.last_consume_timestamp))

@@ -24,7 +24,7 @@ from rucola.cli.admin.command import begin_option, call_admin, command, end_opti
 from rucola.cli.admin.send import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
 from rucola.cli.option_types import check_window
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import print_json, print_table, time_text, whole
 from rucola.client import Message, Producer, PullConsumer
 from rucola.client.consumer.pull_consumer import PullStatus
 from rucola.client.producer.send_request import SendResult
@@ -92,7 +92,7 @@ def query_msg_by_key(
         _print_result_json(result, origins)
     else:
         rows = [(each.msg_id, each.queue_id, each.queue_offset, *origins.cells(each)) for each in result.messages]
-        print_table(("#Message ID", "#QID", "#Offset", *origins.columns), rows)
+        print_table((whole("#Message ID"), whole("#QID"), "#Offset", *origins.columns), rows)
     if result.is_cut and len(result.messages) == max_count:
         click.echo(
             f"these are the newest {len(result.messages)}, there may be more: raise the limit with -m, or find older "
@@ -276,7 +276,7 @@ def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: s
         print_json(results)
     else:
         print_table(
-            ("#Message ID", "#Result", "#Time(ms)", "#Remark"),
+            (whole("#Message ID"), "#Result", "#Time(ms)", "#Remark"),
             [
                 (result["msgId"], result["consumeResult"], result["spentTimeMills"], result["remark"] or "")
                 for result in results

@@ -14,7 +14,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.option_types import TimeType
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import print_json, print_table, time_text, whole
 from rucola.errors import ConfigError
 
 group_option = click.option("-g", "--group", required=True, help="Consumer group.")
@@ -121,7 +121,7 @@ def _print_reset(result: ResetResult, as_json: bool, group: str, topic: str) -> 
         queues = [dict(zip(("brokerName", "queueId", "offset"), row, strict=True)) for row in rows]
         print_json({"group": group, "topic": topic, "online": result.online, "queues": queues})
         return
-    print_table(("#brokerName", "#queueId", "#offset"), rows)
+    print_table(("#brokerName", whole("#queueId"), "#offset"), rows)
     if not result.online:
         click.echo(f"group {group} has no clients now; the next one starts at these offsets", err=True)
 

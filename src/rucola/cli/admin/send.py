@@ -13,7 +13,7 @@ import click
 
 from rucola.admin import AdminClient, MessageQueue
 from rucola.cli.admin.command import call_admin, command, interval_option, no_such_queue, rounds, topic_option
-from rucola.cli.output import print_json, print_table
+from rucola.cli.output import print_json, print_table, whole
 from rucola.client import Message, Producer
 from rucola.client.producer.send_request import SendResult
 from rucola.client.trace import MessageTrace
@@ -92,7 +92,7 @@ def send_json(result: SendResult) -> dict[str, Any]:
 def print_sent(results: Iterable[SendResult]) -> None:
     """Print the results of sends as a table."""
     rows = [(one.queue.broker_name, one.queue.queue_id, one.status.name, one.msg_id) for one in results]
-    print_table(("#Broker Name", "#QID", "#Send Result", "#MsgId"), rows)
+    print_table(("#Broker Name", whole("#QID"), "#Send Result", whole("#MsgId")), rows)
 
 
 async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int) -> tuple[MQError | None, float]:
@@ -137,7 +137,7 @@ def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int,
         print_json({"avgRtMs": average, "sends": sends})
     else:
         rows = [(queue.broker_name, queue.queue_id, error is None, f"{took:.2f}") for queue, error, took in timed]
-        print_table(("#Broker Name", "#QID", "#Send Result", "#RT"), rows)
+        print_table(("#Broker Name", whole("#QID"), "#Send Result", "#RT"), rows)
         click.echo(f"Avg RT: {average:.2f}")
     _end_with([error for _, error, _ in timed if error is not None])
 

@@ -20,7 +20,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.option_types import ADDRESS
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import optional, print_json, print_table, time_text, whole
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
 
@@ -94,7 +94,7 @@ def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
         print_json([{**msgspec.to_builtins(queue), **msgspec.to_builtins(offset)} for queue, offset in stats.items()])
         return
     print_table(
-        ("#Broker Name", "#QID", "#Min Offset", "#Max Offset", "#Last Updated"),
+        ("#Broker Name", whole("#QID"), optional("#Min Offset"), "#Max Offset", optional("#Last Updated")),
         [
             (queue.broker_name, queue.queue_id, at.min_offset, at.max_offset, time_text(at.last_update_timestamp))
             for queue, at in stats.items()
@@ -130,7 +130,7 @@ def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> 
     read_total = sum(data.read_queue_nums for data in queues)
     write_total = sum(data.write_queue_nums for data in queues)
     print_table(
-        ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm"),
+        ("#ClusterName", "#BrokerName", whole("#BrokerAddrs"), "#ReadQueue", "#WriteQueue", "#Perm"),
         [*rows, ("Total:", str(len(queues)), "", read_total, write_total, "")],
         footer=True,
     )
@@ -368,7 +368,7 @@ def allocate_mq(namesrv_addr: str, as_json: bool, topic: str, ip_list: str) -> N
             for client, assigned in assignments.items()
             for queue in assigned
         ]
-        print_table(("#Client", "#Broker Name", "#QID"), rows)
+        print_table((whole("#Client"), "#Broker Name", whole("#QID")), rows)
 
 
 @command("queryCq")

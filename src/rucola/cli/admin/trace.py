@@ -8,7 +8,7 @@ import click
 
 from rucola.admin import TRACE_TOPIC, MessageTraceView, TracedDelivery
 from rucola.cli.admin.command import call_admin, command
-from rucola.cli.output import print_json, print_table, time_text, to_json
+from rucola.cli.output import optional, print_json, print_table, time_text, to_json, whole
 from rucola.errors import ConfigError
 
 
@@ -56,7 +56,7 @@ def _json(view: MessageTraceView) -> dict[str, Any]:
 def _print(view: MessageTraceView) -> None:
     if view.sends:
         print_table(
-            ("#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"),
+            ("#Type", "#ProducerGroup", whole("#ClientHost"), "#SendTime", "#CostTimes", "#Status"),
             [
                 ("Pub", pub.group, host, time_text(pub.timestamp), f"{pub.cost_ms}ms", _status(pub.success))
                 for host, pub in view.sends
@@ -65,7 +65,7 @@ def _print(view: MessageTraceView) -> None:
         click.echo()
     if view.transactions:
         print_table(
-            ("#Type", "#ProducerGroup", "#ClientHost", "#EndTime", "#State", "#FromCheck"),
+            ("#Type", "#ProducerGroup", whole("#ClientHost"), "#EndTime", "#State", optional("#FromCheck")),
             [
                 ("EndTransaction", end.group, host, time_text(end.timestamp), end.transaction_state,
                  str(end.from_transaction_check).lower())
@@ -75,7 +75,7 @@ def _print(view: MessageTraceView) -> None:
         click.echo()
     if view.deliveries:
         print_table(
-            ("#Type", "#ConsumerGroup", "#ClientHost", "#ConsumerTime", "#CostTimes", "#Status"),
+            ("#Type", "#ConsumerGroup", whole("#ClientHost"), "#ConsumerTime", "#CostTimes", "#Status"),
             map(_delivery_row, view.deliveries),
         )
 

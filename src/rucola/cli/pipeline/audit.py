@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rucola.cli.output import print_json, print_table, wide_option
+from rucola.cli.output import optional, print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
@@ -89,6 +89,9 @@ def audit(
     # The terminal shows the columns that fit; all tables are in the JSON, in the report and in the Parquet files.
     if result.messages:
         names = ("topic", "messages", "bytes", "p50", "p99", "repeatedIds", "repeatedBodies")
-        titles = ("#Topic", "#Messages", "#Bytes", "#ms p50", "#ms p99", "#Repeated Ids", "#Repeated Bodies")
+        titles = (
+            "#Topic", "#Messages", optional("#Bytes"), "#ms p50", "#ms p99", optional("#Repeated Ids"),
+            optional("#Repeated Bodies"),
+        )  # fmt: skip
         print_table(titles, [row.values() for row in result.tables["topics"].select(names).to_pylist()])
     click.echo(f"{result.messages} messages audited" + (f"; the report is {out / 'report.html'}" if out else ""))

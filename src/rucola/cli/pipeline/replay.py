@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rucola.cli.option_types import ADDRESSES
-from rucola.cli.output import print_json, print_table, progress_bar, wide_option
+from rucola.cli.output import optional, print_json, print_table, progress_bar, whole, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
 
@@ -109,7 +109,7 @@ def _print_result(result: ReplayResult) -> None:
             (each.broker_name, each.topic, each.queue_id, each.rows, each.size, result.acknowledged_of(each))
             for each in result.queues
         ]
-        print_table(("#Broker", "#Topic", "#QID", "#Messages", "#Bytes", "#Acknowledged"), rows)
+        print_table(("#Broker", "#Topic", whole("#QID"), "#Messages", optional("#Bytes"), "#Acknowledged"), rows)
     target = f"to {result.topic}" if result.topic else "to their own topics"
     if result.is_dry:
         click.echo(f"{result.rows} messages of {result.source} would be sent {target}")

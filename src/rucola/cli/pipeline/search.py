@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rucola.cli.message_view import message_json
-from rucola.cli.output import print_json, print_table, time_text, wide_option
+from rucola.cli.output import optional, print_json, print_table, time_text, whole, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
@@ -62,9 +62,12 @@ def search(
         places = [(m.msg_id, m.topic, name, m.queue_id, m.queue_offset) for m, name in found.messages]
         words = [(time_text(m.store_timestamp), m.tags or "", m.keys or "") for m, _ in found.messages]
         print_table(
-            ("#Message ID", "#Topic", "#Broker", "#QID", "#Offset", "#Stored", "#Tags", "#Keys"),
+            (
+                whole("#Message ID"), "#Topic", "#Broker", whole("#QID"), "#Offset", optional("#Stored"),
+                optional("#Tags"), optional("#Keys"),
+            ),
             [(*place, *rest) for place, rest in zip(places, words, strict=True)],
-        )
+        )  # fmt: skip
     else:
         click.echo("no message matches", err=True)
     if found.is_cut:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rucola.cli.option_types import DurationRange
-from rucola.cli.output import print_json, print_table, wide_option
+from rucola.cli.output import print_json, print_table, whole, wide_option
 from rucola.cli.reliable.command import (
     MAX_SELECTED,
     check_selection,
@@ -201,7 +201,7 @@ def awaits(stub: StubView) -> str:
 
 def _print_stubs(found: list[StubView]) -> None:
     print_table(
-        ["MESSAGE ID", "STATUS", "SENDS", "AGE", "DUE", "TOPIC"],
+        [whole("MESSAGE ID"), "STATUS", "SENDS", "AGE", "DUE", "TOPIC"],
         [
             [
                 stub.message_id,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
 from rucola.admin import MessageExt
 from rucola.cli.option_types import SINCE_HELP, TIME
-from rucola.cli.output import print_json, print_table, printable, progress_bar, time_text, wide_option
+from rucola.cli.output import optional, print_json, print_table, printable, progress_bar, time_text, whole, wide_option
 from rucola.cli.store.body_view import BodyView, body_options, match_context
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.directory_reader import StoreReader
@@ -99,20 +100,28 @@ def _print_stat(counted: StoreStat) -> None:
     )
     click.echo(f"config       {' '.join(counted.config) or 'none'}\n")
     if counted.queues:
-        names = ("#Topic", "#QID", "#Min Offset", "#Max Offset", "#Messages", "#Bytes", "#Keys", "#First", "#Last")
-        print_table(names, map(_queue_row, counted.queues))
+        print_table(_QUEUE_COLUMNS, map(_queue_row, counted.queues))
     if counted.index:
         click.echo()
-        print_table(
-            ("#Index", "#Entries", "#Room", "#Slots used", "#Slots", "#First", "#Last"),
-            map(_index_row, counted.index),
-        )
+        print_table(_INDEX_COLUMNS, map(_index_row, counted.index))
+
+
+_QUEUE_COLUMNS: Final = (
+    "#Topic", whole("#QID"), optional("#Min Offset"), "#Max Offset", "#Messages", optional("#Bytes"),
+    optional("#Keys"), optional("#First"), optional("#Last"),
+)  # fmt: skip
 
 
 def _queue_row(queue: QueueStat) -> tuple[object, ...]:
     own = queue.in_log
     times = time_text(own.first_timestamp), time_text(own.last_timestamp)
     return queue.topic, queue.queue_id, queue.min_offset, queue.max_offset, own.messages, own.size, own.keys, *times
+
+
+_INDEX_COLUMNS: Final = (
+    "#Index", "#Entries", optional("#Room"), optional("#Slots used"), optional("#Slots"), optional("#First"),
+    optional("#Last"),
+)  # fmt: skip
 
 
 def _index_row(file: IndexFileStat) -> tuple[object, ...]:
@@ -243,9 +252,14 @@ def grep(
             if count == max_count:
                 break
     if rows:
-        names = ("#MsgId", "#Topic", "#QID", "#Offset", "#Physical Offset", "#Store Time", "#Tags", "#Keys")
-        print_table((*names, *["#Match"] * query.searches_bodies), rows)
+        print_table((*_MESSAGE_COLUMNS, *["#Match"] * query.searches_bodies), rows)
     ctx.exit(0 if count else 1)
+
+
+_MESSAGE_COLUMNS: Final = (
+    whole("#MsgId"), "#Topic", whole("#QID"), "#Offset", optional("#Physical Offset"), optional("#Store Time"),
+    optional("#Tags"), optional("#Keys"),
+)  # fmt: skip
 
 
 def _table_row(message: MessageExt, query: SearchQuery) -> tuple[object, ...]:

@@ -212,7 +212,10 @@ class PullConsumer(GroupClient):
         return await self._offset(RequestCode.GET_MAX_OFFSET, queue, _queue_header(queue))
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the queue offset from which messages were stored at `timestamp_ms` (since 1970) or later."""
+        """Return the queue offset of the first message stored at `timestamp_ms` (since 1970), or else nearest to it.
+
+        An empty queue has 0. If several messages were stored at that time, an Apache broker returns any of them.
+        """
         header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
 

@@ -1,0 +1,298 @@
+"""Router: handlers of messages as decorated functions, in the manner of FastStream and FastAPI.
+
+    router = Router("kitchen")
+
+    @router.subscriber("Orders", group="cooks", filter="food || drinks")
+    @router.publisher("Meals")
+    async def cook(order: Order) -> Meal:
+        return Meal(order.dish)
+
+    router.run()
+
+A handler is a coroutine function, or a plain function, which runs in a thread. Its annotations select its arguments:
+
+    order: Order            the body, decoded as by the option `value` of a consumer; `str` is text, `bytes` the body
+    message: MessageExt     the message, alone or beside the value
+
+A handler that raises has its message retried; `ReconsumeLater` and `SuspendCurrentQueueAMoment` choose when. Its result
+is sent to the topic of each publisher before the message is acknowledged, so that a failed send retries the message;
+None is not sent. Delivery is at least once, and so is a handler's result.
+
+Each subscriber is a PushConsumer, and the publishers share one Producer. They are made when the router is opened: a
+router can be opened again, for example by every test. The decorators return the handler, which tests can also call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_type_hints
+
+from rucola.client.consumer.options import ConsumeKeywords, MessageModel
+from rucola.client.consumer.push_consumer import TAG, PushConsumer
+from rucola.client.instance import ClientInstance
+from rucola.client.producer.options import ProducerKeywords
+from rucola.client.producer.producer import Producer
+from rucola.client.producer.send_request import SendResult
+from rucola.client.values import Values
+from rucola.errors import ConfigError
+from rucola.message import Message, MessageExt
+from rucola.message.topics import check_topic
+
+logger = logging.getLogger(__name__)
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Router:
+    """Connects handlers to topics. `async with` opens and closes it; `run` does so for a whole program.
+
+    `group` is the producer group of all publishers, `namesrv` as for other clients, and `options` are the fields of
+    ProducerOptions. `instance` makes the client instance at each opening, for settings of its own: broadcasting
+    subscribers need a fixed `client_id`, by which they find their offsets after a restart.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: Callable[[], ClientInstance] | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        self.group = group
+        self._instance = instance
+        self._namesrv = namesrv
+        self._options = options
+        self._subscribers: list[_Subscriber] = []
+        self._publishers: dict[Callable[..., Any], list[Publisher]] = {}
+        """The publishers of each handler."""
+        self._producer: Producer | None = None
+        self._consumers: list[PushConsumer] = []
+
+    def subscriber(
+        self, topic: str, *, group: str, filter: str = "*", filter_type: str = TAG, **options: Unpack[ConsumeKeywords]
+    ) -> Callable[[Handler], Handler]:
+        """Return a decorator for a handler of a topic's messages.
+
+        `filter` selects by tags ("food || drinks"), or with `filter_type` "SQL92" by properties. `options` are the
+        fields of ConsumeOptions; `value` replaces the handler's annotation. A group belongs to one
+        subscriber, since all members of a group must have the same subscriptions. ConfigError.
+        """
+        check_topic(topic)
+        if options.get("message_model") is MessageModel.BROADCASTING and self._instance is None:
+            raise ConfigError(
+                "a broadcasting subscriber finds its offsets by its client id: pass the router "
+                "instance=lambda: ClientInstance(client_id=...)"
+            )
+
+        def decorate(handler: Handler) -> Handler:
+            if any(other.group == group for other in self._subscribers):
+                raise ConfigError(f"group {group} has a subscriber already: name another group for {_name(handler)}")
+            takes = _Parameters.of(handler, has_value="value" in options)
+            chosen = ConsumeKeywords(**options)
+            if takes.value not in (None, bytes):
+                chosen.setdefault("value", _TextCodec() if takes.value is str else takes.value)
+            self._subscribers.append(_Subscriber(handler, takes, topic, group, filter, filter_type, chosen))
+            return handler
+
+        return decorate
+
+    def publisher(self, topic: str, *, value: Any = None, tags: str | None = None) -> Publisher:
+        """Return a publisher: a decorator for handlers whose result is to be sent, and an object with `send`.
+
+        `value` is the type of the values, or a codec, as for other clients; without it a handler's return annotation
+        says the type, and `send` takes `bytes` and `str`. `tags` is the tag of the messages.
+        """
+        check_topic(topic)
+        return Publisher(self, topic, value, tags)
+
+    async def __aenter__(self) -> Self:
+        if self._producer is not None:
+            raise ConfigError("the router is open already")
+        instance = ClientInstance(self._namesrv) if self._instance is None else self._instance()
+        self._consumers = [one.consumer(instance, self._publishers.get(one.handler, [])) for one in self._subscribers]
+        self._producer = Producer(self.group, instance=instance, **self._options)
+        try:
+            await self._producer.open()
+            for consumer in self._consumers:
+                await consumer.open()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        try:
+            # Handlers that end meanwhile can still send, so the producer is closed last.
+            for error in await asyncio.gather(*(one.close() for one in self._consumers), return_exceptions=True):
+                if error is not None:
+                    raise error
+        finally:
+            producer, self._producer, self._consumers = self._producer, None, []
+            if producer is not None:
+                await producer.close()
+
+    def run(self) -> None:
+        """Open the router, and close it at SIGINT (Ctrl-C) or SIGTERM, after running handlers have returned."""
+        with suppress(KeyboardInterrupt):  # if the event loop has no signal handlers, as on Windows
+            asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):
+                asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        async with self:
+            topics = ", ".join(f"{one.topic} for {one.group}" for one in self._subscribers)
+            logger.info("router %s consumes %s", self.group, topics or "nothing")
+            await stopped.wait()
+
+    async def _send(self, message: Message) -> SendResult:
+        if self._producer is None:
+            raise ConfigError(f"the router is not open: a message for topic {message.topic} cannot be sent")
+        return await self._producer.send(message)
+
+
+class Publisher:
+    """Sends values to a topic; made by `Router.publisher`."""
+
+    def __init__(self, router: Router, topic: str, value: Any, tags: str | None) -> None:
+        self.topic = topic
+        self._router = router
+        self._tags = tags
+        self._values = Values(value) if value is not None else None
+
+    def __call__(self, handler: Handler) -> Handler:
+        """Send the results of a handler; the decorator below or above `subscriber`."""
+        if self._values is None:
+            returned = _without_none(_hints(handler).get("return"))
+            if returned in (None, Any):
+                raise ConfigError(f"{_name(handler)} has no return annotation: add one, or pass value= to publisher")
+            if returned not in (bytes, str):
+                self._values = Values(returned)
+        self._router._publishers.setdefault(handler, []).append(self)
+        return handler
+
+    async def send(
+        self, value: Any, *, keys: str | None = None, tags: str | None = None, properties: dict[str, str] | None = None
+    ) -> SendResult:
+        """Send a value and wait until it is stored. ConfigError if the router is not open; errors of a Producer."""
+        return await self._router._send(
+            Message(self.topic, self._encode(value), tags or self._tags, keys, dict(properties or {}))
+        )
+
+    def _encode(self, value: Any) -> bytes:
+        if self._values is not None:
+            return self._values.encode(self.topic, value)
+        kind = type(value).__name__
+        if not isinstance(value, bytes | str):
+            raise ConfigError(f"the publisher of topic {self.topic} sends bytes and str: pass value={kind}")
+        return value.encode() if isinstance(value, str) else value
+
+
+class _Parameters(NamedTuple):
+    """The arguments of a handler, in their order."""
+
+    names: tuple[str, ...]
+    """"message" and "value", as the handler's parameters are."""
+    value: Any
+    """The annotation of the value; None without one."""
+
+    @classmethod
+    def of(cls, handler: Callable[..., Any], *, has_value: bool) -> _Parameters:
+        """Read the signature of a handler. ConfigError unless it has a value, a message, or both."""
+        hints = {} if has_value else _hints(handler)
+        names, value = [], None
+        for parameter in inspect.signature(handler).parameters.values():
+            if parameter.default is not parameter.empty:
+                continue
+            hint = hints.get(parameter.name, parameter.annotation)
+            if hint in (MessageExt, "MessageExt"):
+                names.append("message")
+                continue
+            names.append("value")
+            value = hint
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"{_name(handler)} must take a value, a MessageExt, or one of each")
+        if has_value or "value" not in names:
+            return cls(tuple(names), None)
+        if value in (inspect.Parameter.empty, Any):
+            raise ConfigError(f"annotate what {_name(handler)} takes: bytes, a type, MessageExt; or pass value=")
+        return cls(tuple(names), value)
+
+
+class _Subscriber(NamedTuple):
+    handler: Callable[..., Any]
+    takes: _Parameters
+    topic: str
+    group: str
+    filter: str
+    filter_type: str
+    options: ConsumeKeywords
+
+    def consumer(self, instance: ClientInstance, publishers: list[Publisher]) -> PushConsumer:
+        """Return a consumer that calls the handler, and sends its result to the publishers."""
+        consumer = PushConsumer(self.group, instance=instance, **self.options)
+        consumer.subscribe(self.topic, self.filter, self.filter_type)
+        consumer.listen(self._listener(publishers))
+        return consumer
+
+    def _listener(self, publishers: list[Publisher]) -> Callable[[MessageExt], Any]:
+        handler, names, takes_body = self.handler, self.takes.names, self.options.get("value") is None
+
+        def arguments(message: MessageExt) -> list[Any]:
+            value = message.body if takes_body else message.value
+            return [message if name == "message" else value for name in names]
+
+        async def publish(result: Any) -> None:
+            if inspect.isawaitable(result):  # of an object with `async def __call__`, which looks like a plain function
+                result = await result
+            for publisher in publishers if result is not None else ():
+                await publisher.send(result)
+
+        async def deliver(message: MessageExt) -> None:
+            await publish(await handler(*arguments(message)))
+
+        def deliver_in_thread(message: MessageExt) -> Any:
+            # The consumer awaits the coroutine on the event loop, as part of this delivery.
+            return publish(handler(*arguments(message)))
+
+        return deliver if inspect.iscoroutinefunction(handler) else deliver_in_thread
+
+
+class _TextCodec:
+    """Text in UTF-8."""
+
+    def encode(self, value: str) -> bytes:
+        return value.encode()
+
+    def decode(self, body: bytes) -> str:
+        return body.decode()
+
+
+def _name(handler: Callable[..., Any]) -> str:
+    return f"handler {getattr(handler, '__qualname__', handler)}"
+
+
+def _hints(handler: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a handler as types. ConfigError for a name that only a function knows."""
+    try:
+        return get_type_hints(handler)
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"the annotations of {_name(handler)} cannot be read ({error}): define the type at the top of its module, "
+            "or pass value="
+        ) from None
+
+
+def _without_none(hint: Any) -> Any:
+    """Return `Meal` for `Meal | None`, since None is not sent."""
+    kinds = get_args(hint)
+    if type(None) in kinds and len(kinds) == 2:
+        return next(kind for kind in kinds if kind is not type(None))
+    return None if hint is type(None) else hint

@@ -1,0 +1,23 @@
+"""docs/router.md, followed literally with one broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.documents import Document
+from support.processes import wait_until
+from support.reader import Reader
+
+
+@pytest.mark.slow
+def test_the_page_works_as_written(tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader:
+        reader.follow(Document.read("docs/router.md"))
+        wait_until(lambda: "served risotto for 1" in reader.printed("uvicorn") + reader.printed("python kitchen.py"))
+        assert "served pizza for 2\n" in reader.printed("python kitchen.py")
+        reader.interrupt("uvicorn")
+        reader.interrupt("python kitchen.py")
+        reader.interrupt("rucola standalone")
+        reader.type("rucola store check data")
