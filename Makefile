@@ -12,7 +12,7 @@ VENV := .venv
 NATIVE := .venv-native
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := hatch_build.py src tests examples docs/conf.py docs/extensions $(wildcard benchmarks)
+SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions $(wildcard benchmarks)
 
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
@@ -46,6 +46,11 @@ test: setup ## run all tests, modules in parallel; ARGS="tests/store -x" selects
 .PHONY: quick
 quick: lint ## lint, and on all cores every test that takes neither Spark, another server nor long: about a minute
 	@$(VENV)/bin/python -m pytest $(PARALLEL) -m "not spark and not external and not slow" $(ARGS)
+
+# Versions that are not at hand are named and left out. PYTHONS=/path/to/python:/another adds interpreters.
+.PHONY: pythons
+pythons: $(STAMP) ## run the core's tests with every other Python from 3.11 to 3.14 that is found here
+	@$(VENV)/bin/python .ci/pythons.py $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
@@ -93,6 +98,8 @@ lock: $(STAMP) ## resolve the dependencies again and write the lock files
 	@$(COMPILE) --upgrade --group pyproject.toml:build --output-file requirements-build.lock
 	@$(COMPILE) --upgrade --all-extras --constraint requirements-build.lock pyproject.toml \
 		--output-file requirements.lock
+	@$(COMPILE) --group pyproject.toml:core-tests --constraint requirements.lock pyproject.toml \
+		--output-file requirements-core.lock
 
 .PHONY: clean
 clean: ## remove the output of tests, builds and the demo; keep .venv
