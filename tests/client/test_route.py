@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from rucola import name_server_addresses
 from rucola.admin import AdminClient
 from rucola.client import ClientInstance, Message, Producer
 from rucola.client import route as route_module
