@@ -12,7 +12,7 @@ VENV := .venv
 NATIVE := .venv-native
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions $(wildcard benchmarks)
+SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions docs/pictures $(wildcard benchmarks)
 
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
@@ -62,6 +62,10 @@ lint: $(STAMP) ## check style, formatting and types
 docs: $(STAMP) ## build the documentation site into build/docs; a warning is an error
 	@$(VENV)/bin/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+.PHONY: pictures
+pictures: setup ## record the pictures of README and tutorials anew; ARGS="search" some of them
+	@$(VENV)/bin/python docs/pictures/record.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## run the benchmarks next to reference figures of the same run; write them as JSON

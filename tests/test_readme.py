@@ -12,6 +12,7 @@ from support.installation import REPOSITORY, build
 from support.reader import Reader, blocks_of, page
 
 README = page("README.md")
+MESSAGES = ("The first message", "More ways to send and consume", "Find messages")
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
 COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
 
@@ -24,7 +25,7 @@ def section(title: str) -> str:
 
 def test_the_first_things_are_the_installation_and_a_message() -> None:
     titles = re.findall("^## (.*)", README, re.MULTILINE)
-    assert titles[:3] == ["Install", "The first message", "Find messages"]
+    assert titles[:4] == ["Install", *MESSAGES]
 
 
 @pytest.mark.slow
@@ -36,7 +37,7 @@ def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> No
     directory = tmp_path / "reader"
     directory.mkdir()
     with Reader(directory, wheels, JAVA_HOME="/nowhere") as reader:
-        for title in ("Install", "The first message", "Find messages"):
+        for title in ("Install", *MESSAGES):
             reader.follow(blocks_of(section(title)))
         assert (directory / "data" / "abort").exists()
         reader.interrupt()
