@@ -12,7 +12,7 @@ VENV := .venv
 NATIVE := .venv-native
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := hatch_build.py src tests examples docs/conf.py docs/extensions $(wildcard benchmarks)
+SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions docs/pictures $(wildcard benchmarks)
 
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
@@ -47,6 +47,11 @@ test: setup ## run all tests, modules in parallel; ARGS="tests/store -x" selects
 quick: lint ## lint, and on all cores every test that takes neither Spark, another server nor long: about a minute
 	@$(VENV)/bin/python -m pytest $(PARALLEL) -m "not spark and not external and not slow" $(ARGS)
 
+# Versions that are not at hand are named and left out. PYTHONS=/path/to/python:/another adds interpreters.
+.PHONY: pythons
+pythons: $(STAMP) ## run the core's tests with every other Python from 3.11 to 3.14 that is found here
+	@$(VENV)/bin/python .ci/pythons.py $(ARGS)
+
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
 	@$(VENV)/bin/ruff check $(SOURCES)
@@ -57,6 +62,10 @@ lint: $(STAMP) ## check style, formatting and types
 docs: $(STAMP) ## build the documentation site into build/docs; a warning is an error
 	@$(VENV)/bin/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+.PHONY: pictures
+pictures: setup ## record the pictures of README and tutorials anew; ARGS="search" some of them
+	@$(VENV)/bin/python docs/pictures/record.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## run the benchmarks next to reference figures of the same run; write them as JSON
@@ -93,6 +102,8 @@ lock: $(STAMP) ## resolve the dependencies again and write the lock files
 	@$(COMPILE) --upgrade --group pyproject.toml:build --output-file requirements-build.lock
 	@$(COMPILE) --upgrade --all-extras --constraint requirements-build.lock pyproject.toml \
 		--output-file requirements.lock
+	@$(COMPILE) --group pyproject.toml:core-tests --constraint requirements.lock pyproject.toml \
+		--output-file requirements-core.lock
 
 .PHONY: clean
 clean: ## remove the output of tests, builds and the demo; keep .venv

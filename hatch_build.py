@@ -1,7 +1,8 @@
 """The build hooks: the package page, and machine code of the hot path.
 
 The package page is README.md. A package index shows it without the repository around it, so its links to files become
-addresses below the project URL `Source`, or plain text as long as pyproject.toml has no such URL.
+addresses below the project URL `Source`, and its pictures too. As long as pyproject.toml has no such URL, links become
+plain text and pictures are left out.
 
 Machine code is made with mypyc, if the environment asks for it:
 
@@ -35,6 +36,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 SWITCH = "RUCOLA_COMPILE"
 REQUIRES = ["mypy>=2.4", "setuptools>=70"]
 RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
+RELATIVE_PICTURE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^)]+)\)\n?")
 
 
 class PackagePageHook(MetadataHookInterface):
@@ -47,7 +49,8 @@ class PackagePageHook(MetadataHookInterface):
 
 
 def package_page(readme: str, source: str | None) -> str:
-    """Return README.md with links to files as addresses below `source`; without one, as the plain text of the link."""
+    """Return README.md with links and pictures as addresses below `source`; without one, links as their plain text."""
+    readme = RELATIVE_PICTURE.sub(rf"![\1]({source}/raw/HEAD/\2)\n" if source else "", readme)
     return RELATIVE_LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 
 

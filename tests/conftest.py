@@ -7,19 +7,21 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from rucola.client.name_server_addresses import NAMESRV_VARIABLES
+from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.testing.rocketmq import RocketMQ
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
-pytest_plugins = ["support.database_fixtures"]
+# Databases need the extra `reliable`, which the environments of `make pythons` lack.
+pytest_plugins = ["support.database_fixtures"] if find_spec("sqlalchemy") else []
 # A developer's own cluster must get no message of a test, and no command of one may change a developer's database.
 for _name in (*NAMESRV_VARIABLES, "RUCOLA_DATABASE"):
     os.environ.pop(_name, None)

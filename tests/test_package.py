@@ -14,9 +14,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from markdown_it import MarkdownIt
@@ -25,7 +23,7 @@ from packaging.version import Version
 from trove_classifiers import classifiers
 
 import rucola
-from support.installation import REPOSITORY, build, run, share_packages
+from support.installation import REPOSITORY, build, module, run, share_packages
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -85,6 +83,21 @@ def test_metadata_is_valid_and_complete(built: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.slow
+def test_an_index_would_accept_wheel_and_sdist(built: tuple[Path, Path]) -> None:
+    """As `twine upload` would: metadata, and a page that renders, without warnings."""
+    checked = run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built)
+    assert checked.count("PASSED") == 2
+
+
+def test_classifiers_name_the_versions_that_are_tested() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = {each.rpartition(" ")[2] for each in project["classifiers"] if each.startswith(prefix)}
+    assert named == {version for version in module(".ci/pythons.py").VERSIONS if not version.endswith("t")}
+    assert project["requires-python"] == f">={min(named, key=Version)}"
+
+
+@pytest.mark.slow
 def test_the_package_page_is_the_readme_without_dead_links(built: tuple[Path, Path]) -> None:
     page = email.message_from_bytes(metadata_of(*built)[0])
     assert page["Description-Content-Type"] == "text/markdown"
@@ -95,26 +108,18 @@ def test_the_package_page_is_the_readme_without_dead_links(built: tuple[Path, Pa
     links = re.findall(r'(?:href|src)="([^"]*)"', html)
     assert links
     assert [link for link in links if not link.startswith("https://")] == []
-    assert re.sub(r"\W", "", text) == re.sub(r"\W", "", re.sub(r"\]\((?!https:)[^)]*\)", "", README))
-
-
-def build_hooks() -> ModuleType:
-    spec = util.spec_from_file_location("hatch_build", REPOSITORY / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    written = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", README)
+    assert re.sub(r"\W", "", text) == re.sub(r"\W", "", re.sub(r"\]\((?!https:)[^)]*\)", "", written))
 
 
 def test_links_of_the_package_page_lead_below_the_source() -> None:
-    package_page = build_hooks().package_page
-    text = "[a](docs/a.md), [b](https://b.example), ![c](c.svg), [d](d.md#e)"
+    package_page = module("hatch_build.py").package_page
+    text = "[a](docs/a.md), [b](https://b.example),\n![c](c.svg)\n[d](d.md#e), ![e](https://e.example)"
     assert package_page(text, "https://s.example/r") == (
-        "[a](https://s.example/r/blob/HEAD/docs/a.md), [b](https://b.example), ![c](c.svg), "
-        "[d](https://s.example/r/blob/HEAD/d.md#e)"
+        "[a](https://s.example/r/blob/HEAD/docs/a.md), [b](https://b.example),\n"
+        "![c](https://s.example/r/raw/HEAD/c.svg)\n[d](https://s.example/r/blob/HEAD/d.md#e), ![e](https://e.example)"
     )
-    assert package_page(text, None) == "a, [b](https://b.example), ![c](c.svg), d"
+    assert package_page(text, None) == "a, [b](https://b.example),\nd, ![e](https://e.example)"
 
 
 def test_every_relative_link_of_the_readme_is_a_file() -> None:

@@ -13,12 +13,13 @@ from support.reader import Reader
 
 README = Document.read("README.md")
 SECTIONS = README.sections()
+MESSAGES = ("The first message", "More ways to send and consume", "Find messages")
 PAGES = [README, *(Document.read(path) for path in sorted((REPOSITORY / "docs").rglob("*.md")))]
 COMMANDS = sorted({line for page in PAGES for line in page.rucola_commands()})
 
 
 def test_the_first_things_are_the_installation_and_a_message() -> None:
-    assert [*SECTIONS][:3] == ["Install", "The first message", "Find messages"]
+    assert [*SECTIONS][:4] == ["Install", *MESSAGES]
 
 
 @pytest.mark.slow
@@ -30,7 +31,7 @@ def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> No
     directory = tmp_path / "reader"
     directory.mkdir()
     with Reader(directory, wheels=wheels, JAVA_HOME="/nowhere") as reader:
-        for title in ("Install", "The first message", "Find messages"):
+        for title in ("Install", *MESSAGES):
             reader.follow(SECTIONS[title])
         assert (directory / "data" / "abort").exists()
         reader.interrupt()

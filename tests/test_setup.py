@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-ROOMS = ["admin", "broker", "client", "message", "namesrv", "protocol", "remoting", "store", "testing"]
+from support.installation import REPOSITORY, module
+
+PYTHONS = module(".ci/pythons.py")
+ROOMS: tuple[str, ...] = PYTHONS.ROOMS
 SPARK = ["pyspark", "py4j", "pyarrow", "pandas"]
 
 
@@ -57,3 +59,50 @@ def test_tests_of_the_broker_need_no_package_of_spark() -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert all(f"tests/{room}/test_" in done.stdout for room in ROOMS)
+
+
+def interpreter(path: Path, version: str) -> Path:
+    """A program that answers as an interpreter of this version would; an empty version is one that does not work."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho {version}\n" if version else "#!/bin/sh\nexit 127\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_interpreters_are_found_where_they_usually_are(tmp_path: Path) -> None:
+    """pyenv puts programs into PATH that do not work, since another version is active."""
+    shims, pyenv, uv = tmp_path / "shims", tmp_path / ".pyenv" / "versions", tmp_path / ".local/share/uv/python"
+    for version in ("3.11", "3.12", "3.13"):
+        interpreter(shims / f"python{version}", "")
+    interpreter(pyenv / "3.12.9" / "bin" / "python3", "3.12 3.12.9")
+    newest = interpreter(pyenv / "3.12.10" / "bin" / "python3", "3.12 3.12.10")
+    threads = interpreter(uv / "cpython-3.14.2+freethreaded-linux" / "bin" / "python3", "3.14t 3.14.2")
+    usual = interpreter(uv / "cpython-3.14.1-linux" / "bin" / "python3", "3.14 3.14.1")
+    own = interpreter(tmp_path / "own" / "python", "3.13 3.13.0")
+    environment = {"HOME": str(tmp_path), "PATH": f"{shims}:/bin", "PYTHONS": f"{own}:/nowhere/python"}
+    found = {version: PYTHONS.find(version, environment) for version in PYTHONS.VERSIONS}
+    assert found == {
+        "3.11": None,
+        "3.12": (newest, "3.12.10"),
+        "3.13": (str(own), "3.13.0"),
+        "3.14": (usual, "3.14.1"),
+        "3.14t": (threads, "3.14.2"),
+    }
+
+
+def test_the_identity_of_an_interpreter_is_its_version() -> None:
+    short, full = PYTHONS.identity(sys.executable)
+    assert short.rstrip("t") == "{}.{}".format(*sys.version_info)
+    assert sys.version.startswith(full)
+    assert PYTHONS.identity("/nowhere/python") is None
+
+
+def test_the_lock_of_the_core_is_a_part_of_the_lock() -> None:
+    def pinned(name: str) -> dict[str, set[str]]:
+        """The hashes of each pinned version."""
+        lines = (REPOSITORY / name).read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+        return {line.split()[0]: set(re.findall(r"sha256:\w+", line)) for line in lines}
+
+    core, everything = pinned("requirements-core.lock"), pinned("requirements.lock")
+    assert len(core) > 15
+    assert core.items() <= everything.items()

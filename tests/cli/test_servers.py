@@ -153,6 +153,23 @@ def test_namesrv_and_broker_run_as_two_processes(tmp_path: Path) -> None:
         assert namesrv.stop() == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "in_file", "address"),
+    [
+        (["-n", "line:1"], "namesrvAddr=file:2\n", "line:1"),
+        ([], "namesrvAddr=file:2\n", "file:2"),
+        ([], "", "environment:3"),
+    ],
+)
+def test_a_broker_registers_as_the_line_the_file_or_the_environment_says(
+    tmp_path: Path, options: list[str], in_file: str, address: str
+) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"brokerName=a\n{in_file}")
+    printed = run("broker", "-c", conf, *options, "-p", ROCKETMQ_NAMESRV="environment:3", NAMESRV_ADDR="other:4")
+    assert f"namesrvAddr={address}\n" in printed.stdout.replace(" ", "")
+
+
 def test_a_port_on_the_command_line_overrides_both_of_the_file(tmp_path: Path) -> None:
     """Two brokers share a configuration file, and run on different ports."""
     conf = tmp_path / "broker.conf"

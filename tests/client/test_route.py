@@ -7,8 +7,9 @@ import random
 
 import pytest
 
+from rucola import name_server_addresses
 from rucola.admin import AdminClient
-from rucola.client import ClientInstance, Message, Producer, name_server_addresses
+from rucola.client import ClientInstance, Message, Producer
 from rucola.client import route as route_module
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes, default_topic_route, topic_route
 from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from rucola.namesrv.config import NamesrvConfig
 from support.documents import check_command
 
 REPOSITORY = Path(__file__).parents[2]
+UNITS = REPOSITORY / "deploy" / "systemd"
 DOCKER = REPOSITORY / "deploy" / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 SERVICES: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
@@ -70,11 +73,53 @@ def test_ports_are_the_defaults() -> None:
 
 
 def test_containers_run_as_the_user_of_the_image() -> None:
-    (uid,) = set(re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE))
+    users = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
+    assert [user for user, after in pairwise(users) if after == "0"] == [users[0]], "root only between two others"
+    (uid,) = {user for user in users if user != "0"}
+    assert users[-1] == uid
     assert f"--uid {uid}" in DOCKERFILE
     for item in OBJECTS:
         if item["kind"] == "StatefulSet":
             assert item["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == int(uid)
+
+
+def unit(name: str) -> dict[str, list[str]]:
+    """The values of each key of a unit of systemd."""
+    values: dict[str, list[str]] = {}
+    for line in (UNITS / name).read_text(encoding="utf-8").splitlines():
+        if line and line[0] not in "#[":
+            key, _, value = line.partition("=")
+            values.setdefault(key, []).append(value)
+    return values
+
+
+@pytest.mark.parametrize("name", ["rucola-namesrv.service", "rucola-broker@.service"])
+def test_units_run_commands_that_exist_and_are_valid(name: str, tmp_path: Path) -> None:
+    values = unit(name)
+    assert values["Type"] == ["notify"], "the server reports when it is ready"
+    (start,) = values["ExecStart"]
+    program, *arguments = shlex.split(start)
+    assert program == "/opt/rucola/bin/rucola"
+    check_command(shlex.join(["rucola", *arguments]))
+    if systemd_analyze := shutil.which("systemd-analyze"):  # on machines with systemd
+        # An instance of the template, with a program that exists on this machine.
+        copy = tmp_path / name.replace("@", "@broker-a")
+        copy.write_text((UNITS / name).read_text(encoding="utf-8").replace(program, sys.executable))
+        done = subprocess.run([systemd_analyze, "verify", copy], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_of_operation_installs_what_the_units_expect() -> None:
+    page = (REPOSITORY / "docs" / "operation.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"^```\n(python3 -m venv .*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name in ("rucola-namesrv.service", "rucola-broker@.service"):
+        values = unit(name)
+        program = values["ExecStart"][0].split()[0]
+        assert f"{Path(program).parent.parent}/bin/pip install" in commands
+        assert f"useradd --system {values['User'][0]}\n" in commands
+        assert re.search(rf"enable --now .*\b{name.removesuffix('.service')}", commands)
+    for configuration in re.findall(r"-c (\S+)", " ".join(unit("rucola-namesrv.service")["ExecStart"])):
+        assert f"> {configuration}\n" in commands
 
 
 @pytest.mark.slow

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
+from types import ModuleType
 
 import click
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = Path(click.__file__).resolve().parents[1]
 """Where the dependencies of Rucola and the build tools are installed."""
+
+
+def module(path: str) -> ModuleType:
+    """Import a file of the repository that is in no package."""
+    spec = util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    imported = util.module_from_spec(spec)
+    spec.loader.exec_module(imported)
+    return imported
 
 
 def run(*command: str | Path) -> str:

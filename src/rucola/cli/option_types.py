@@ -1,4 +1,4 @@
-"""Types of option values: times, addresses and lists of name servers.
+"""Types of option values: times, addresses and lists of name servers; and the option `-n`.
 
 A value that no server and no file can make valid is a wrong command line: exit code 2.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from rucola.errors import RemotingConnectError
+from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.remoting.client import host_and_port
 
 _MQADMIN_TIME = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
@@ -108,6 +111,28 @@ class DurationRange(click.FloatRange):
 TIME: Final = TimeType()
 ADDRESS: Final = AddressType()
 ADDRESSES: Final = AddressType(several=True)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def namesrv_option(
+    name: str, help_text: str, *, default: str | None = None, other_source: str | None = None
+) -> Callable[[Command], Command]:
+    """Return the option -n, the parameter `name`: without it, the addresses in the environment, else `default`.
+
+    A command that is given the parameter `other_source`, such as a store directory, ignores the environment.
+    """
+
+    def without_environment(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+        # click converts what the command line gives before what it does not.
+        is_given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        return value if is_given or other_source is None or not ctx.params.get(other_source) else default
+
+    return click.option(
+        "-n", "--namesrvAddr", name, type=ADDRESSES, metavar="HOST:PORT[;...]", help=help_text, default=default,
+        show_default=default is not None, envvar=NAMESRV_VARIABLES, show_envvar=True, callback=without_environment,
+    )  # fmt: skip
+
 
 SINCE_HELP: Final = "Only messages stored at this time or later: 2013-01-01T05:15:00, milliseconds, or now."
 

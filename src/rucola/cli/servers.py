@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rucola import settings
 from rucola.broker import config as broker_config
@@ -28,7 +29,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.cli import banner, systemd
 from rucola.cli.log_format import log_options
-from rucola.cli.option_types import ADDRESSES
+from rucola.cli.option_types import namesrv_option
 from rucola.errors import ConfigError, MQError
 from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
@@ -145,14 +146,7 @@ async def _namesrv(config: NamesrvConfig, config_file: Path | None) -> None:
 
 
 @click.command()
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv_addr",
-    type=ADDRESSES,
-    envvar="NAMESRV_ADDR",
-    help="Name servers to register at: host:port;host:port.",
-)
+@namesrv_option("namesrv_addr", "Name servers to register at.")
 @config_option
 @print_option
 @click.option(
@@ -163,7 +157,8 @@ def broker(namesrv_addr: str | None, config_file: Path | None, print_config: boo
     """Run a broker, with the flags of mqbroker and the keys of Apache's broker.conf.
 
     Prints `The broker[NAME, HOST:PORT] boot success` when it is ready. SIGTERM and SIGINT stop it cleanly, SIGHUP
-    reloads the configuration file (see docs/operation.md).
+    reloads the configuration file (see docs/operation.md). For the name servers, -n counts before the file, and the
+    file before the environment; without any, the broker registers nowhere.
 
     \b
     Examples:
@@ -172,7 +167,8 @@ def broker(namesrv_addr: str | None, config_file: Path | None, print_config: boo
       rucola broker -c broker.conf -p
     """
     properties = read_properties(config_file)
-    if namesrv_addr:
+    source = click.get_current_context().get_parameter_source("namesrv_addr")
+    if namesrv_addr and (source is ParameterSource.COMMANDLINE or not properties.get("namesrvAddr")):
         properties["namesrvAddr"] = namesrv_addr
     config, store_config = broker_settings(properties, config_file)
     if print_config or print_important:

@@ -33,9 +33,9 @@ from typing import Any
 import msgspec
 
 from rucola.client.hedging import hedged
-from rucola.client.name_server_addresses import NAMESRV_VARIABLES, default_name_servers, origin
 from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.message.topics import AUTO_CREATE_TOPIC
+from rucola.name_server_addresses import NAMESRV_VARIABLES, default_name_servers, origin
 from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode

@@ -28,9 +28,9 @@ from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
 from rucola.client import Message, MessageExt, Producer, PullConsumer, SendResult
 from rucola.client.event_loop_thread import EventLoopThread
-from rucola.client.name_server_addresses import NAMESRV_VARIABLES
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message.topics import dlq_topic
+from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue

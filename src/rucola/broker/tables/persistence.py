@@ -38,8 +38,10 @@ class TablePersistence:
 
     async def wait_persisted(self) -> None:
         """Wait until every change up to now is on disk. Raises OSError if a write failed."""
-        if self._writing is not None and not self._writing.done():
-            await asyncio.shield(self._writing)
+        writing = self._writing
+        if writing is not None and not writing.done():
+            await asyncio.wait([writing])  # a cancelled caller does not cancel the write
+            writing.result()
 
     def reply_when_persisted(self, response: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Return the response, or an awaitable of it while a write is running."""

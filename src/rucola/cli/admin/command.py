@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.option_types import ADDRESS, ADDRESSES, SINCE_HELP, TIME
+from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, namesrv_option
 from rucola.cli.output import wide_option
 from rucola.cli.suggestions import SuggestingGroup
-from rucola.client.name_server_addresses import DEFAULT_NAMESRV, NAMESRV_VARIABLES
 from rucola.errors import ConfigError
+from rucola.name_server_addresses import DEFAULT_NAMESRV
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,11 +71,8 @@ def command(name: str) -> Callable[[F], click.Command]:
     def decorate(function: F) -> click.Command:
         # click shows the option that was added last first: help texts begin with -n and --json.
         with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
-        with_namesrv = click.option(
-            "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar=NAMESRV_VARIABLES, show_envvar=True,
-            default=DEFAULT_NAMESRV, show_default=True, help="Name servers, host:port;host:port.",
-        )(with_json)  # fmt: skip
-        return admin.command(name)(wide_option(with_namesrv))
+        with_namesrv = namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)
+        return admin.command(name)(wide_option(with_namesrv(with_json)))
 
     return decorate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rucola.cli.option_types import ADDRESSES
+from rucola.cli.option_types import namesrv_option
 from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
@@ -23,10 +24,14 @@ from rucola.cli.pipeline.command import (
     spark_option,
 )
 from rucola.errors import RemotingError
+from rucola.name_server_addresses import NAMESRV_VARIABLES
+from rucola.outages import Outages
 
 if TYPE_CHECKING:
     from rucola.spark.jobs.archive import ArchiveResult
     from rucola.spark.session import LazySession
+
+_log = logging.getLogger(__name__)
 
 lake_option = click.option(
     "--lake",
@@ -50,14 +55,7 @@ lake_option = click.option(
     multiple=True,
     help="Name of a store in the lake, one for each --store in the same order; by default its path.",
 )
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "name_server",
-    type=ADDRESSES,
-    metavar="HOST:PORT[;...]",
-    help="Archive the live brokers of a name server.",
-)
+@namesrv_option("name_server", "Archive the live brokers of a name server.", other_source="stores")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory of the lake to write."
 )
@@ -97,7 +95,7 @@ def archive(
     use. Each run adds the messages stored since the last one: none is archived twice or skipped, even if a run is
     killed. Afterwards, small files of the lake are merged (see `compact`). With --every the command prints only runs
     that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or SIGTERM ends after the
-    current run.
+    current run. A failure that lasts has a line at its begin, summaries at growing distances, and a line at its end.
 
     \b
     Examples:
@@ -106,7 +104,7 @@ def archive(
       rucola pipeline archive -n localhost:9876 --out lake --every 60
     """
     if bool(stores) == (name_server is not None):
-        raise click.UsageError("give either --store or --namesrvAddr")
+        raise click.UsageError(f"give either --store or --namesrvAddr, or set {NAMESRV_VARIABLES[0]}")
     if name_server is not None and (names or skip_corrupt):
         raise click.UsageError("--brokerName and --skip-corrupt apply to --store; live brokers have names of their own")
     if name_server is None and (allow_missing or required):
@@ -130,7 +128,7 @@ def archive(
             yield _archive_store(session, store, out, broker_name=name, corrupt_records=corrupt, **common)
         _compact_after(session, out)
 
-    _run_rounds(archive_once, interval_s, as_json)
+    _run_rounds(archive_once, f"the archive in {out}", interval_s, as_json)
 
 
 def _archive_live(session: LazySession, name_server: str, out: Path, **options: Any) -> ArchiveResult:
@@ -156,7 +154,9 @@ def _compact_after(session: LazySession, lake: Path) -> None:
         run(session, lake)
 
 
-def _run_rounds(archive_once: Callable[[], Iterator[ArchiveResult]], interval_s: float | None, as_json: bool) -> None:
+def _run_rounds(
+    archive_once: Callable[[], Iterator[ArchiveResult]], subject: str, interval_s: float | None, as_json: bool
+) -> None:
     """Run `archive_once`, and with an interval repeat it until SIGINT or SIGTERM.
 
     The first round raises its errors, so that a wrong command fails at once. Later rounds report temporary errors and
@@ -165,6 +165,7 @@ def _run_rounds(archive_once: Callable[[], Iterator[ArchiveResult]], interval_s:
     from rucola.spark.lake.writer import LakeInUse
 
     missing = _MissingBrokers()
+    outages = Outages(_log)
     with _stop_signals(interval_s is not None) as wait:
         for result in archive_once():
             missing.report(result)
@@ -176,7 +177,9 @@ def _run_rounds(archive_once: Callable[[], Iterator[ArchiveResult]], interval_s:
                     if result.rows or as_json:
                         _print_result(result, as_json, by_topic=False)
             except (RemotingError, LakeInUse) as error:
-                click.echo(f"{error}; trying again in {interval_s:g} s", err=True)
+                outages.failed(subject, error)
+            else:
+                outages.succeeded(subject)
 
 
 class _MissingBrokers:

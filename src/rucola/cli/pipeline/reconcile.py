@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rucola.cli.option_types import ADDRESSES, DurationRange
+from rucola.cli.option_types import DurationRange, namesrv_option
 from rucola.cli.output import print_json, print_table, progress_bar
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, skip_corrupt_option
 from rucola.cli.reliable.command import check_file, format_duration
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     help="Store directory or lake with messages. Can be repeated.",
 )
 @click.option("--brokerName", "names", multiple=True, help="Name of the broker of each store directory, in order.")
-@click.option("-n", "--namesrvAddr", "name_server", type=ADDRESSES, help="Name servers of live brokers.")
+@namesrv_option("name_server", "Name servers of live brokers.", other_source="sources")
 @click.option("-t", "--topic", "topics", multiple=True, help="Only this topic. Can be repeated.")
 @click.option("--max-sends", type=click.IntRange(1), help="As given to the relay.")
 @click.option("--keyed-resend", type=click.Choice(["manual", "send"]), help="As given to the relay.")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rucola.cli.option_types import ADDRESSES
+from rucola.cli.option_types import namesrv_option
 from rucola.cli.output import optional, print_json, print_table, progress_bar, whole, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
+from rucola.name_server_addresses import NAMESRV_VARIABLES
 
 if TYPE_CHECKING:
     from rucola.spark.jobs.replay import ReplayResult
@@ -28,14 +29,7 @@ if TYPE_CHECKING:
 )
 @selection_options
 @click.option("--to", "target", help="Topic to send to; by default each message goes to its own topic.")
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "name_server",
-    type=ADDRESSES,
-    metavar="HOST:PORT[;...]",
-    help="Name servers of the brokers to send to.",
-)
+@namesrv_option("name_server", "Name servers of the brokers to send to.")
 @click.option(
     "--ledger",
     type=click.Path(file_okay=False, path_type=Path),
@@ -80,7 +74,7 @@ def replay(
       rucola pipeline replay --from lake -t Orders --to Copy -n 127.0.0.1:9876 --ledger replay-1 --rate 500
     """
     if not dry_run and (name_server is None or ledger is None):
-        raise click.UsageError("--namesrvAddr and --ledger are needed, or --dry-run")
+        raise click.UsageError(f"--namesrvAddr (or {NAMESRV_VARIABLES[0]}) and --ledger are needed, or --dry-run")
     with require_spark():
         from rucola.spark.jobs.replay import ReplayOptions, run
         from rucola.spark.jobs.selection import Selection

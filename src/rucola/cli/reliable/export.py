@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from rucola.cli.extras import require_spark
-from rucola.cli.option_types import ADDRESSES
+from rucola.cli.option_types import namesrv_option
 from rucola.cli.output import print_json, progress_bar
 from rucola.cli.reliable.command import check_file, database_options, json_option
 
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.option("-n", "--namesrvAddr", "name_server", type=ADDRESSES, help="Name servers; exports consumer offsets, too.")
+@namesrv_option("name_server", "Name servers; exports consumer offsets, too.", other_source="stores")
 @click.option(
     "--store",
     "stores",

@@ -12,7 +12,7 @@ import click
 from sqlalchemy import Connection
 
 from rucola.cli.log_format import log_options
-from rucola.cli.option_types import ADDRESSES, DurationRange
+from rucola.cli.option_types import DurationRange, namesrv_option
 from rucola.cli.output import print_json
 from rucola.cli.reliable.command import (
     check_file,
@@ -25,7 +25,7 @@ from rucola.cli.reliable.command import (
     run_checked,
     yes_option,
 )
-from rucola.client.name_server_addresses import DEFAULT_NAMESRV, NAMESRV_VARIABLES
+from rucola.name_server_addresses import DEFAULT_NAMESRV
 from rucola.reliable import (
     Alerts,
     KeyedResend,
@@ -93,10 +93,7 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 
 
 @click.command()
-@click.option(
-    "-n", "--namesrvAddr", "namesrv_addr", type=ADDRESSES, envvar=NAMESRV_VARIABLES, show_envvar=True,
-    default=DEFAULT_NAMESRV, show_default=True, help="Name servers, host:port;host:port.",
-)  # fmt: skip
+@namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=Policy().batch, show_default=True, help="Messages per claim."
 )

@@ -10,10 +10,9 @@ import click
 
 from rucola.cli.admin.archive_query import archive_option
 from rucola.cli.extras import require_spark
-from rucola.cli.option_types import ADDRESSES
+from rucola.cli.option_types import namesrv_option
 from rucola.cli.output import print_json, printable, time_text, to_json
 from rucola.cli.reliable.command import database_options, format_duration, json_option, run_checked
-from rucola.client.name_server_addresses import NAMESRV_VARIABLES
 from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.joined_view import ARCHIVE, Brokers, JoinedView, StoredCopy, copy_of, join, look_up, topics_of
@@ -26,15 +25,7 @@ LABEL_WIDTH = 11
 
 @click.command()
 @click.argument("message_id")
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv_addr",
-    type=ADDRESSES,
-    envvar=NAMESRV_VARIABLES,
-    show_envvar=True,
-    help="Name servers; with this option, brokers are queried, too.",
-)
+@namesrv_option("namesrv_addr", "Name servers; with this option, brokers are queried, too.")
 @click.option("-t", "--topic", help="Topic at the brokers, for a message whose stub was purged.")
 @archive_option
 @json_option

@@ -241,7 +241,8 @@ def grep(
         StoreReader(directory, index_slots=index_slots(config_file)) as reader,
         progress_bar(f"grep {directory}") as progress,
     ):
-        for message in grep_store(reader, query, progress):
+        # As in dump, lines on a terminal would be mixed with a bar; a table is printed after it.
+        for message in grep_store(reader, query, None if sys.stdout.isatty() and not table else progress):
             count += 1
             if table:
                 rows.append(_table_row(message, query))

@@ -29,12 +29,13 @@ from pyspark.sql.types import (
 )
 
 from rucola.errors import ConfigError
-from rucola.spark.source.options import READ_OPTION_NAMES, SINK_OPTION_NAMES
+from rucola.name_server_addresses import name_servers_in_environment
+from rucola.spark.source.options import READ_OPTION_NAMES, SINK_OPTION_NAMES, SOURCE_OPTION_NAMES
 from rucola.spark.source.schema import TYPES
 
 _METADATA: Final = "rocketmq.options"
 _PREFIX: Final = "option."
-_SOURCES: Final = frozenset({"storepath", "nameserver", "path", "paths"})
+_SOURCES: Final = frozenset(name.lower() for name in SOURCE_OPTION_NAMES)
 """Options that name the source or target, in lower case."""
 
 _TYPES: Final[Mapping[str, DataType]] = {
@@ -107,7 +108,7 @@ def options_in(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
     if _SOURCES & {name.lower() for name in given}:
         return {}
     kept = next((field.metadata[_METADATA] for field in schema.fields if _METADATA in field.metadata), None)
-    if kept is None and not given:
+    if kept is None and not given and name_servers_in_environment() is None:
         raise ConfigError(
             "this table has no options: Spark passes only those of tables that are created without columns. Create it "
             "by CREATE TABLE ... USING rocketmq OPTIONS (...) without columns and without a query, or give the options "

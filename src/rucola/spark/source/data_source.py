@@ -45,6 +45,7 @@ from rucola.spark.source.options import (
     check_for_stream,
     parse_read_options,
     parse_sink_options,
+    with_default_source,
 )
 from rucola.spark.source.schema import TYPES, ddl
 
@@ -70,8 +71,9 @@ class RocketMQSource(DataSource):
     def schema(self) -> str | StructType:
         table = options_of_new_table(self._given, FORMAT)
         if table is not None:
+            table = with_default_source(table)
             return schema_of_table(parse_read_options(readable(table)).columns, table)
-        columns = parse_read_options(self._given).columns
+        columns = parse_read_options(with_default_source(self._given)).columns
         return ddl(columns) if columns else StructType()
 
     def reader(self, schema: StructType) -> RocketMQReader:
@@ -111,10 +113,13 @@ class RocketMQSource(DataSource):
         return RocketMQStreamWriter(self._for_writing(schema), schema)
 
     def _for_reading(self, schema: StructType) -> ReadOptions:
-        return parse_read_options(readable(options_in(schema, self._given)) | self._given)
+        return parse_read_options(with_default_source(readable(options_in(schema, self._given)) | self._given))
 
     def _for_writing(self, schema: StructType) -> SinkOptions:
-        return parse_sink_options(writable(options_in(schema, self._given)) | self._given)
+        # The default depends on all options: a table of a store has no brokers to write to.
+        return parse_sink_options(
+            writable(with_default_source(options_in(schema, self._given) | self._given)) | self._given
+        )
 
 
 def _refuse_overwriting(overwrite: bool) -> None:

@@ -3,7 +3,9 @@
 Names and meanings follow Spark's Kafka source where it has an equivalent. Options of a read: the source, one of
 
     storePath                store directories, separated by commas; each must have the same path on every worker
-    nameServer               name servers of live brokers, host:port separated by semicolons; messages are pulled
+    nameServer               name servers of live brokers, host:port separated by semicolons; messages are pulled.
+                             Default, if no store is given: the environment variable ROCKETMQ_NAMESRV or NAMESRV_ADDR
+                             of the driver when its session starts
 
 the selection of messages:
 
@@ -64,7 +66,8 @@ queue; without any of these options, all queues of all topics are read.
 
 Options of a write:
 
-    nameServer               name servers of the brokers that store the messages
+    nameServer               name servers of the brokers that store the messages; default as above, but a table of a
+                             store has none
     topic                    topic of every message; without it each row names its topic in the column topic
     producerGroup            producer group of the messages; default rucola_spark
     deliveryTimeoutMs        how long a failed request is retried before its task fails; default 30000
@@ -83,6 +86,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rucola.errors import ConfigError
+from rucola.name_server_addresses import NAMESRV_VARIABLES, name_servers_in_environment
 from rucola.spark.source import option_values as values
 from rucola.spark.source.offset_options import (
     LATEST,
@@ -285,12 +289,26 @@ class _OptionParser:
             raise ConfigError(f"options {' and '.join(found)} contradict each other; give one of them")
 
 
+SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
+
+
+def with_default_source(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options, with the name servers in the environment as nameServer if they name neither store nor brokers."""
+    default = name_servers_in_environment()
+    if default is None or {name.lower() for name in SOURCE_OPTION_NAMES} & {name.lower() for name in options}:
+        return dict(options)
+    return {**options, "nameServer": default}
+
+
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a write. Raises ConfigError as `parse_read_options` does."""
     given = _OptionParser(options, SINK_OPTION_NAMES, "a write")
-    name_server = given.take("nameServer", values.name_servers, "")
-    if not name_server:
-        raise ConfigError("option nameServer is missing; it names the name servers of the brokers to write to")
+    name_server = given.take("nameServer", values.name_servers, None)
+    if name_server is None:
+        raise ConfigError(
+            "option nameServer is missing; it, or the environment variable "
+            f"{NAMESRV_VARIABLES[0]}, names the name servers of the brokers to write to"
+        )
     return SinkOptions(
         name_server,
         given.take("topic", values.topic, None),
@@ -309,7 +327,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     given = _OptionParser(options, READ_OPTION_NAMES, "a read")
     take, exclude = given.take, given.exclude
     exclude("subscribe", "topic", "subscribePattern", "assign")
-    exclude("storePath", "path", "paths", "nameServer")
+    exclude(*SOURCE_OPTION_NAMES)
     exclude("startingOffsets", "startingOffsetsByTimestamp")
     exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
@@ -426,7 +444,8 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
     if not paths:
         raise ConfigError(
             "neither option storePath nor nameServer is given: storePath names a store directory, which holds "
-            "commitlog/, nameServer the name servers of live brokers"
+            f"commitlog/, nameServer (or the environment variable {NAMESRV_VARIABLES[0]}) the name servers of live "
+            "brokers"
         )
     directories = [Path(path).absolute() for path in paths]
     for directory in directories:

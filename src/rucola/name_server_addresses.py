@@ -14,9 +14,14 @@ NAMESRV_VARIABLES = ("ROCKETMQ_NAMESRV", "NAMESRV_ADDR")
 DEFAULT_NAMESRV = "localhost:9876"
 
 
+def name_servers_in_environment() -> str | None:
+    """Return the addresses in the environment, "host:port;host:port"; None if no variable is set."""
+    return next((value for name in NAMESRV_VARIABLES if (value := os.environ.get(name))), None)
+
+
 def default_name_servers() -> str:
     """Return the addresses for a client that is not given any, "host:port;host:port"."""
-    return next((value for name in NAMESRV_VARIABLES if (value := os.environ.get(name))), DEFAULT_NAMESRV)
+    return name_servers_in_environment() or DEFAULT_NAMESRV
 
 
 def origin(addresses: str) -> str:
