@@ -28,6 +28,11 @@ from rucola.errors import ConfigError
 with suppress(ModuleNotFoundError):  # Windows
     import fcntl
 
+NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+"""Errors of calls that open a file, for want of a descriptor. No fsync has them."""
+EXHAUSTED: Final = (*NO_DESCRIPTOR, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+"""Errors that pass by themselves, unless an fsync has them: the file system may have dropped what it was to write."""
+
 _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None) if "fcntl" in globals() else None
 
 OPEN_FLAGS: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

@@ -247,7 +247,7 @@ def test_a_recreated_queue_gets_its_units(tmp_path: Path) -> None:
     dispatcher = CommitLogDispatcher(queues, None, ())
     pending = [DispatchRequest("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
     for batch in (pending, pending[:1]):
-        dispatcher.add_units(batch)
+        dispatcher.add_units(batch, set())
         for (_, queue_id), queue in list(queues.items()):
             assert queue.max_offset == 1
             queue.delete()

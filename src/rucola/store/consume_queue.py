@@ -297,7 +297,7 @@ class ConsumeQueue:
     def append(self, queue_offset: int, units: bytes) -> None:
         """Write consecutive units, the first at `queue_offset`, which is `max_offset` unless the queue is empty.
 
-        Raises OSError if the disk is full.
+        Raises OSError if the disk is full; the queue has none of the units then, and the call may be repeated.
         """
         if queue_offset != self.max_offset:
             self._start_at(queue_offset)
@@ -333,9 +333,10 @@ class ConsumeQueue:
 
     def _start_at(self, queue_offset: int) -> None:
         """Start an empty queue at a queue offset, with fillers from the begin of its file to there."""
-        assert not self._files.files, "a queue has no gaps"
+        assert self.max_offset == self._files.begin // UNIT_SIZE, "a queue has no gaps"
         begin = queue_offset * UNIT_SIZE
-        file = self._last = self._next_file(begin - begin % self._files.file_size)
+        # A call that found no disk space may have created the file.
+        file = self._last = self._files.find(begin) or self._next_file(begin - begin % self._files.file_size)
         self._write(file, 0, _FILLER * ((begin - file.begin) // UNIT_SIZE))
         self.min_offset = self.max_offset = queue_offset
 

@@ -391,7 +391,7 @@ class Recovery:
             if physical_offset >= index_begin:
                 entries.append(request)
         # 4. Write both for the whole run. The index may have a part of the first record's entries.
-        self._dispatcher.add_units(units)
+        self._dispatcher.add_units(units, set())
         if self._index is not None and entries:
             self._dispatcher.add_entries(entries, entries_there if entries[0].physical_offset == index_begin else 0)
         return end
@@ -412,7 +412,7 @@ class Recovery:
             expected[name] = self._expected_offset(name, queue_offset, units_begin)
         if queue_offset == 0 and expected[name] > 0:
             log.warning("%s-%d starts at 0 again; its topic was deleted and created again", *name)
-            self._dispatcher.add_units(units)
+            self._dispatcher.add_units(units, set())
             units.clear()
             self._queues[name].rewind(0)
         elif queue_offset != expected[name]:

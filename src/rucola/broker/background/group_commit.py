@@ -6,7 +6,8 @@ flush share the next one, so groups grow with the load, without a timer. Checkpo
 flushing the queues may take longer than a sender waits.
 
 Contract: `wait_flushed` returns True only if a flush that covers the physical offset has succeeded. After a failed
-flush it is unknown which bytes reached the disk; the store becomes read-only, and every waiter receives False.
+flush every waiter receives False. If it is unknown which bytes reached the disk, the store becomes read-only; a flush
+that got no descriptor is repeated by the next waiter.
 
 Corresponds to `GroupCommitService` and `FlushRealTimeService` of Apache RocketMQ 4.9.8. Deliberate difference: a flush
 that fails is never reported as success.
@@ -93,7 +94,7 @@ class GroupCommit:
                 try:
                     await loop.run_in_executor(self._thread, self._store.flush)
                 except OSError as error:
-                    logger.error("flush failed; the store is read-only: %s", error)
+                    logger.error("flush failed: %s", error)
                 # 3. Resolve the group against the offset that is known to be on disk, not against the outcome of this
                 #    call: a checkpoint may have flushed as well. Cancelled and timed-out futures are done already.
                 flushed = self._store.flushed_physical_offset
