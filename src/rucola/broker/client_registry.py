@@ -33,6 +33,10 @@ class ClientChannel(Protocol):
     @property
     def is_open(self) -> bool: ...
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client does not read what it is sent; a large message should wait."""
+
     def close(self) -> None:
         """Close the connection after what was written to it is sent."""
 

@@ -181,6 +181,13 @@ class BrokerConfig:
     default_query_max_num: int = 32
     """Maximum number of messages in the response to a query by unique key."""
 
+    # Connections and their memory; see docs/security.md
+
+    max_held_pulls_per_connection: int = 8192
+    """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
+    max_held_pulls: int = 65_536
+    """Maximum number of held pulls in total; beyond it, those of the connection with the most are answered early."""
+
     # Periodic tasks
 
     flush_consumer_offset_interval: Milliseconds = 5000

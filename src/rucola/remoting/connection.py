@@ -162,6 +162,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def is_congested(self) -> bool:
+        """Whether the peer does not read what it is sent: WRITE_LIMIT bytes are unsent."""
+        return self._is_paused
+
+    @property
     def idle_ms(self) -> int:
         """Milliseconds since the last byte was sent or received, from the kernel. 0 if closed."""
         return 0 if self._transport is None else min(self._idle_times_ms())
@@ -179,6 +184,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._outgoing.append(frame)  # keeps the order: earlier frames wait for the end of the iteration
             else:
                 self._write(frame)
+
+    def send_error(self, command: RemotingCommand, error: Exception) -> None:
+        """Send the error response of a held request, as for a processor that raises."""
+        self.send(self._error_response(command, error))
 
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """Send a request and return its response, whatever its code.

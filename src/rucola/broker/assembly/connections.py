@@ -13,7 +13,7 @@ from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
-from rucola.remoting.connection import Processor
+from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.dispatch import TopicArrivals
 
@@ -33,13 +33,11 @@ class Connections:
         self._environment = environment
         self._metadata = metadata
         self.processors: dict[int, Processor] = {}
-        self.hold = PullRequestHold()
+        self.hold = PullRequestHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
         self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
-        self._server = RemotingServer(
-            config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
-        )
+        self._server = RemotingServer(config.bind_address, config.listen_port, self.processors, on_close=self._on_close)
 
     def bind(self, running: AsyncExitStack) -> None:
         """Take the port, without listening yet, and store it in both configurations. Raises RemotingError."""
@@ -72,9 +70,13 @@ class Connections:
         self.stats.record_put(topics)
         # Skips the loop over all topics of the dispatch while no pull is held.
         if self.hold.held:
-            for topic, (queues, _, _) in topics.items():
-                for queue in queues:
-                    self.hold.arrived(topic, queue.queue_id, queue.max_offset)
+            for queues, _, _ in topics.values():
+                for queue in dict.fromkeys(queues):
+                    self.hold.arrived(queue)
+
+    def _on_close(self, connection: Connection) -> None:
+        self.clients.closed(connection)
+        self.hold.closed(connection)
 
     def _should_notify(self, group: str) -> bool:
         """Return whether members of a group are notified when its membership changes."""
