@@ -27,6 +27,7 @@ from rucola.errors import ConfigError
 
 with suppress(ModuleNotFoundError):  # Windows
     import fcntl
+    import resource
 
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 """Errors of calls that open a file, for want of a descriptor. No fsync has them."""
@@ -64,6 +65,14 @@ def check_platform() -> None:
 def c_library() -> Any:
     """Return the C library of this process; functions are loaded by name, and set errno for `ctypes.get_errno`."""
     return ctypes.CDLL(None, use_errno=True)
+
+
+def descriptor_limit() -> int | None:
+    """Return the number of descriptors that this process may have open; None without a limit."""
+    if "resource" not in globals():
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def sync_data(fd: int) -> None:

@@ -14,6 +14,7 @@ from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Connection, Processor
+from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
 from rucola.remoting.server import RemotingServer
 from rucola.store.dispatch import TopicArrivals
 
@@ -37,7 +38,10 @@ class Connections:
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
         self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
-        self._server = RemotingServer(config.bind_address, config.listen_port, self.processors, on_close=self._on_close)
+        self.memory = ConnectionMemory(config.connection_limits, self._on_writable)
+        self._server = RemotingServer(
+            config.bind_address, config.listen_port, self.processors, on_close=self._on_close, memory=self.memory
+        )
 
     def bind(self, running: AsyncExitStack) -> None:
         """Take the port, without listening yet, and store it in both configurations. Raises RemotingError."""
@@ -76,7 +80,14 @@ class Connections:
 
     def _on_close(self, connection: Connection) -> None:
         self.clients.closed(connection)
+        self.calls.closed(connection)
         self.hold.closed(connection)
+
+    def _on_writable(self, connection: BufferedConnection) -> None:
+        """Do what was left undone while a connection was congested."""
+        assert isinstance(connection, Connection)
+        self.calls.writable(connection)
+        self.hold.writable(connection)
 
     def _should_notify(self, group: str) -> bool:
         """Return whether members of a group are notified when its membership changes."""
