@@ -51,7 +51,9 @@ _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
 _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 """A placeholder for the map of a queue without files; never written, because `_room_end` is 0 then."""
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
-"""Bytes of disk blocks that are requested at a time: 3,276 units, so most appends need no system call."""
+"""Bytes of disk blocks that are requested at a time: 3,276 units, so most appends need no system call.
+
+The first windows of a file are smaller, a page and then as much as there is: most queues have few messages."""
 _TAIL_COUNT: Final = 16
 """Units that stay in memory after opening; enough for idle queues, whose files then need no mapping."""
 _THREADS: Final = 8
@@ -355,7 +357,7 @@ class ConsumeQueue:
         """Write units, or nothing during a rewind if the file holds the same units already: no page gets dirty."""
         end = position + len(data)
         if self._aside is None or file.map[position:end] != data:
-            file.reserve(end, _RESERVE_WINDOW)
+            file.reserve(end, min(max(position - position % PAGE_SIZE, PAGE_SIZE), _RESERVE_WINDOW))
             file.map[position:end] = data
 
     def rewind(self, queue_offset: int) -> None:

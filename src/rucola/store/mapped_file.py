@@ -176,6 +176,15 @@ class MappedFile:
             return self._mapped(fd)
 
     def _mapped(self, fd: int) -> mmap.mmap:
+        # Beyond the end of its file a mapping ends the process (SIGBUS); a file that is shorter by now is not mapped.
+        size = os.fstat(fd).st_size
+        if size < self.size:
+            raise StoreCorrupt(
+                self.path,
+                size,
+                f"the file has {size} bytes, and had {self.size} when it was opened; stop what truncates files of the "
+                "store, then the broker, and run `rucola store check` on the directory",
+            )
         mapped = mmap.mmap(fd, self.size, access=mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ)
         if not self.reads_ahead:
             mapped.madvise(mmap.MADV_RANDOM)

@@ -240,9 +240,11 @@ class Recovery:
         kept = 0
         if self.after_crash:
             covered_ms = self._checkpoint.index_timestamp
-            while (
-                kept < len(index.files) and index.files[kept].is_full and index.files[kept].end_timestamp <= covered_ms
-            ):
+            while kept < len(index.files):
+                file = index.files[kept]
+                # A truncated file counts more entries than it has.
+                if not file.is_full or file.count > file.max_count or file.end_timestamp > covered_ms:
+                    break
                 kept += 1
         else:
             kept = len(index.files)
