@@ -25,8 +25,9 @@ from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
 
@@ -100,6 +101,14 @@ def receive_frame(sock: socket.socket) -> None:
     sock.recv(size, socket.MSG_WAITALL)
 
 
+def queue_end(sock: socket.socket, queue_id: int) -> int:
+    """Return the end of one of the canary's queues."""
+    sock.sendall(frames.max_offset(CANARY_TOPIC, queue_id))
+    size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
+    (answer,) = FrameDecoder().receive_data(size.to_bytes(4, "big") + sock.recv(size, socket.MSG_WAITALL))
+    return answer.decode_header(OffsetResponseHeader).offset
+
+
 def pause(seconds: float) -> None:
     time.sleep(seconds)
 
@@ -108,15 +117,29 @@ def pause(seconds: float) -> None:
 
 
 def held_pulls(target: Target) -> Iterator[None]:
-    """30,000 held pulls on the queues of the canary that never match."""
+    """30,000 held pulls at the ends of the canary's queues that never match."""
     sockets = [connect(target.broker) for _ in range(5)]
-    for number, sock in enumerate(sockets):
-        pulls = (held_pull(CANARY_TOPIC, "Never", i % frames.QUEUES, 1 << 40 if number < 0 else 0) for i in range(6000))
-        sock.sendall(b"".join(pulls))
+    ends = [queue_end(sockets[0], queue_id) for queue_id in range(frames.QUEUES)]
+    for sock in sockets:
+        queues = (number % frames.QUEUES for number in range(6000))
+        sock.sendall(b"".join(held_pull(CANARY_TOPIC, "Never", queue_id, ends[queue_id]) for queue_id in queues))
     pause(3)
     while True:
         yield
         pause(0.1)
+
+
+def rejected_pulls(target: Target) -> Iterator[None]:
+    """Pulls from the begin of the canary's queues that never match, as many as are answered."""
+    sockets = [connect(target.broker) for _ in range(5)]
+    pulls = b"".join(held_pull(CANARY_TOPIC, "Never", number % frames.QUEUES) for number in range(600))
+    while True:
+        for sock in sockets:
+            sock.sendall(pulls)
+        for sock in sockets:
+            for _ in range(600):
+                receive_frame(sock)
+        yield
 
 
 def deaf_pulls(target: Target) -> Iterator[None]:
@@ -235,6 +258,7 @@ def reconnecting(target: Target) -> Iterator[None]:
 
 ATTACKS = (
     Attack("held_pulls", "30,000 held pulls that never match", held_pulls),
+    Attack("rejected_pulls", "pulls that match nothing, on five connections", rejected_pulls),
     Attack("deaf_pulls", "20 peers with 150 held pulls each of 3.9 MB, which never read", deaf_pulls),
     Attack("deaf_members", "20 members that never read are notified", deaf_members),
     Attack("partial_frames", "30 frames of 16 MB without the last byte", partial_frames),

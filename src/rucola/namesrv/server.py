@@ -125,7 +125,7 @@ class Namesrv:
             await asyncio.sleep(min(SCAN_INTERVAL_S, idle_s / 2) if idle_s > 0 else SCAN_INTERVAL_S)
             self.drop_silent_brokers()
             if idle_s > 0:
-                self._server.close_idle(idle_s * 1000)
+                await self._server.close_idle(idle_s * 1000)
 
     def _closed(self, connection: Connection) -> None:
         self.routes.remove_owned(connection)

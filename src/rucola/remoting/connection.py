@@ -55,7 +55,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from rucola.access import Caller, Refused
@@ -79,6 +79,10 @@ READ_SIZE: Final = 256 * 1024
 """Size of the receive buffer in bytes, the most that one read returns."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of responses that are joined into one write; by default a server stops reading when so many are unsent."""
+SLICE_S: Final = 0.003
+"""Time for which the requests of one read are processed before other connections have their turn, in seconds."""
+UNSLICED: Final = 32
+"""The number of commands up to which a read is not sliced."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds after which a closing connection drops its unsent bytes."""
 MIN_SILENCE_MS = 1000
@@ -137,6 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         self._has_logged_unreadable = False
         # Whether the unsent bytes have reached their limit, and the requests kept until they are sent.
         self._is_congested = False
+        # Whether the kept requests have their turn in the next iteration, since those before them took SLICE_S.
+        self._is_sliced = False
         # Whether the connection waits for the partial frames of others, and whether its own is counted.
         self._is_waiting = self._has_partial_frame = False
         self._kept: list[RemotingCommand] = []
@@ -357,9 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         self._memory.unsent(self, 0)
         if self._is_congested:
             self._is_congested = False
-            kept, self._kept = self._kept, []
-            self._process(kept)
-            self._set_reading()
+            self._process_kept()
         if not self._is_congested:
             self._memory.on_writable(self)
 
@@ -376,7 +380,10 @@ class Connection(asyncio.BufferedProtocol):
             logger.warning("%s: closing the connection: %s", self.peer, error)
             self.close()
         else:
-            self._process(commands)
+            if self._kept:  # a transport with a buffer of its own may have more after it was paused
+                self._kept += commands
+            else:
+                self._process(commands)
             if self._has_partial_frame or not commands:
                 self._count_partial_frame()
 
@@ -408,7 +415,7 @@ class Connection(asyncio.BufferedProtocol):
     def _set_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._is_congested or self._is_waiting:
+        if self._is_congested or self._is_waiting or self._is_sliced:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -421,13 +428,15 @@ class Connection(asyncio.BufferedProtocol):
         1. A response completes the future of its request.
         2. A request goes to the processor of its code. A reply of bytes, the common case, is kept as it is; others are
            encoded, or scheduled if they are awaitable.
-        3. If the replies exceed WRITE_LIMIT they are written before the rest is processed. If the transport then asks
-           to pause, the remaining commands are kept for `resume_writing`.
+        3. If the replies exceed WRITE_LIMIT they are written before the rest is processed. If the connection is then
+           congested, the remaining commands are kept for `resume_writing`.
         4. The replies are joined into one write.
+
+        Many commands are processed in slices of SLICE_S, one in each iteration, so that others have their turn.
         """
         replies: list[bytes] = []
         size = 0
-        remaining = iter(commands)
+        remaining = iter(commands) if len(commands) <= UNSLICED else self._in_slice(commands)
         for command in remaining:
             if command.flag & FLAG_RESPONSE:
                 request = self._in_flight.pop(command.opaque, None)
@@ -448,9 +457,33 @@ class Connection(asyncio.BufferedProtocol):
                     self._write(b"".join(replies))
                     replies, size = [], 0
                     if self._is_congested:
-                        self._kept = list(remaining)
+                        rest = list(remaining)
+                        self._kept = rest + self._kept
         if replies:
             self._write(b"".join(replies))
+
+    def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
+        """Yield commands for SLICE_S; the rest is kept and processed in the next iteration."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + SLICE_S
+        for number, command in enumerate(commands):
+            if number % 4 == 3 and loop.time() > end_s:
+                self._kept = commands[number:]
+                self._is_sliced = True
+                self._set_reading()
+                loop.call_soon(self._process_next_slice)
+                return
+            yield command
+
+    def _process_next_slice(self) -> None:
+        self._is_sliced = False
+        if not self._is_congested and self._transport is not None:
+            self._process_kept()
+
+    def _process_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        self._process(kept)
+        self._set_reading()
 
     def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
         """Return the encoded response to a request, or None if there is none (yet)."""

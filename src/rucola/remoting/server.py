@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted."""
-ACCEPTS_PER_ITERATION: Final = 32
+ACCEPTS_PER_ITERATION: Final = 8
 """Connections that are accepted in one iteration of the event loop; each takes a tenth of a millisecond."""
+CHECKS_PER_ITERATION: Final = 128
+"""Connections whose idle times are read in one iteration of the event loop; each takes some microseconds."""
 
 
 class RemotingServer:
@@ -107,9 +109,11 @@ class RemotingServer:
         for connection in connections:
             await connection.closed.wait()
 
-    def close_idle(self, limit_ms: int) -> None:
+    async def close_idle(self, limit_ms: int) -> None:
         """Close the connections that have neither sent nor received for `limit_ms`."""
-        for connection in list(self.connections):
+        for number, connection in enumerate(list(self.connections)):
+            if number % CHECKS_PER_ITERATION == 0:
+                await asyncio.sleep(0)  # the kernel is asked about each
             if connection.is_open and (idle_ms := connection.idle_ms) >= limit_ms:
                 logger.info("%s: closing the connection, idle for %d s", connection.peer, idle_ms // 1000)
                 connection.close()
