@@ -81,7 +81,7 @@ WRITE_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of responses that are joined into one write; by default a server stops reading when so many are unsent."""
 SLICE_S: Final = 0.003
 """Time for which the requests of one read are processed before other connections have their turn, in seconds."""
-UNSLICED: Final = 32
+UNSLICED: Final = 64
 """The number of commands up to which a read is not sliced."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds after which a closing connection drops its unsent bytes."""
