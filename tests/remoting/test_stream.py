@@ -113,7 +113,7 @@ async def test_a_port_in_use_is_an_error() -> None:
             StreamServer(HOST, int(address.rpartition(":")[2]), serve).start()
 
 
-async def test_connections_beyond_the_limit_are_closed_and_logged_with_its_key(
+async def test_connections_beyond_the_limit_are_closed_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def serve(stream: Stream) -> None:
