@@ -101,9 +101,9 @@ def receive_frame(sock: socket.socket) -> None:
     sock.recv(size, socket.MSG_WAITALL)
 
 
-def queue_end(sock: socket.socket, queue_id: int) -> int:
-    """Return the end of one of the canary's queues."""
-    sock.sendall(frames.max_offset(CANARY_TOPIC, queue_id))
+def queue_end(sock: socket.socket, topic: str, queue_id: int) -> int:
+    """Return the end of a queue."""
+    sock.sendall(frames.max_offset(topic, queue_id))
     size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
     (answer,) = FrameDecoder().receive_data(size.to_bytes(4, "big") + sock.recv(size, socket.MSG_WAITALL))
     return answer.decode_header(OffsetResponseHeader).offset
@@ -119,7 +119,7 @@ def pause(seconds: float) -> None:
 def held_pulls(target: Target) -> Iterator[None]:
     """30,000 held pulls at the ends of the canary's queues that never match."""
     sockets = [connect(target.broker) for _ in range(5)]
-    ends = [queue_end(sockets[0], queue_id) for queue_id in range(frames.QUEUES)]
+    ends = [queue_end(sockets[0], CANARY_TOPIC, queue_id) for queue_id in range(frames.QUEUES)]
     for sock in sockets:
         queues = (number % frames.QUEUES for number in range(6000))
         sock.sendall(b"".join(held_pull(CANARY_TOPIC, "Never", queue_id, ends[queue_id]) for queue_id in queues))
@@ -143,20 +143,23 @@ def rejected_pulls(target: Target) -> Iterator[None]:
 
 
 def deaf_pulls(target: Target) -> Iterator[None]:
-    """150 held pulls each of 20 peers that never read, and one large message."""
+    """150 held pulls each of 10 peers that never read; then large messages for all of them."""
     sender = connect(target.broker)
-    sender.sendall(large_message())
-    receive_frame(sender)
     peers: list[socket.socket] = []
     while True:
-        with suppress(OSError):
-            peer = connect(target.broker, 4096)
-            peer.sendall(b"".join(held_pull(LARGE_TOPIC, "*", 0, 0) for _ in range(150)))
-            peers.append(peer)
-        if len(peers) > 20:
+        end = queue_end(sender, LARGE_TOPIC, 0)
+        for _ in range(10):
+            with suppress(OSError):
+                peer = connect(target.broker, 4096)
+                peer.sendall(b"".join(held_pull(LARGE_TOPIC, "*", 0, end) for _ in range(150)))
+                peers.append(peer)
+        pause(0.3)
+        sender.sendall(large_message())
+        receive_frame(sender)
+        while len(peers) > 20:
             peers.pop(0).close()
         yield
-        pause(0.1)
+        pause(0.5)
 
 
 def deaf_members(target: Target) -> Iterator[None]:
@@ -186,19 +189,17 @@ def partial_frames_of_the_name_server(target: Target) -> Iterator[None]:
 def _partial_frames(port: int) -> Iterator[None]:
     piece = bytes(MEGA)
     peers: dict[socket.socket, int] = {}
+    ready_at_s = time.monotonic() + 3
     while True:
-        while len(peers) < 30:
+        for _ in range(30 - len(peers)):
             with suppress(OSError):
                 peer = connect(port)
                 peer.sendall(pack(">I", MAX_FRAME_SIZE))
                 peer.setblocking(False)
                 peers[peer] = 4
-            if not peers:
-                pause(0.1)
         for peer, sent in list(peers.items()):
             try:
-                left = MAX_FRAME_SIZE + 3 - sent
-                if left:
+                if left := MAX_FRAME_SIZE + 3 - sent:
                     peers[peer] += peer.send(piece[:left])
                 elif not peer.recv(1):
                     raise ConnectionError
@@ -207,7 +208,8 @@ def _partial_frames(port: int) -> Iterator[None]:
             except OSError:
                 del peers[peer]
                 peer.close()
-        yield
+        if time.monotonic() > ready_at_s:
+            yield
         pause(0.01)
 
 
@@ -259,7 +261,7 @@ def reconnecting(target: Target) -> Iterator[None]:
 ATTACKS = (
     Attack("held_pulls", "30,000 held pulls that never match", held_pulls),
     Attack("rejected_pulls", "pulls that match nothing, on five connections", rejected_pulls),
-    Attack("deaf_pulls", "20 peers with 150 held pulls each of 3.9 MB, which never read", deaf_pulls),
+    Attack("deaf_pulls", "10 peers with 150 held pulls each, which never read messages of 3.9 MB", deaf_pulls),
     Attack("deaf_members", "20 members that never read are notified", deaf_members),
     Attack("partial_frames", "30 frames of 16 MB without the last byte", partial_frames),
     Attack("partial_frames_namesrv", "the same to the name server", partial_frames_of_the_name_server),
