@@ -27,6 +27,12 @@ from rucola.errors import ConfigError
 
 with suppress(ModuleNotFoundError):  # Windows
     import fcntl
+    import resource
+
+NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+"""Errors of calls that open a file, for want of a descriptor. No fsync has them."""
+EXHAUSTED: Final = (*NO_DESCRIPTOR, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+"""Errors that pass by themselves, unless an fsync has them: the file system may have dropped what it was to write."""
 
 _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None) if "fcntl" in globals() else None
 
@@ -59,6 +65,14 @@ def check_platform() -> None:
 def c_library() -> Any:
     """Return the C library of this process; functions are loaded by name, and set errno for `ctypes.get_errno`."""
     return ctypes.CDLL(None, use_errno=True)
+
+
+def descriptor_limit() -> int | None:
+    """Return the number of descriptors that this process may have open; None without a limit."""
+    if "resource" not in globals():
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def sync_data(fd: int) -> None:

@@ -15,8 +15,13 @@ from rucola.broker.broker import Broker
 from rucola.broker.config import MetricsExporterType
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import RemotingError
+from rucola.protocol import pull
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import encode_report
 from rucola.remoting.byte_stream import open_stream
+from rucola.remoting.client import RemotingClient
+from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, http_request, sample_value, scrape
 from support.replication import end_of, send
@@ -157,3 +162,28 @@ async def test_a_taken_metrics_port_stops_the_start(tmp_path: Path) -> None:
                 metrics_exporter_type=MetricsExporterType.PROM,
                 metrics_prom_exporter_port=broker.config.metrics_prom_exporter_port,
             )
+
+
+async def test_held_pulls_and_the_memory_of_connections_are_exported(tmp_path: Path) -> None:
+    """They return to 0 when the clients are gone."""
+
+    async def value(name: str) -> float:
+        return sample_value(await scrape(broker), name, **BROKER_LABELS)
+
+    async def holds(count: int) -> bool:
+        return await value("rocketmq_held_pulls") == count
+
+    async with metered_broker(tmp_path) as (_, broker):
+        client = RemotingClient()
+        connection = await client.connect(broker.address)
+        answers = []
+        for queue_id in range(2):
+            header = pull_header(
+                queue_id=queue_id, sys_flag=pull.SUSPEND | pull.SUBSCRIPTION, suspend_timeout_millis=1 << 60
+            )
+            answers.append(connection.post(RemotingCommand.request(RequestCode.PULL_MESSAGE, header)))
+        await until(lambda: holds(2))
+        assert await value("rocketmq_unsent_bytes") == await value("rocketmq_partial_frame_bytes") == 0
+        await client.close()
+        await until(lambda: holds(0))
+        assert all(isinstance(answer.exception(), RemotingError) for answer in answers)

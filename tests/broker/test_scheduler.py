@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import threading
 from collections.abc import Mapping
@@ -22,7 +23,9 @@ from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from support.faults import refusing
 from support.stores import config, inner
+from support.waiting import until
 
 
 async def test_stop_waits_for_a_running_thread() -> None:
@@ -80,6 +83,22 @@ async def test_the_loop_runs_while_files_of_many_queues_are_created(tmp_path: Pa
         await dispatched.wait()
     assert counts[-1] == 50
     assert max(after - before for before, after in itertools.pairwise(counts)) == NEW_QUEUES_PER_ITERATION
+    assert check(tmp_path / "store") == []
+
+
+async def test_an_exhausted_dispatch_is_retried_until_the_condition_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[bool] = []
+    with MessageStore(config(tmp_path / "store"), on_pending=lambda: reput.on_pending()) as store:
+        reput = ReputService(store, PullRequestHold(), lambda: attempts.append(store.stall is not None))
+        with refusing(monkeypatch, "posix_fallocate", errno.ENOSPC, after=1):  # the log has its blocks
+            store.put(inner(), 1)
+            await until(lambda: len(attempts) > 1)
+            assert not store.write_state.is_writable
+        await until(lambda: not store.has_pending)
+        assert store.write_state.is_writable
+        assert len(store.get("T", 0, 0, 1).records) == 1
     assert check(tmp_path / "store") == []
 
 

@@ -261,6 +261,31 @@ async def test_a_peer_that_does_not_read_has_bounded_memory_and_recovers() -> No
         await peer.close()
 
 
+async def test_many_requests_of_one_read_leave_turns_to_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "SLICE_S", 0)
+    processed: list[bytes] = []
+
+    def note(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        processed.append(command.body)
+        return echo(connection, command)
+
+    async with running_server({ECHO: note}) as server:
+        greedy, other = await RawPeer.to(server), await RawPeer.to(server)
+        for peer in (greedy, other):
+            await peer.send(request(ECHO, b"first").encode())
+            await peer.commands(1)
+        requests = [request(ECHO, b"%d" % number) for number in range(100)]
+        greedy.writer.write(b"".join(command.encode() for command in requests))
+        other.writer.write(request(ECHO, b"other").encode())
+        answers = await greedy.commands(100)
+        assert [answer.opaque for answer in answers] == [command.opaque for command in requests]
+        assert processed.index(b"other") < processed.index(b"50")
+        greedy.writer.write(requests[0].encode())
+        assert len(await greedy.commands(1)) == 1, "it is read again"
+        await greedy.close()
+        await other.close()
+
+
 async def test_two_peers_that_send_much_do_not_block_each_other() -> None:
     async with running_server({ECHO: echo}) as server:
         client = RemotingClient()
@@ -295,13 +320,13 @@ async def test_only_idle_connections_are_closed() -> None:
         await used.commands(1)  # so that both have been accepted
         idle_served = next(served for served in server.connections if served.peer == idle.name)
         assert idle_served.idle_ms < 3_600_000
-        server.close_idle(3_600_000)
+        await server.close_idle(3_600_000)
         is_idle = False
         while not is_idle:
             is_idle = idle_served.idle_ms >= 1000
             await used.send(request(ECHO).encode())
             await used.commands(1)
-        server.close_idle(1000)
+        await server.close_idle(1000)
         assert await idle.end() == b""
         await used.send(request(ECHO).encode())
         await used.commands(1)
@@ -329,7 +354,7 @@ async def test_five_thousand_idle_connections_take_little_memory_and_delay_no_ot
         assert answer.body == b"body"
         assert len(server.connections) == count + 1
         assert (resident_bytes() - before) / count < 20_000, "of both sides, since the peers are in this process too"
-        server.close_idle(0)
+        await server.close_idle(0)
         for reader, writer in peers:
             assert await reader.read() == b""
             writer.close()

@@ -111,3 +111,31 @@ async def test_a_port_in_use_is_an_error() -> None:
     async with running_stream_server(serve) as address:
         with pytest.raises(RemotingError, match=f"cannot listen on {address}: "):
             StreamServer(HOST, int(address.rpartition(":")[2]), serve).start()
+
+
+async def test_connections_beyond_the_limit_are_closed_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve(stream: Stream) -> None:
+        while data := await stream.read(10):
+            await stream.write(data)
+
+    server = StreamServer(HOST, 0, serve, max_streams=2, limit="maxSlaves")
+    server.start()
+    address = f"{HOST}:{server.port}"
+    streams = [await open_stream(address) for _ in range(2)]
+    for stream in streams:
+        await stream.write(b"x")
+        assert await stream.read(1) == b"x"
+    for _ in range(3):
+        refused = await open_stream(address)
+        assert await refused.read(1) == b""
+        refused.close()
+    await streams[0].write(b"y")
+    assert await streams[0].read(1) == b"y"
+    for stream in streams:
+        stream.close()
+    await server.stop()
+    assert [record.message for record in caplog.records] == [
+        f"serving more connections on port {server.port} than maxSlaves=2 failed, retrying: the newest is closed"
+    ]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rucola.errors import StoreCorrupt
 from rucola.message import sysflag
 from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
@@ -18,6 +19,7 @@ from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pac
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, TopicArrivals
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
+from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.simulated_disk import mapped_path
 from support.stores import OpenStore, config, crashed_copy, inner
@@ -292,7 +294,7 @@ def test_a_recreated_queue_gets_its_units(tmp_path: Path) -> None:
     dispatcher = CommitLogDispatcher(queues, None, ())
     pending = [DispatchRequest("T", k, 0, 100 * k, 100, 1, 0, 0, None, None, b"") for k in range(8)]
     for batch in (pending, pending[:1]):
-        dispatcher.add_units(batch)
+        dispatcher.add_units(batch, set())
         for (_, queue_id), queue in list(queues.items()):
             assert queue.max_offset == 1
             queue.delete()
@@ -317,3 +319,37 @@ def test_queues_are_opened_in_the_order_of_topic_and_number(open_store: OpenStor
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_queue_with_few_messages_takes_one_block(tmp_path: Path) -> None:
+    """Thousands of topics with one message each took 64 KiB each."""
+    store = MessageStore(config(tmp_path, mapped_file_size_consume_queue=6_000_000))
+    sizes: list[int] = []
+    with store:
+        for number in range(9_000):
+            store.put(inner(body=b""), 1)
+            if number in (0, 204, 205, 8_999):
+                store.reput()
+                (file,) = (tmp_path / "consumequeue" / "T" / "0").iterdir()
+                sizes.append(file.stat().st_blocks * 512)
+        assert file.stat().st_size == 6_000_000
+    assert sizes[:3] == [4096, 8192, 8192]
+    assert 180_000 <= sizes[3] <= 4 * 65536
+    assert check(tmp_path) == []
+
+
+def test_a_queue_file_that_is_truncated_under_the_broker_is_refused_and_not_mapped(tmp_path: Path) -> None:
+    """A mapping beyond the end of its file would end the process."""
+    root = tmp_path / "store"
+    with MessageStore(config(root, mapped_file_size_consume_queue=4000)) as store:
+        for _ in range(900):
+            store.put(inner(body=b""), 1)
+    file = root / "consumequeue" / "T" / "0" / file_name(0)
+    whole = file.read_bytes()
+    with MessageStore(store.config) as store:
+        os.truncate(file, 1000)
+        with pytest.raises(StoreCorrupt, match="has 1000 bytes, and had 4000 when it was opened"):
+            store.get("T", 0, 100, 1)
+        file.write_bytes(whole)
+        assert len(store.get("T", 0, 100, 1).records) == 1
+    assert check(root) == []

@@ -33,7 +33,8 @@ async def scrape(broker: Broker) -> Samples:
     assert head.startswith(b"HTTP/1.1 200 OK")
     samples: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
-        assert family.type == ("counter" if family.name == "rocketmq_internal_put_failures" else "gauge")
+        is_counter = family.name in ("rocketmq_internal_put_failures", "rocketmq_connections_closed")
+        assert family.type == ("counter" if is_counter else "gauge")
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples

@@ -10,6 +10,7 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
 from rucola.remoting.connection import Connection, Processor, address_of
+from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.server import RemotingServer
 
 ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
@@ -31,9 +32,10 @@ async def running_server(
     *,
     max_frame_size: int = MAX_FRAME_SIZE,
     on_open: Callable[[Connection], None] | None = None,
+    memory: ConnectionMemory | None = None,
 ) -> AsyncIterator[RemotingServer]:
     """A started server on a free port, stopped at the end."""
-    server = RemotingServer("127.0.0.1", 0, processors, max_frame_size=max_frame_size, on_open=on_open)
+    server = RemotingServer("127.0.0.1", 0, processors, max_frame_size=max_frame_size, on_open=on_open, memory=memory)
     await server.start()
     try:
         yield server

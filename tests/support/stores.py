@@ -13,6 +13,7 @@ import msgspec
 from rucola.message import MessageInner, MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
+from rucola.message.record import decode
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 
@@ -126,3 +127,11 @@ def files_of(*directories: Path) -> list[tuple[str, bytes]]:
 
 def derived_files(store: Path) -> list[tuple[str, bytes]]:
     return files_of(store / "consumequeue", store / "index")
+
+
+def all_bodies(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
+    """The bodies of all messages of a queue, in order."""
+    found: list[bytes] = []
+    while records := store.get(topic, queue_id, len(found), 32).records:
+        found += [decode(record).body for record in records]
+    return found

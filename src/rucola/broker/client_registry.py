@@ -33,6 +33,10 @@ class ClientChannel(Protocol):
     @property
     def is_open(self) -> bool: ...
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client does not read what it is sent; a large message should wait."""
+
     def close(self) -> None:
         """Close the connection after what was written to it is sent."""
 
@@ -145,7 +149,8 @@ class ClientRegistry:
 
     def next_producer(self, group: str) -> ClientChannel | None:
         """Return a connected producer of the group, each in rotation; None if there is none."""
-        producers = [channel for channel in self.producers.get(group, ()) if channel.is_open]
+        members = self.producers.get(group, ())
+        producers = [channel for channel in members if channel.is_open and not channel.is_congested]
         return producers[next(self._rotation) % len(producers)] if producers else None
 
     def producer(self, client_id: str) -> ClientChannel | None:

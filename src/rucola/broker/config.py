@@ -27,6 +27,7 @@ from rucola.message.host import encode_host
 from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
+from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.netty_keys import NETTY_CLIENT_KEYS, NETTY_SERVER_KEYS
 from rucola.settings import Bytes, Milliseconds, Port, Seconds
 from rucola.store.config import StoreConfig
@@ -123,6 +124,8 @@ class BrokerConfig:
 
     Lower it if producers should see SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
     """
+    max_slaves: int = 64
+    """Maximum number of replication connections; further ones are closed. Raise it for more slaves of one master."""
     slave_timeout: Milliseconds = 3000
     """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
     slave_read_enable: bool = False
@@ -181,6 +184,29 @@ class BrokerConfig:
     default_query_max_num: int = 32
     """Maximum number of messages in the response to a query by unique key."""
 
+    # Connections and their memory; see docs/security.md
+
+    max_connections: int = 0
+    """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
+    reserved_descriptors: int = 256
+    """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
+    max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
+    """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
+    max_unsent_bytes: Bytes = 64 * 1024 * 1024
+    """Unsent bytes of all connections above which the one that has not sent for the longest is closed.
+
+    Raise it for hundreds of consumers on slow networks.
+    """
+    max_partial_frame_bytes: Bytes = 64 * 1024 * 1024
+    """Bytes of incomplete frames above which connections wait, and slow ones are closed.
+
+    Raise it for many producers that send messages of megabytes at the same time.
+    """
+    max_held_pulls_per_connection: int = 8192
+    """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
+    max_held_pulls: int = 65_536
+    """Maximum number of held pulls in total; beyond it, those of the connection with the most are answered early."""
+
     # Periodic tasks
 
     flush_consumer_offset_interval: Milliseconds = 5000
@@ -231,6 +257,17 @@ class BrokerConfig:
     def namesrv_addresses(self) -> list[str]:
         """The addresses of the name servers, separated by semicolons or commas in `namesrvAddr`."""
         return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        """The limits of the server's connections."""
+        return ConnectionLimits(
+            self.max_connections,
+            self.reserved_descriptors,
+            self.max_unsent_bytes_per_connection,
+            self.max_unsent_bytes,
+            self.max_partial_frame_bytes,
+        )
 
     @property
     def region_fields(self) -> dict[str, str]:

@@ -19,8 +19,6 @@ from rucola.broker.config import BrokerConfig
 from rucola.errors import InvalidMessage
 from rucola.protocol.heartbeat import SubscriptionData, subscription
 
-Accepts: TypeAlias = "Callable[[int], bool] | None"
-"""Whether a unit with this tagsCode is selected; None selects all."""
 Matches: TypeAlias = Callable[[Mapping[str, str]], bool]
 """Whether a message with these properties is selected."""
 
@@ -28,26 +26,26 @@ Matches: TypeAlias = Callable[[Mapping[str, str]], bool]
 class MessageFilter(NamedTuple):
     """The filter of a pull: units are accepted by tagsCode, then their records matched by properties."""
 
-    accepts: Accepts = None
+    codes: frozenset[int] | None = None
+    """The accepted tagsCodes; None accepts all."""
     matches: Matches | None = None
 
 
-def accepts(subscription_data: SubscriptionData) -> Accepts:
-    """Return the filter of a subscription by tags. Raises InvalidMessage if its expression has no tag."""
+def accepted_codes(subscription_data: SubscriptionData) -> frozenset[int] | None:
+    """Return the tagsCodes that a subscription by tags selects. Raises InvalidMessage if its expression has no tag."""
     if subscription_data.sub_string in ("", "*"):
         return None  # all messages: no call per unit
-    return _accepts_tags(subscription_data.sub_string)
+    return _codes_of_tags(subscription_data.sub_string)
 
 
 @lru_cache(maxsize=4096)
-def _accepts_tags(expression: str) -> Accepts:
-    """Return the filter of a tag expression, such as `TagA || TagB`.
+def _codes_of_tags(expression: str) -> frozenset[int] | None:
+    """Return the tagsCodes of a tag expression, such as `TagA || TagB`.
 
     The tags are hashed here instead of taking the subscription's own hashes, since clients in other languages hash
     non-ASCII tags differently.
     """
-    codes = subscription("", expression).code_set
-    return frozenset(codes).__contains__ if codes else None
+    return frozenset(subscription("", expression).code_set) or None
 
 
 @lru_cache(maxsize=256)

@@ -17,10 +17,14 @@ the failures are gauges. A topic or group without messages has the value 0.
     rocketmq_group_count                             caddr localaddr group           clients of a consumer group
     rocketmq_slave_behind_bytes                      cluster broker slave            replication lag
     rocketmq_internal_put_failures_total             cluster broker put              failed attempts since the start
+    rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
+    rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
+    rocketmq_held_pulls                              cluster broker                  pulls that wait for a message
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The replication lag and the failures (see `broker.delivery.internal_puts`) are additions to the exporter's metrics. The
-last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
+The replication lag, the failures (see `broker.delivery.internal_puts`) and the four about connections (see
+`remoting.connection_memory`) are additions to the exporter's metrics. The last row represents the figures of
+GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
 rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
@@ -41,6 +45,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.state import BrokerState
 from rucola.errors import RemotingError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
@@ -54,6 +59,7 @@ from rucola.protocol.broker_stats import (
     TOPIC_PUT_SIZE,
     group_key,
 )
+from rucola.remoting.connection_memory import ConnectionMemory
 
 REQUEST_TIMEOUT_S = 10
 MAX_REQUEST_SIZE = 16 * 1024
@@ -105,7 +111,11 @@ class BrokerCollector(Collector):
         figures: Callable[[], dict[str, str]],
         replication_lag: Callable[[], dict[str, int]],
         directory: str | Path,
+        memory: ConnectionMemory,
+        hold: PullRequestHold,
     ) -> None:
+        self._memory = memory
+        self._hold = hold
         self._config = state.config
         self._store = state.store
         self._puts = state.puts
@@ -123,6 +133,7 @@ class BrokerCollector(Collector):
         yield from self._broker()
         yield self._slaves()
         yield self._failures()
+        yield from self._connections()
         yield from self._runtime()
         yield from self._topic_metrics()
         yield from self._group_metrics()
@@ -161,6 +172,22 @@ class BrokerCollector(Collector):
         for kind, count in sorted(self._puts.failures.items()):
             family.add_metric((*own, kind), count)
         return family
+
+    def _connections(self) -> Iterator[Metric]:
+        own = (self._config.broker_cluster_name, self._config.broker_name)
+        for name, text, value in (
+            ("rocketmq_unsent_bytes", "bytes that congested connections have not sent", self._memory.unsent_total),
+            ("rocketmq_partial_frame_bytes", "bytes of frames that are not complete", self._memory.partial_total),
+            ("rocketmq_held_pulls", "pulls that wait for a message", len(self._hold)),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=("cluster", "broker"))
+            gauge.add_metric(own, value)
+            yield gauge
+        text = "connections that a limit closed, or did not accept"
+        family = CounterMetricFamily("rocketmq_connections_closed", text, labels=("cluster", "broker", "limit"))
+        for key, count in sorted(self._memory.closed.items()):
+            family.add_metric((*own, key), count)
+        yield family
 
     def _runtime(self) -> Iterator[GaugeMetricFamily]:
         figures, config = self._figures(), self._config

@@ -1,94 +1,295 @@
 """Held pulls: pull requests that found no message and wait for one (long polling).
 
-Held pulls are kept by queue. When the store dispatches messages to a queue, each pull held there is retried from the
-offset that it has reached: a pull that finds something is answered, the others stay. A pull that has waited for as long
-as it asked for is retried once more, and answered with whatever that finds, so that the client asks again. Every retry
-checks topic, group and permissions again, so that a pull of a topic that was deleted meanwhile is refused. Messages
-that the pull's filter rejects do not answer it; they advance the offset from which it is retried, so that no message is
-read twice.
+A held pull waits in the group of its queue and its filter, the set of tagsCodes that it accepts. When the store
+dispatches messages to a queue, one comparison decides for all pulls of a filter:
 
-Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate difference: a held pull is answered at its
-deadline, where Apache checks every five seconds.
+    queue T-0 gets units 40 (tagsCode a) and 41 (tagsCode b)
+    filter {a, c}    its pulls are retried from 40: no earlier unit since they began to wait has one of their tagsCodes
+    filter {c}       its pulls stay; 30,000 of them cost no more than one
+    no filter        its pulls are retried from where they wait; so are those with a filter over properties
+
+A retry checks topic, group and permissions again, so that a pull of a topic that was deleted meanwhile is refused. If
+the group's subscription has changed since, it begins where the pull began to wait. A pull that has waited for as long
+as it asked for is retried once more, and answered with whatever that finds, so that the client asks again.
+
+**Bounds.** Retries run for `SLICE_S` at a time, and continue in the next iteration of the event loop. A pull whose
+connection is congested is not retried before the peer has read what it was sent: until then its response takes no
+memory. A connection holds at most `max_per_connection` pulls; another one is refused. If the broker holds `max_count`,
+the connection with the most pulls gets some of them answered.
+
+Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate differences: a held pull is answered at its
+deadline, where Apache checks every five seconds; pulls are bounded.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
+from rucola.access import Reason, Refused
 from rucola.broker.client_registry import ClientChannel
+from rucola.broker.services.results import Waiting
+from rucola.store.consume_queue import ConsumeQueue, iter_units
+
+SLICE_S: Final = 0.005
+"""Time after which retries are continued in the next iteration of the event loop, in seconds."""
+_BUCKET_MS: Final = 100
+"""Held pulls are looked up by deadline in buckets of this many milliseconds."""
+_RELEASED_PART: Final = 16
+"""When the broker holds too many pulls, this part of the pulls of one connection is answered."""
+
+Retry = Callable[[Waiting, int, bool], "Waiting | None"]
+"""`retry(waiting, checked, is_last)` answers a pull and returns None, or returns where it waits further.
+
+Units before `checked` have none of the tagsCodes of `waiting`. With `is_last` it always answers.
+"""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HeldPull:
     """One pull that waits."""
 
     channel: ClientChannel
-    queue_offset: int
-    """Where the next retry begins to read."""
+    topic: str
+    queue_id: int
+    waiting: Waiting
+    """Where it waits and for what, as of its last read."""
     deadline_ms: int
     """When it is answered at the latest, milliseconds since 1970."""
-    retry: Callable[[int, bool], int | None]
-    """`retry(queue_offset, is_last)` answers the pull and returns None, or returns the offset to wait at.
+    retry: Retry
 
-    With `is_last` it always answers.
-    """
+
+Pulls = dict[HeldPull, None]
+"""A set of pulls in the order in which they came."""
+
+
+@dataclass(slots=True)
+class _HeldQueue:
+    """The pulls that wait for one queue."""
+
+    end: int
+    """The queue offset before which every unit was compared with the filters of `by_codes`."""
+    by_codes: dict[frozenset[int] | None, Pulls] = field(default_factory=dict)
+    """By the tagsCodes that they accept; None if the units do not tell. No set is empty."""
+
+
+def _call_soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
 
 
 class PullRequestHold:
     """All held pulls of a broker. Belongs to the event loop."""
 
-    def __init__(self) -> None:
-        self.held: dict[tuple[str, int], list[HeldPull]] = {}
+    def __init__(
+        self,
+        max_per_connection: int = 8192,
+        max_count: int = 65_536,
+        call_soon: Callable[[Callable[[], None]], None] = _call_soon,
+    ) -> None:
+        self.held: dict[tuple[str, int], _HeldQueue] = {}
         """Held pulls by (topic, queue id); a queue without any has no entry."""
+        self._max_per_connection = max_per_connection
+        self._max_count = max_count
+        self._call_soon = call_soon
+        self._by_channel: dict[ClientChannel, Pulls] = {}
+        """Every pull that has no answer yet, by its connection."""
+        self._by_deadline: dict[int, Pulls] = {}
+        """Every pull that waits for its queue, by bucket of its deadline."""
+        self._ready: deque[tuple[HeldPull, int, bool]] = deque()
+        """Pulls to be retried, with the last two arguments of their retry."""
+        self._congested: dict[ClientChannel, list[tuple[HeldPull, int, bool]]] = {}
+        """Those whose connection was congested when it was their turn."""
+        self._is_scheduled = False
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self.held.values()))
+        return self._count
 
-    def hold(self, topic: str, queue_id: int, pull: HeldPull) -> None:
-        """Keep a pull until messages arrive in its queue or its deadline passes."""
-        self.held.setdefault((topic, queue_id), []).append(pull)
+    def hold(self, pull: HeldPull) -> None:
+        """Keep a pull until messages arrive in its queue or its deadline passes.
 
-    def arrived(self, topic: str, queue_id: int, max_queue_offset: int) -> None:
-        """Retry the pulls held for a queue whose end is `max_queue_offset` now."""
-        # The entry is removed during the retries: a retry may hold or dispatch, and must not see it half processed.
-        pulls = self.held.pop((topic, queue_id), None)
+        Raises Refused if its connection holds too many.
+        """
+        pulls = self._by_channel.get(pull.channel)
         if pulls is None:
+            pulls = self._by_channel[pull.channel] = {}
+        elif len(pulls) >= self._max_per_connection:
+            raise Refused(
+                Reason.BUSY,
+                f"the connection holds {len(pulls)} pulls already (maxHeldPullsPerConnection); pull again later",
+            )
+        if self._count >= self._max_count:
+            self._release_some()
+        pulls[pull] = None
+        self._count += 1
+        self._wait(pull)
+
+    def arrived(self, queue: ConsumeQueue) -> None:
+        """Retry the pulls that wait for a queue and accept one of its new units."""
+        held = self.held.get((queue.topic, queue.queue_id))
+        if held is None:
             return
-        waiting = []
-        for pull in pulls:
-            if not pull.channel.is_open:
-                continue
-            # A pull beyond the new end has nothing to read yet.
-            if pull.queue_offset < max_queue_offset:
-                queue_offset = pull.retry(pull.queue_offset, False)
-                if queue_offset is None:
+        end = queue.max_offset
+        begin, held.end = min(held.end, end), end
+        first_offsets: dict[int, int] | None = None
+        for codes, pulls in list(held.by_codes.items()):
+            if codes is None:
+                # A pull beyond the new end has nothing to read yet.
+                woken = [(pull, pull.waiting.queue_offset) for pull in pulls if pull.waiting.queue_offset < end]
+            else:
+                if first_offsets is None:
+                    first_offsets = _first_offsets(queue, begin, end)
+                if codes.isdisjoint(first_offsets):
                     continue
-                pull.queue_offset = queue_offset
-            waiting.append(pull)
-        if waiting:
-            self.held.setdefault((topic, queue_id), []).extend(waiting)
+                first = min(offset for code, offset in first_offsets.items() if code in codes)
+                woken = [(pull, max(pull.waiting.queue_offset, first)) for pull in pulls]
+            for pull, checked in woken:
+                self._leave_queue(pull)
+                self._ready.append((pull, checked, False))
+        self._retry_ready()
 
     def expire(self, now_ms: int) -> None:
-        """Answer the pulls whose deadline has passed, and drop those whose connection is closed."""
-        self._answer(lambda pull: now_ms >= pull.deadline_ms)
+        """Answer the pulls whose deadline has passed."""
+        bucket = now_ms // _BUCKET_MS
+        for key in [key for key in self._by_deadline if key <= bucket]:
+            self._retry_last([pull for pull in self._by_deadline[key] if pull.deadline_ms <= now_ms])
+        self._retry_ready()
 
     def release_all(self) -> None:
         """Answer every pull now, since the broker stops."""
-        self._answer(lambda pull: True)
+        self._retry_last([pull for pulls in self._by_deadline.values() for pull in pulls])
+        for waiting in self._congested.values():
+            self._ready.extend(waiting)
+        self._congested.clear()
+        while self._ready:
+            pull, checked, _ = self._ready.popleft()
+            self._retry(pull, checked, True)
 
-    def _answer(self, is_due: Callable[[HeldPull], bool]) -> None:
-        for queue, pulls in list(self.held.items()):
-            waiting = []
-            for pull in pulls:
-                if not pull.channel.is_open:
-                    continue
-                if is_due(pull):
-                    queue_offset = pull.retry(pull.queue_offset, True)
-                    assert queue_offset is None, "the last retry must answer"
-                else:
-                    waiting.append(pull)
-            if waiting:
-                self.held[queue] = waiting
-            else:
-                del self.held[queue]
+    def closed(self, channel: ClientChannel) -> None:
+        """Drop the pulls of a connection that was closed."""
+        self._congested.pop(channel, None)
+        for pull in self._by_channel.pop(channel, ()):
+            self._count -= 1
+            self._leave_queue(pull)
+
+    def writable(self, channel: ClientChannel) -> None:
+        """Retry the pulls that were not retried while their connection was congested."""
+        if (pulls := self._congested.pop(channel, None)) is not None:
+            self._ready.extend(pulls)
+            self._retry_ready()
+
+    # Waiting.
+
+    def _wait(self, pull: HeldPull) -> None:
+        """Let a pull wait for its queue."""
+        waiting = pull.waiting
+        name = (pull.topic, pull.queue_id)
+        held = self.held.get(name)
+        if held is None:
+            held = self.held[name] = _HeldQueue(waiting.max_offset)
+        elif waiting.max_offset < held.end:  # the topic was deleted and created again
+            held.end = waiting.max_offset
+        held.by_codes.setdefault(waiting.codes, {})[pull] = None
+        self._by_deadline.setdefault(pull.deadline_ms // _BUCKET_MS, {})[pull] = None
+
+    def _leave_queue(self, pull: HeldPull) -> None:
+        """Let a pull wait for its queue no longer; no effect if it does not."""
+        name, codes = (pull.topic, pull.queue_id), pull.waiting.codes
+        held = self.held.get(name)
+        pulls = held.by_codes.get(codes) if held is not None else None
+        if held is None or pulls is None or pull not in pulls:
+            return
+        del pulls[pull]
+        if not pulls:
+            del held.by_codes[codes]
+            if not held.by_codes:
+                del self.held[name]
+        bucket = self._by_deadline[pull.deadline_ms // _BUCKET_MS]
+        del bucket[pull]
+        if not bucket:
+            del self._by_deadline[pull.deadline_ms // _BUCKET_MS]
+
+    def _retry_last(self, pulls: list[HeldPull]) -> None:
+        """Make pulls ready for their last retry."""
+        for pull in pulls:
+            checked = pull.waiting.queue_offset
+            if pull.waiting.codes is not None:
+                checked = max(checked, self.held[pull.topic, pull.queue_id].end)
+            self._leave_queue(pull)
+            self._ready.append((pull, checked, True))
+
+    def _release_some(self) -> None:
+        """Answer some pulls of the connection that has the most: a client with few of them must not be refused."""
+        channel, pulls = max(self._by_channel.items(), key=lambda item: len(item[1]))
+        if channel.is_congested:  # no answer would reach it
+            channel.close()
+            return
+        for pull in list(pulls)[: len(pulls) // _RELEASED_PART + 1]:
+            self._leave_queue(pull)
+            self._ready.append((pull, pull.waiting.queue_offset, True))
+        self._schedule()
+
+    # Retries.
+
+    def _retry_ready(self) -> None:
+        """Retry pulls for a slice of time; the rest in the next iteration."""
+        if self._is_scheduled:
+            return
+        until_s = time.monotonic() + SLICE_S
+        ready = self._ready
+        while ready:
+            pull, checked, is_last = ready.popleft()
+            if pull.channel.is_congested and pull.channel.is_open:
+                self._congested.setdefault(pull.channel, []).append((pull, checked, is_last))
+                continue
+            self._retry(pull, checked, is_last)
+            if time.monotonic() > until_s:
+                break
+        if ready:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._is_scheduled = False
+        self._retry_ready()
+
+    def _retry(self, pull: HeldPull, checked: int, is_last: bool) -> None:
+        pulls = self._by_channel.get(pull.channel)
+        if pulls is None or pull not in pulls:  # its connection is closed
+            return
+        before = pull.waiting
+        waiting = pull.retry(before, checked, is_last) if pull.channel.is_open else None
+        if waiting is None:
+            self._count -= 1
+            del pulls[pull]
+            if not pulls and self._by_channel.get(pull.channel) is pulls:
+                del self._by_channel[pull.channel]
+            return
+        pull.waiting = waiting
+        if before.queue_offset < waiting.queue_offset < waiting.max_offset:
+            # One read looks at a part of a long queue; the rest has its turn after the other pulls.
+            self._ready.append((pull, waiting.queue_offset, False))
+        else:
+            self._wait(pull)
+
+
+def _first_offsets(queue: ConsumeQueue, begin: int, end: int) -> dict[int, int]:
+    """Return the queue offset of the first unit from `begin` to `end` with each tagsCode."""
+    first_offsets: dict[int, int] = {}
+    while begin < end:
+        units = queue.units_in_file(begin, end - begin)
+        if not units:
+            begin = queue.end_of_file(begin)
+            continue
+        for _, _, tags_code in iter_units(units):
+            first_offsets.setdefault(tags_code, begin)
+            begin += 1
+    return first_offsets

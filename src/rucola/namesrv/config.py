@@ -6,17 +6,21 @@ key that neither has is an error, while Apache ignores it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rucola import settings
+from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
-from rucola.settings import Port, Seconds
+from rucola.settings import Bytes, Port, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
+
+_LIMITS: Final = {field.name for field in dataclasses.fields(ConnectionLimits)}
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,11 +42,42 @@ class NamesrvConfig:
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 
+    # Connections and their memory; see docs/security.md
+
+    max_connections: int = 0
+    """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
+    reserved_descriptors: int = 64
+    """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
+    max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
+    """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
+    max_unsent_bytes: Bytes = 64 * 1024 * 1024
+    """Unsent bytes of all connections above which the one that has not sent for the longest is closed.
+
+    Raise it for hundreds of consumers on slow networks.
+    """
+    max_partial_frame_bytes: Bytes = 64 * 1024 * 1024
+    """Bytes of incomplete frames above which connections wait, and slow ones are closed.
+
+    Raise it for many producers that send messages of megabytes at the same time.
+    """
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        """The limits of the server's connections."""
+        return ConnectionLimits(
+            self.max_connections,
+            self.reserved_descriptors,
+            self.max_unsent_bytes_per_connection,
+            self.max_unsent_bytes,
+            self.max_partial_frame_bytes,
+        )
+
     @property
     def fixed_keys(self) -> set[str]:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
-        return listed | {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort"}
+        limits = {settings.key_of(field) for field in dataclasses.fields(self) if field.name in _LIMITS}
+        return listed | limits | {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort"}
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:

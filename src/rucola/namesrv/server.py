@@ -21,6 +21,7 @@ from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapte
 from rucola.namesrv.routes import RouteTable
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.remoting.connection import Connection
+from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.endpoints import processor_table
 from rucola.remoting.server import RemotingServer
 
@@ -66,7 +67,11 @@ class Namesrv:
         )
         endpoints = [endpoint for adapter in adapters for endpoint in adapter.endpoints()]
         self._server = RemotingServer(
-            config.bind_address, config.listen_port, processor_table(endpoints, interceptors), on_close=self._closed
+            config.bind_address,
+            config.listen_port,
+            processor_table(endpoints, interceptors),
+            on_close=self._closed,
+            memory=ConnectionMemory(config.connection_limits),
         )
         self._scanning: asyncio.Task[None] | None = None
 
@@ -120,7 +125,7 @@ class Namesrv:
             await asyncio.sleep(min(SCAN_INTERVAL_S, idle_s / 2) if idle_s > 0 else SCAN_INTERVAL_S)
             self.drop_silent_brokers()
             if idle_s > 0:
-                self._server.close_idle(idle_s * 1000)
+                await self._server.close_idle(idle_s * 1000)
 
     def _closed(self, connection: Connection) -> None:
         self.routes.remove_owned(connection)

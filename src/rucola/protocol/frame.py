@@ -53,6 +53,11 @@ class FrameDecoder:
         """Whether the stream can end here without truncating a frame."""
         return not self._buffer
 
+    @property
+    def buffered(self) -> int:
+        """The number of bytes of the incomplete frame that have arrived."""
+        return len(self._buffer)
+
     def receive_data(self, data: bytes | memoryview) -> list[RemotingCommand]:
         """Return the commands that `data` completes. `data` is copied. FrameError ends the stream.
 

@@ -107,13 +107,23 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
 class StreamServer:
     """A server on one address: runs `serve` for each accepted stream and closes it afterwards.
 
-    With port 0 the system chooses a port; `port` holds it after `start`.
+    With port 0 the system chooses a port; `port` holds it after `start`. At most `max_streams` are served at a time; a
+    further connection is closed, and logged with `limit`, the key of that number.
     """
 
-    def __init__(self, host: str, port: int, serve: Callable[[Stream], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        serve: Callable[[Stream], Awaitable[None]],
+        max_streams: int = 1024,
+        limit: str = "max_streams",
+    ) -> None:
         self.host = host
         self.port = port
         self._serve = serve
+        self._max_streams = max_streams
+        self._limit = limit
         self._tasks: set[asyncio.Task[None]] = set()
         self._accept_task: asyncio.Task[None] | None = None
 
@@ -151,6 +161,12 @@ class StreamServer:
                     await asyncio.sleep(1)
                     continue
                 outages.succeeded(f"accepting a connection on port {self.port}")
+                excess = f"serving more connections on port {self.port} than {self._limit}={self._max_streams}"
+                if len(self._tasks) >= self._max_streams:
+                    outages.failed(excess, "the newest is closed")
+                    accepted.close()
+                    continue
+                outages.succeeded(excess)
                 task = asyncio.create_task(self._serve_one(Stream(accepted)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

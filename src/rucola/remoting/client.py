@@ -118,7 +118,7 @@ class RemotingClient:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(
-                        self._processors, self._buffer, self._max_frame_size, False, None, self._on_close
+                        self._processors, self._buffer, self._max_frame_size, None, None, self._on_close
                     ),
                     host,
                     port,

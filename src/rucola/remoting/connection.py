@@ -16,7 +16,9 @@ never answered.
     state      entered by                          behaviour
     new        construction                        cannot send; `is_open` is false
     open       connection_made                     reads, processes, writes
-    paused     pause_writing, at WRITE_LIMIT       accepted connections only: does not read, keeps decoded requests
+    counted    pause_writing, above UNCOUNTED      accepted connections only: as open, unsent bytes are counted
+    congested  a write, at the limit               accepted connections only: does not read, keeps decoded requests
+    waiting    `wait`                              does not read: other connections complete large frames
     open       resume_writing                      processes the kept requests, reads again
     closing    close, or a damaged stream          reads nothing; `send` drops its command; sends what was written
                                                    before, for CLOSE_TIMEOUT_S at most
@@ -26,8 +28,9 @@ never answered.
 leave in one write, on a BatchingEventLoop together with the replies of other connections. All connections of an event
 loop share one receive buffer, so an idle connection needs none.
 
-**Back pressure.** A server stops reading from a peer that does not read its responses when `WRITE_LIMIT` bytes are
-unsent, which bounds the memory of a connection. A client never stops reading: if both peers did, each could wait for
+**Back pressure.** A server stops reading from a peer that does not read its responses when the limit of unsent bytes is
+reached, WRITE_LIMIT by default, which bounds the memory of a connection; `connection_memory` bounds that of all. A
+client never stops reading: if both peers did, each could wait for
 the other for ever. Its memory is bounded by its requests in flight.
 
 **Half-open connections.** A peer can vanish silently (cut cable, firewall that drops its state, power failure): writes
@@ -52,7 +55,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from rucola.access import Caller, Refused
@@ -61,6 +64,7 @@ from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
+from rucola.remoting.connection_memory import UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
 from rucola.remoting.refusals import refusal_response
@@ -74,7 +78,11 @@ Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
 READ_SIZE: Final = 256 * 1024
 """Size of the receive buffer in bytes, the most that one read returns."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
-"""Unsent bytes at which a server stops reading from a peer."""
+"""Bytes of responses that are joined into one write; by default a server stops reading when so many are unsent."""
+SLICE_S: Final = 0.003
+"""Time for which the requests of one read are processed before other connections have their turn, in seconds."""
+UNSLICED: Final = 64
+"""The number of commands up to which a read is not sliced."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds after which a closing connection drops its unsent bytes."""
 MIN_SILENCE_MS = 1000
@@ -106,7 +114,7 @@ class ReceiveBuffer:
 class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `is_accepted` is true for a server's connection, false for a client's. `on_open` and `on_close` are called with the
+    `memory` is that of the server's connections, None for a client's. `on_open` and `on_close` are called with the
     connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed.
     """
 
@@ -115,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         processors: Mapping[int, Processor],
         buffer: ReceiveBuffer,
         max_frame_size: int,
-        is_accepted: bool,
+        memory: ConnectionMemory | None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -126,13 +134,17 @@ class Connection(asyncio.BufferedProtocol):
         self._processors = processors
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
-        self._is_accepted = is_accepted
+        self._memory = memory
         self._on_open = on_open
         self._on_close = on_close
         # Whether an unreadable frame was logged: only the first one is.
         self._has_logged_unreadable = False
-        # Whether the transport has more than WRITE_LIMIT unsent bytes, and the requests kept until it has fewer.
-        self._is_paused = False
+        # Whether the unsent bytes have reached their limit, and the requests kept until they are sent.
+        self._is_congested = False
+        # Whether the kept requests have their turn in the next iteration, since those before them took SLICE_S.
+        self._is_sliced = False
+        # Whether the connection waits for the partial frames of others, and whether its own is counted.
+        self._is_waiting = self._has_partial_frame = False
         self._kept: list[RemotingCommand] = []
         # Outgoing requests by opaque.
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}
@@ -153,6 +165,7 @@ class Connection(asyncio.BufferedProtocol):
         # Set by `connection_made`.
         self._batching: WriteBatching
         self._write: Callable[[bytes], None]
+        self._write_uncounted: Callable[[bytes], None]
 
     # The interface of a connection.
 
@@ -162,9 +175,24 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def is_congested(self) -> bool:
+        """Whether the peer does not read what it is sent: its unsent bytes have reached their limit."""
+        return self._is_congested
+
+    @property
     def idle_ms(self) -> int:
         """Milliseconds since the last byte was sent or received, from the kernel. 0 if closed."""
         return 0 if self._transport is None else min(self._idle_times_ms())
+
+    @property
+    def descriptor(self) -> int:
+        """The number of the socket's descriptor; -1 if closed."""
+        return -1 if self._transport is None else self._transport.get_extra_info("socket").fileno()
+
+    @property
+    def unsent_ms(self) -> int:
+        """Milliseconds since the last byte was sent. 0 if closed."""
+        return 0 if self._transport is None else self._idle_times_ms()[0]
 
     @property
     def silent_ms(self) -> int:
@@ -179,6 +207,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._outgoing.append(frame)  # keeps the order: earlier frames wait for the end of the iteration
             else:
                 self._write(frame)
+
+    def send_error(self, command: RemotingCommand, error: Exception) -> None:
+        """Send the error response of a held request, as for a processor that raises."""
+        self.send(self._error_response(command, error))
 
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """Send a request and return its response, whatever its code.
@@ -233,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         3. Close the connection if the silence has lasted MIN_SILENCE_MS.
         """
         self.forget(command)
-        if self._is_accepted or self._transport is None or self._transport.is_closing():
+        if self._memory is not None or self._transport is None or self._transport.is_closing():
             return
         now_ms = asyncio.get_running_loop().time() * 1000
         _, received_ms = self._idle_times_ms()
@@ -254,6 +286,16 @@ class Connection(asyncio.BufferedProtocol):
             self._batching.flush()
             self._transport.close()
             self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close at once; unsent bytes are dropped."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def wait(self, is_waiting: bool) -> None:
+        """Stop reading while other connections complete large frames, or read again."""
+        self._is_waiting = is_waiting
+        self._set_reading()
 
     def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
         """Return the error response to an unreadable request, None if its opaque is unreadable, too.
@@ -281,7 +323,9 @@ class Connection(asyncio.BufferedProtocol):
         if not KERNEL_TELLS:
             self._measured_times = MeasuredIdleTimes()
             self._write = self._measured_times.measuring(self._write)
-        self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        self._write_uncounted = self._write
+        if self._memory is not None:
+            self._transport.set_write_buffer_limits(high=UNCOUNTED)
         self._set_keepalive(transport.get_extra_info("socket"))
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
@@ -301,21 +345,27 @@ class Connection(asyncio.BufferedProtocol):
                     RemotingConnectError(f"the connection to {self.peer} broke: {exc or self._close_reason}")
                 )
         self._in_flight.clear()
+        if self._memory is not None:
+            self._memory.forget(self)
         self.closed.set()
         if self._on_close:
             self._on_close(self)
 
     def pause_writing(self) -> None:
-        if self._is_accepted and self._transport is not None:
-            self._is_paused = True
-            self._transport.pause_reading()
+        if self._memory is not None and self._transport is not None:
+            self._write = self._write_counted
+            self._count_unsent(self._transport)
 
     def resume_writing(self) -> None:
-        self._is_paused = False
-        kept, self._kept = self._kept, []
-        self._process(kept)
-        if not self._is_paused and self._transport is not None:
-            self._transport.resume_reading()
+        if self._memory is None or self._transport is None:
+            return
+        self._write = self._write_uncounted
+        self._memory.unsent(self, 0)
+        if self._is_congested:
+            self._is_congested = False
+            self._process_kept()
+        if not self._is_congested:
+            self._memory.on_writable(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view
@@ -330,7 +380,45 @@ class Connection(asyncio.BufferedProtocol):
             logger.warning("%s: closing the connection: %s", self.peer, error)
             self.close()
         else:
-            self._process(commands)
+            if self._kept:  # a transport with a buffer of its own may have more after it was paused
+                self._kept += commands
+            else:
+                self._process(commands)
+            if self._has_partial_frame or not commands:
+                self._count_partial_frame()
+
+    # Memory.
+
+    def _write_counted(self, data: bytes) -> None:
+        """Write while unsent bytes are counted."""
+        if self._transport is not None:
+            self._write_uncounted(data)
+            self._batching.flush()  # otherwise the transport does not have it yet
+            if self._write == self._write_counted:
+                self._count_unsent(self._transport)
+
+    def _count_unsent(self, transport: asyncio.Transport) -> None:
+        assert self._memory is not None
+        size = transport.get_write_buffer_size()
+        self._memory.unsent(self, size)
+        if not self._is_congested and self._memory.is_congested(size):
+            self._is_congested = True
+            self._set_reading()
+
+    def _count_partial_frame(self) -> None:
+        """Count a frame that more than one read has to complete, until it is complete."""
+        if self._memory is not None and self._transport is not None:
+            size = self._decoder.buffered
+            self._has_partial_frame = size > 0
+            self._memory.partial(self, size)
+
+    def _set_reading(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_congested or self._is_waiting or self._is_sliced:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     # Processing of a read.
 
@@ -340,13 +428,15 @@ class Connection(asyncio.BufferedProtocol):
         1. A response completes the future of its request.
         2. A request goes to the processor of its code. A reply of bytes, the common case, is kept as it is; others are
            encoded, or scheduled if they are awaitable.
-        3. If the replies exceed WRITE_LIMIT they are written before the rest is processed. If the transport then asks
-           to pause, the remaining commands are kept for `resume_writing`.
+        3. If the replies exceed WRITE_LIMIT they are written before the rest is processed. If the connection is then
+           congested, the remaining commands are kept for `resume_writing`.
         4. The replies are joined into one write.
+
+        Many commands are processed in slices of SLICE_S, one in each iteration, so that others have their turn.
         """
         replies: list[bytes] = []
         size = 0
-        remaining = iter(commands)
+        remaining = iter(commands) if len(commands) <= UNSLICED else self._in_slice(commands)
         for command in remaining:
             if command.flag & FLAG_RESPONSE:
                 request = self._in_flight.pop(command.opaque, None)
@@ -366,10 +456,34 @@ class Connection(asyncio.BufferedProtocol):
                 if size > WRITE_LIMIT:
                     self._write(b"".join(replies))
                     replies, size = [], 0
-                    if self._is_paused:
-                        self._kept = list(remaining)
+                    if self._is_congested:
+                        rest = list(remaining)
+                        self._kept = rest + self._kept
         if replies:
             self._write(b"".join(replies))
+
+    def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
+        """Yield commands for SLICE_S; the rest is kept and processed in the next iteration."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + SLICE_S
+        for number, command in enumerate(commands):
+            if number % 4 == 3 and loop.time() > end_s:
+                self._kept = commands[number:]
+                self._is_sliced = True
+                self._set_reading()
+                loop.call_soon(self._process_next_slice)
+                return
+            yield command
+
+    def _process_next_slice(self) -> None:
+        self._is_sliced = False
+        if not self._is_congested and self._transport is not None:
+            self._process_kept()
+
+    def _process_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        self._process(kept)
+        self._set_reading()
 
     def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
         """Return the encoded response to a request, or None if there is none (yet)."""
@@ -414,7 +528,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _set_keepalive(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (_KEEPALIVE if self._is_accepted else _KEEPALIVE | _USER_TIMEOUT).items():
+        for name, value in (_KEEPALIVE if self._memory else _KEEPALIVE | _USER_TIMEOUT).items():
             if hasattr(socket, name):  # not on every platform
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -9,19 +9,28 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from rucola.errors import RemotingError
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
+from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
 
 logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps until they are accepted."""
+ACCEPTS_PER_ITERATION: Final = 8
+"""Connections that are accepted in one iteration of the event loop; each takes a tenth of a millisecond."""
+CHECKS_PER_ITERATION: Final = 128
+"""Connections whose idle times are read in one iteration of the event loop; each takes some microseconds."""
 
 
 class RemotingServer:
     """A server on one address. Belongs to one event loop.
 
     `processors` may be filled until `start`. `on_open` and `on_close` are called with each connection. `connections`
-    holds the open ones.
+    holds the open ones, `memory` bounds their buffers.
     """
 
     def __init__(
@@ -33,11 +42,13 @@ class RemotingServer:
         max_frame_size: int = MAX_FRAME_SIZE,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
+        memory: ConnectionMemory | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.processors = processors
         self.connections: set[Connection] = set()
+        self.memory = memory or ConnectionMemory(ConnectionLimits())
         self._max_frame_size = max_frame_size
         self._on_open = on_open
         self._on_close = on_close
@@ -71,10 +82,13 @@ class RemotingServer:
         buffer = ReceiveBuffer()
 
         def connection() -> Connection:
-            return Connection(self.processors, buffer, self._max_frame_size, True, self._opened, self._closed)
+            return Connection(self.processors, buffer, self._max_frame_size, self.memory, self._opened, self._closed)
 
         try:
-            self._server = await asyncio.get_running_loop().create_server(connection, sock=self._socket, backlog=1024)
+            # asyncio accepts as many connections in one iteration as the backlog has room for.
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(connection, sock=self._socket, backlog=ACCEPTS_PER_ITERATION)
+            self._socket.listen(BACKLOG)
         except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
             self._socket.close()
             self._socket = None
@@ -95,14 +109,19 @@ class RemotingServer:
         for connection in connections:
             await connection.closed.wait()
 
-    def close_idle(self, limit_ms: int) -> None:
+    async def close_idle(self, limit_ms: int) -> None:
         """Close the connections that have neither sent nor received for `limit_ms`."""
-        for connection in list(self.connections):
+        for number, connection in enumerate(list(self.connections)):
+            if number % CHECKS_PER_ITERATION == 0:
+                await asyncio.sleep(0)  # the kernel is asked about each
             if connection.is_open and (idle_ms := connection.idle_ms) >= limit_ms:
                 logger.info("%s: closing the connection, idle for %d s", connection.peer, idle_ms // 1000)
                 connection.close()
 
     def _opened(self, connection: Connection) -> None:
+        if self.memory.admit(len(self.connections), connection.descriptor) is not None:
+            connection.abort()
+            return
         self.connections.add(connection)
         if self._on_open:
             self._on_open(connection)
@@ -110,6 +129,7 @@ class RemotingServer:
             connection.close()  # asyncio accepted it before `stop` and creates it now
 
     def _closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        if self._on_close:
-            self._on_close(connection)
+        if connection in self.connections:  # otherwise it was not accepted
+            self.connections.discard(connection)
+            if self._on_close:
+                self._on_close(connection)

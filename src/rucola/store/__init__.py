@@ -13,6 +13,7 @@ program that only reads a directory uses `reader`, which takes no lock and write
     read_batch        the records of a get                    config             settings, and results of operations
     scan              reading a log without trusting it       config_files       config/*.json
     reader            read-only access to a directory         lock               one broker per directory
+    pending           messages that are not dispatched yet
 
 `tools/` has the offline tools of `rucola store`. Nothing is imported here, so that Spark workers load only what they
 use.

@@ -51,7 +51,9 @@ _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
 _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 """A placeholder for the map of a queue without files; never written, because `_room_end` is 0 then."""
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
-"""Bytes of disk blocks that are requested at a time: 3,276 units, so most appends need no system call."""
+"""Bytes of disk blocks that are requested at a time: 3,276 units, so most appends need no system call.
+
+The first windows of a file are smaller, a page and then as much as there is: most queues have few messages."""
 _TAIL_COUNT: Final = 16
 """Units that stay in memory after opening; enough for idle queues, whose files then need no mapping."""
 _THREADS: Final = 8
@@ -284,7 +286,7 @@ class ConsumeQueue:
     def append(self, queue_offset: int, units: bytes) -> None:
         """Write consecutive units, the first at `queue_offset`, which is `max_offset` unless the queue is empty.
 
-        Raises OSError if the disk is full.
+        Raises OSError if the disk is full; the queue has none of the units then, and the call may be repeated.
         """
         if queue_offset != self.max_offset:
             self._start_at(queue_offset)
@@ -320,9 +322,10 @@ class ConsumeQueue:
 
     def _start_at(self, queue_offset: int) -> None:
         """Start an empty queue at a queue offset, with fillers from the begin of its file to there."""
-        assert not self._files.files, "a queue has no gaps"
+        assert self.max_offset == self._files.begin // UNIT_SIZE, "a queue has no gaps"
         begin = queue_offset * UNIT_SIZE
-        file = self._last = self._next_file(begin - begin % self._files.file_size)
+        # A call that found no disk space may have created the file.
+        file = self._last = self._files.find(begin) or self._next_file(begin - begin % self._files.file_size)
         self._write(file, 0, _FILLER * ((begin - file.begin) // UNIT_SIZE))
         self.min_offset = self.max_offset = queue_offset
 
@@ -341,7 +344,7 @@ class ConsumeQueue:
         """Write units, or nothing during a rewind if the file holds the same units already: no page gets dirty."""
         end = position + len(data)
         if self._aside is None or file.map[position:end] != data:
-            file.reserve(end, _RESERVE_WINDOW)
+            file.reserve(end, min(max(position - position % PAGE_SIZE, PAGE_SIZE), _RESERVE_WINDOW))
             file.map[position:end] = data
 
     def rewind(self, queue_offset: int) -> None:

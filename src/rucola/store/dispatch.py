@@ -129,36 +129,65 @@ class CommitLogDispatcher:
         """The delay of each level in milliseconds, level 1 first (messageDelayLevel)."""
         self._is_spread = False
         """Whether most records of the last batch went to different queues; predicts the next batch."""
+        self._is_interrupted = False
+        """Whether the last `dispatch` raised; the next one has the same batch."""
+        self._entries_there = 0
+        """The number of entries of an interrupted batch that the index has."""
 
     def dispatch(
-        self, batch: Sequence[DispatchRequest], on_arrival: ArrivalListener | None = None
-    ) -> set[ConsumeQueue]:
-        """Write the units and entries of `batch`, in order, and return the queues that got units.
+        self,
+        batch: Sequence[DispatchRequest],
+        touched: set[ConsumeQueue],
+        on_arrival: ArrivalListener | None = None,
+    ) -> None:
+        """Write the units and entries of `batch`, in order, and add the queues that got units to `touched`.
 
-        Raises OSError if the disk is full; then a part may be written, which the next recovery completes or drops.
+        Raises OSError if there is no disk space or no descriptor. A part may be written then, with its arrivals
+        reported. Either the next call has the same batch and writes the rest, or the next recovery does.
         """
-        touched = self.add_units(batch, on_arrival)
-        if self.index is not None:
-            self.add_entries(batch)
-        return touched
+        units = batch
+        if self._is_interrupted:
+            units = [request for request in batch if not self._has_unit(request)]
+        self._is_interrupted = True
+        self.add_units(units, touched, on_arrival)
+        index = self.index
+        if index is not None:
+            added = index.added
+            try:
+                self.add_entries(batch, self._entries_there)
+            except OSError:
+                self._entries_there += index.added - added
+                raise
+            self._entries_there = 0
+        self._is_interrupted = False
+
+    def _has_unit(self, request: DispatchRequest) -> bool:
+        """Tell whether an interrupted dispatch has written the unit of a record."""
+        queue = self.queues.get((request.topic, request.queue_id))
+        return queue is not None and request.queue_offset < queue.max_offset
 
     def add_units(
-        self, batch: Sequence[DispatchRequest], on_arrival: ArrivalListener | None = None
-    ) -> set[ConsumeQueue]:
+        self,
+        batch: Sequence[DispatchRequest],
+        touched: set[ConsumeQueue],
+        on_arrival: ArrivalListener | None = None,
+    ) -> None:
         """Write the ConsumeQueue units of `batch`; otherwise like `dispatch`."""
-        one_by_one = self._is_spread or len(batch) == 1
-        arrivals = self._add_each(batch) if one_by_one else self._add_by_queue(batch)
-        touched: set[ConsumeQueue] = set()
-        for queues, _, _ in arrivals.values():
-            touched.update(queues)
-        self._is_spread = 2 * len(touched) > len(batch)
-        if on_arrival is not None and arrivals:
-            on_arrival(arrivals)
-        return touched
-
-    def _add_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[str, TopicArrivals]:
-        """Group the units by queue and write each queue once: fastest if many records share a queue."""
         arrivals: dict[str, TopicArrivals] = {}
+        try:
+            if self._is_spread or len(batch) == 1:
+                self._add_each(batch, arrivals)
+            else:
+                self._add_by_queue(batch, arrivals)
+        finally:
+            for queues, _, _ in arrivals.values():
+                touched.update(queues)
+            if on_arrival is not None and arrivals:
+                on_arrival(arrivals)
+        self._is_spread = 2 * len(touched) > len(batch)
+
+    def _add_by_queue(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
+        """Group the units by queue and write each queue once: fastest if many records share a queue."""
         for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
             queue = self.queues[topic, queue_id]
             queue.append(queue_offset, b"".join(units))
@@ -166,11 +195,9 @@ class CommitLogDispatcher:
             of_topic[0].append(queue)
             of_topic[1].extend(tags_codes)
             of_topic[2].extend(sizes)
-        return arrivals
 
-    def _add_each(self, batch: Iterable[DispatchRequest]) -> dict[str, TopicArrivals]:
+    def _add_each(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
         """Write the units one by one: fastest if most records go to different queues, where grouping gains nothing."""
-        arrivals: dict[str, TopicArrivals] = {}
         # Topic-dependent values are looked up again only when the topic changes; most batches have one topic.
         last_topic, has_due_time, of_topic = "", False, _NO_ARRIVALS
         queues: dict[int, ConsumeQueue] = {}
@@ -189,7 +216,6 @@ class CommitLogDispatcher:
             of_topic[0].append(queue)
             of_topic[1].append(tags_code)
             of_topic[2].append(size)
-        return arrivals
 
     def units_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[tuple[str, int], QueueUnits]:
         """Return the units of `batch` by queue; the records of each queue must have consecutive queue offsets."""

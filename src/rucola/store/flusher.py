@@ -8,7 +8,8 @@ it is on disk. The checkpoint may be behind, never ahead.
 
 fsync reports an error once, to one caller, and the kernel may drop the pages that it could not write. Therefore
 flushes are serialised, so that every waiter gets the error, and the error stays: each later call raises it again
-without asking the disk, and the store takes no puts until a recovery has found out what is there.
+without asking the disk, and the store takes no puts until a recovery has found out what is there. Only a call that
+asked the disk for nothing yet fails on its own: it got no descriptor, or the checkpoint file no space.
 
 Corresponds to CommitLog.FlushRealTimeService and DefaultMessageStore.FlushConsumeQueueService of
 org.apache.rocketmq.store. Deliberate difference: an fsync error is never swallowed (apache/rocketmq#2706).
@@ -17,12 +18,13 @@ org.apache.rocketmq.store. Deliberate difference: an fsync error is never swallo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import CommitLog
 from rucola.store.consume_queue import ConsumeQueue, flush_queues
 from rucola.store.index import Index
+from rucola.system_calls import EXHAUSTED, NO_DESCRIPTOR
 
 
 class Flusher:
@@ -76,18 +78,23 @@ class Flusher:
         self._flushing_timestamp = 0
         """The store time that the checkpoint gets for the queues when the pass ends. Belongs to `checkpoint`."""
         self._error: OSError | None = None
-        """The first fsync error. Set once, by any thread; never reset."""
+        """The first error of the disk. Set once, by any thread; never reset."""
 
-    def mark_dirty(self, queues: Iterable[ConsumeQueue], dispatched_timestamp: int) -> None:
-        """Note queues with new units, and the store time of the last message that was dispatched."""
+    def mark_dirty(self, queues: Iterable[ConsumeQueue], dispatched_timestamp: int | None) -> None:
+        """Note queues with new units, and the store time of the last message that was dispatched.
+
+        None keeps the time before: the dispatch is not complete.
+        """
         with self._dirty_lock:
             self._dirty.update(queues)
-            self._dispatched_timestamp = dispatched_timestamp
+            if dispatched_timestamp is not None:
+                self._dispatched_timestamp = dispatched_timestamp
 
     def flush(self) -> None:
         """Wait until every record that was put before this call is on disk.
 
-        Raises OSError if the disk fails now or failed before; the store is FAILED then (see `write_state`).
+        Raises OSError if the disk fails now or failed before; the store is FAILED then (see `write_state`). Without a
+        descriptor it raises OSError, too, but the store stays as it is, and the next call may succeed.
         """
         with self._flush_lock:
             timestamp = self._put_timestamp()
@@ -121,15 +128,21 @@ class Flusher:
             self._sync(index.flush_full_files)
             point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
         # 5. The checkpoint file, last.
-        self._sync(point.write)
+        self._sync(point.write, EXHAUSTED)
 
-    def _sync(self, flush: Callable[[], object]) -> None:
-        """Call `flush`, unless an earlier one failed. An error makes the store FAILED and is raised."""
+    def _sync(self, flush: Callable[[], object], passing: Collection[int] = NO_DESCRIPTOR) -> None:
+        """Call `flush`, unless an earlier one failed. Its error is raised, and makes the store FAILED.
+
+        Errors with a number in `passing` do not: for log, queues and index those that no fsync has. The checkpoint file
+        may get no space: one that holds the times before, or the new ones, is true in either case.
+        """
         if self._error is not None:
             raise self._error
         try:
             flush()
         except OSError as error:
+            if error.errno in passing:
+                raise
             self._error = error
             self._fail(f"the disk failed during a flush, so it is unknown what is stored: {error}")
             raise

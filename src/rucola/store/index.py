@@ -347,6 +347,8 @@ class Index:
     def __init__(self, directory: Path, slot_count: int, max_count: int, files: list[IndexFile]) -> None:
         self.directory = directory
         self.files = files
+        self.added = 0
+        """The number of entries that this process has added, also by calls that raised."""
         self._slot_count = slot_count
         self._max_count = max_count
 
@@ -402,6 +404,7 @@ class Index:
         """Add the keys of one message in order. Raises OSError if the disk is full."""
         for key_hash in key_hashes:
             self._last(store_timestamp).put(key_hash, physical_offset, store_timestamp)
+            self.added += 1
 
     def put_many(
         self,
@@ -413,7 +416,11 @@ class Index:
         done = 0
         while done < len(key_hashes):
             file = self._last(int(store_timestamps[done]))
-            done += file.put_many(key_hashes[done:], physical_offsets[done:], store_timestamps[done:])
+            count = file.count
+            try:
+                done += file.put_many(key_hashes[done:], physical_offsets[done:], store_timestamps[done:])
+            finally:
+                self.added += file.count - count
 
     def _last(self, now_ms: int) -> IndexFile:
         """Return the file of the next entry; if the last one is full, a new one that is named after `now_ms`."""

@@ -4,6 +4,9 @@
 broker takes the same lock, so neither starts on a directory that the other serves. A POSIX lock belongs to the process
 and is lost when the process closes any descriptor of the file. Therefore the locks of this process are recorded here,
 and a second store in the same process is refused before it opens the file.
+
+If that file is deleted, the next broker creates another one, and could lock it. Therefore the directory itself is
+locked as well (flock), where the file system allows that.
 """
 
 from __future__ import annotations
@@ -18,49 +21,104 @@ from rucola.errors import StoreLocked
 _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""
 
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+"""Errors of a lock that another process has."""
+
 
 class DirectoryLock:
-    """A lock that is held from construction to `release`. Raises StoreLocked if another store has it."""
+    """A lock that is held from construction to `release`. Raises StoreLocked if another store has it, and OSError."""
 
     def __init__(self, store: Path) -> None:
-        path = store / "lock"
-        path.touch()
-        status = path.stat()
-        self._identity = (status.st_dev, status.st_ino)
-        if self._identity in _held:
-            raise StoreLocked(f"{store} is served by another broker in this process")
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            os.pwrite(self._fd, b"lock", 0)
-        except OSError as error:
-            os.close(self._fd)
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
+            # The directory after the file: a taken lock file tells whether it is this process that serves the store.
+            self._fd, self._identity = _lock_file(store)
+            try:
+                _lock_directory(self._directory, store)
+            except BaseException:
+                os.close(self._fd)
                 raise
-            raise StoreLocked(f"{store} is served by another process; stop that broker first") from error
+        except BaseException:
+            os.close(self._directory)
+            raise
         _held.add(self._identity)
 
     def release(self) -> None:
         """Release the lock. The file stays, as Apache leaves it."""
         _held.discard(self._identity)
         os.close(self._fd)
+        os.close(self._directory)
+
+
+def _lock_file(store: Path) -> tuple[int, tuple[int, int]]:
+    """Lock `<store>/lock` and return its descriptor, and its device and inode."""
+    path = store / "lock"
+    while True:
+        path.touch()
+        identity = _identity(path.stat())
+        if identity in _held:
+            raise StoreLocked(f"{store} is served by another broker in this process")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            os.pwrite(descriptor, b"lock", 0)
+            if path.exists() and _identity(path.stat()) == identity == _identity(os.fstat(descriptor)):
+                return descriptor, identity
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _TAKEN:
+                raise StoreLocked(f"{store} is served by another process; stop that broker first") from error
+            raise
+        os.close(descriptor)  # the file was replaced meanwhile: this is the lock of none
+
+
+def _lock_directory(descriptor: int, store: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some network file systems lock no directory; the lock of the file has to do there.
+        if error.errno in _TAKEN:
+            raise StoreLocked(
+                f"{store} is served by another broker, although its file lock was replaced; stop that broker first"
+            ) from error
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def is_served(store: Path) -> bool:
     """Tell whether a broker, of this process or another one, serves a store directory. Nothing is written."""
+    return _is_directory_locked(store) or _is_file_locked(store / "lock")
+
+
+def _is_directory_locked(store: Path) -> bool:
     try:
-        status = (store / "lock").stat()
+        descriptor = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _TAKEN
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_file_locked(path: Path) -> bool:
+    try:
         # Opening and closing the file would release the lock of this process.
-        if (status.st_dev, status.st_ino) in _held:
+        if _identity(path.stat()) in _held:
             return True
-        descriptor = os.open(store / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         # Fails while another process has the exclusive lock. Closing the file releases the shared one.
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
+        if error.errno not in _TAKEN:
             raise
         return True
     finally:

@@ -47,6 +47,7 @@ from rucola.files import sync_directory
 from rucola.system_calls import (
     ALLOCATES_BESIDE_WRITER,
     MS_SYNC,
+    NO_DESCRIPTOR,
     SYNC_REACHES_DRIVE,
     allocate,
     c_library,
@@ -142,17 +143,24 @@ class MappedFile:
         unsynced = [path.parent]
         while not os.path.isdir(unsynced[-1]):
             unsynced.append(unsynced[-1].parent)
-        os.makedirs(path.parent, exist_ok=True)  # another task of a rebuild may create the same topic's directory
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.ftruncate(fd, size)
-            file = cls(path, size, writable=True, begin=begin, reads_ahead=reads_ahead)
-            file.map = file._mapped(fd)
-        except BaseException:
-            path.unlink()
+            os.makedirs(path.parent, exist_ok=True)  # another task of a rebuild may create the same topic's directory
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(fd, size)
+                file = cls(path, size, writable=True, begin=begin, reads_ahead=reads_ahead)
+                file.map = file._mapped(fd)
+            except BaseException:
+                path.unlink()
+                raise
+            finally:
+                os.close(fd)
+        except OSError:
+            # A directory that stays would count as durable at the next attempt.
+            with suppress(OSError):
+                for directory in unsynced[:-1]:
+                    directory.rmdir()
             raise
-        finally:
-            os.close(fd)
         file._unsynced = unsynced
         file.is_changed = True
         return file
@@ -168,6 +176,15 @@ class MappedFile:
             return self._mapped(fd)
 
     def _mapped(self, fd: int) -> mmap.mmap:
+        # Beyond the end of its file a mapping ends the process (SIGBUS); a file that is shorter by now is not mapped.
+        size = os.fstat(fd).st_size
+        if size < self.size:
+            raise StoreCorrupt(
+                self.path,
+                size,
+                f"the file has {size} bytes, and had {self.size} when it was opened; stop what truncates files of the "
+                "store, then the broker, and run `rucola store check` on the directory",
+            )
         mapped = mmap.mmap(fd, self.size, access=mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ)
         if not self.reads_ahead:
             mapped.madvise(mmap.MADV_RANDOM)
@@ -307,7 +324,8 @@ class MappedFile:
     def sync_name(self) -> None:
         """Wait until the names of a new file and of its new directories are on disk. For any thread.
 
-        fsync reports an error once, so the error is kept and raised by every later call.
+        fsync reports an error once, so the error is kept and raised by every later call; that of a call which got no
+        descriptor is not.
         """
         if self._sync_error is not None:
             raise self._sync_error
@@ -315,7 +333,8 @@ class MappedFile:
             for directory in reversed(self._unsynced):
                 sync_directory(directory)
         except OSError as error:
-            self._sync_error = error
+            if error.errno not in NO_DESCRIPTOR:
+                self._sync_error = error
             raise
         self._unsynced = []
 

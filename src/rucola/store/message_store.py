@@ -20,8 +20,9 @@ Every read calls `reput` first, so a message can be read as soon as its put has 
 Threads: `flush`, `checkpoint`, `warm` and `delete_expired` may be called by any thread while the owner's thread puts
 and reads. All other methods belong to the owner's thread. Only `flush` and `checkpoint` wait for the disk.
 
-A store that is not sure what is on disk, after an fsync error or a disk that filled up during a dispatch, refuses puts
-until it is opened again (`write_state`), and leaves `abort` behind so that opening recovers. It keeps serving reads.
+A store that is not sure what is on disk, after an fsync error, refuses puts until it is opened again (`write_state`),
+and leaves `abort` behind so that opening recovers. If disk space or descriptors run out, it refuses puts for as long as
+that lasts (`pending`). It serves reads in both cases.
 
 Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate difference: an fsync error is never swallowed
 (apache/rocketmq#2706).
@@ -29,7 +30,6 @@ Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differe
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -66,17 +66,15 @@ from rucola.store.flusher import Flusher
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.pending import PendingRequests
 from rucola.store.read_batch import read_batch, report_damaged_unit
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
-from rucola.store.write_state import WriteState
+from rucola.store.write_state import WriteState, WriteStatus
+from rucola.system_calls import EXHAUSTED
 
 log = logging.getLogger(__name__)
-
-_TRANSIENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors after which the next put may succeed: this put fails, the store stays writable. Any other error makes it
-FAILED."""
 
 _MIN_UNITS_PER_GET: Final = 16_000 // UNIT_SIZE
 """A get looks at this many units at least, so that a filter that rejects most messages makes progress (Apache's)."""
@@ -164,6 +162,9 @@ class MessageStore:
         # 4. Start behind the last message. After a crash nothing counts as flushed.
         self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
         self._flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
+        self._requests = PendingRequests(
+            self._pending, self._dispatcher, self._flusher, self.write_state, self._on_arrival, self._fail, root
+        )
         self._restore_queue_state(after_crash)
         if config.is_slave:
             self.replica = Replica(self._log, self._queues.values(), self._next_offsets, self._enqueue, self._restart)
@@ -190,7 +191,7 @@ class MessageStore:
         self._flusher.mark_dirty(dirty, self._put_timestamp)
 
     def close(self) -> None:
-        """Make everything durable and unlock the directory. A store that has failed leaves `abort` behind.
+        """Make everything durable and unlock the directory. `abort` stays if the store has failed or is stalled.
 
         Raises OSError if the last flush fails; the directory is unlocked all the same.
         """
@@ -199,12 +200,13 @@ class MessageStore:
         self._is_open = False
         try:
             if self.write_state.failure is None:
-                self.reput()
+                self._requests.dispatch()
                 if self.replica is not None:
                     self.replica.truncate()
             if self.write_state.failure is None:
                 self.write_state.close()
                 self.checkpoint()
+            if self.write_state.status is WriteStatus.CLOSED and not self._requests:
                 self._retention.delete()
                 if self._dispatcher.index is not None:
                     self._dispatcher.index.flush()
@@ -327,7 +329,7 @@ class MessageStore:
         if not self._is_full:
             log.error("no space for a record at %d: %s", self._log.end, error)
         self._is_full = True
-        if error.errno not in _TRANSIENT:
+        if error.errno not in EXHAUSTED:
             self._fail(f"the disk gave no space for a message: {error}")
         return PutMessageStatus.CREATE_MAPEDFILE_FAILED
 
@@ -335,26 +337,12 @@ class MessageStore:
         """Dispatch the pending requests, call `on_arrival`, and return their number.
 
         Requests beyond `max_count` stay pending, and so do those from the first that would need more than
-        `max_new_queues` new ConsumeQueues. An OSError makes the store FAILED and is raised.
+        `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is STALLED, and 0 is returned;
+        the next call continues. Any other OSError makes the store FAILED and is raised.
         """
-        pending = self._pending
-        if not pending:
-            return 0
-        self._pending = []
-        end = len(pending) if max_count is None else max_count
-        if max_new_queues is not None and len(self._next_offsets) > len(self._queues) + max_new_queues:
-            end = self._queues.count_within_new_queues(pending[:end], max_new_queues)
-        pending, rest = pending[:end], pending[end:]
-        try:
-            touched = self._dispatcher.dispatch(pending, self._on_arrival)
-        except OSError as error:
-            rest = []
-            self._fail(f"dispatch failed: {error}")
-            raise
-        finally:  # only now: `on_arrival` may read, and a read calls `reput`
-            self._pending = rest + self._pending
-        self._flusher.mark_dirty(touched, pending[-1].store_timestamp)
-        return len(pending)
+        if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
+            max_new_queues = None  # the usual case: no need to look for new queues
+        return self._requests.dispatch(max_count, max_new_queues) if self.has_pending else 0
 
     def _enqueue(self, request: DispatchRequest) -> None:
         """Add the request of a record that the replica appended."""
@@ -364,13 +352,20 @@ class MessageStore:
     def _restart(self, topic: str, queue_id: int) -> None:
         """Delete a queue that starts at 0 again on the master."""
         self.reput()
+        if self.has_pending:
+            raise OSError(self._requests.stall)
         self._queues[topic, queue_id].delete()
         del self._queues[topic, queue_id]
 
     @property
     def has_pending(self) -> bool:
         """Whether some put is not dispatched yet."""
-        return bool(self._pending)
+        return bool(self._pending) or (self._is_open and self.stall is not None)
+
+    @property
+    def stall(self) -> str | None:
+        """Why pending requests cannot be dispatched at the moment, and puts are refused; None if they can."""
+        return self._requests.stall
 
     # -- durability ---------------------------------------------------------------------------------------------------
 
@@ -510,7 +505,7 @@ class MessageStore:
 
     def unit_array(self, topic: str, queue_id: int, begin: int, end: int) -> npt.NDArray[Any]:
         """Return the units from `begin` to `end`, limited to those that exist: shape (n,), type consume_queue.UNIT."""
-        self.reput()
+        self._reput_unless_stalled()
         return self._queues[topic, queue_id].units(begin, end)
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
@@ -529,7 +524,7 @@ class MessageStore:
         The caller compares the keys. Times are compared in whole seconds (see `index`). All physical offsets are below
         `before`, so the first offset of one result continues the query.
         """
-        self.reput()
+        self._reput_unless_stalled()
         index = self._dispatcher.index
         if index is None:
             return QueryResult([], [], 0, 0, None)
@@ -544,7 +539,7 @@ class MessageStore:
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue; ranges are half-open."""
-        self.reput()
+        self._reput_unless_stalled()
         for queue in self._queues.values():
             queue.raise_min_offset(self._log.begin)
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
@@ -583,11 +578,16 @@ class MessageStore:
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Dispatch what is pending and return a queue, its `min_offset` up to date; None if it never had a message."""
         if self._pending:
-            self.reput()
+            self._reput_unless_stalled()
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
             queue.raise_min_offset(self._log.begin)
         return queue
+
+    def _reput_unless_stalled(self) -> None:
+        """Dispatch what is pending; a read does not retry a dispatch that got no descriptor or no disk space."""
+        if self._requests.stall is None:
+            self.reput()
 
 
 @contextmanager

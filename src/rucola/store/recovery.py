@@ -240,9 +240,11 @@ class Recovery:
         kept = 0
         if self.after_crash:
             covered_ms = self._checkpoint.index_timestamp
-            while (
-                kept < len(index.files) and index.files[kept].is_full and index.files[kept].end_timestamp <= covered_ms
-            ):
+            while kept < len(index.files):
+                file = index.files[kept]
+                # A truncated file counts more entries than it has.
+                if not file.is_full or file.count > file.max_count or file.end_timestamp > covered_ms:
+                    break
                 kept += 1
         else:
             kept = len(index.files)
@@ -391,7 +393,7 @@ class Recovery:
             if physical_offset >= index_begin:
                 entries.append(request)
         # 4. Write both for the whole run. The index may have a part of the first record's entries.
-        self._dispatcher.add_units(units)
+        self._dispatcher.add_units(units, set())
         if self._index is not None and entries:
             self._dispatcher.add_entries(entries, entries_there if entries[0].physical_offset == index_begin else 0)
         return end
@@ -412,7 +414,7 @@ class Recovery:
             expected[name] = self._expected_offset(name, queue_offset, units_begin)
         if queue_offset == 0 and expected[name] > 0:
             log.warning("%s-%d starts at 0 again; its topic was deleted and created again", *name)
-            self._dispatcher.add_units(units)
+            self._dispatcher.add_units(units, set())
             units.clear()
             self._queues[name].rewind(0)
         elif queue_offset != expected[name]:

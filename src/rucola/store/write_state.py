@@ -1,15 +1,18 @@
 """The write state of a store: whether it takes puts, and if not, why.
 
-    state       puts      set by                                       left by
-    CLOSED      refused   construction, `close`                        `open`
-    WRITABLE    taken     `open`, `set_disk_full(None)`                any of the others
-    SLAVE       refused   `open` of a slave                            `fail`, `close`
-    DISK_FULL   refused   `set_disk_full(reason)`                      `set_disk_full(None)`, `fail`, `close`
-    FAILED      refused   `fail`: bytes may not have reached the disk  opening the store again
+    state       puts      set by                                            left by
+    CLOSED      refused   construction, `close`                             `open`
+    WRITABLE    taken     `open`, the end of the conditions below           any of the others
+    SLAVE       refused   `open` of a slave                                 `fail`, `close`
+    DISK_FULL   refused   `set_disk_full(reason)`                           `set_disk_full(None)`, `fail`, `close`
+    STALLED     refused   `set_stalled(reason)`: a dispatch got no          `set_stalled(None)`, `fail`, `close`
+                          descriptor or no disk space, and is retried
+    FAILED      refused   `fail`: bytes may not have reached the disk       opening the store again
 
 FAILED is final: after an fsync error the store cannot know what is on disk, and only the recovery of the next opening
-finds out. A later `close` or a disk with free space keeps it. A full disk passes: the next round of retention that
-finds space makes the store writable again. Reads are served in every state but CLOSED.
+finds out. A later `close` or a disk with free space keeps it. A full disk and a stall pass, each on its own: the next
+round of retention that finds space, and the next dispatch that succeeds, make the store writable again. Reads are
+served in every state but CLOSED.
 
 Corresponds to org.apache.rocketmq.store.RunningFlags.
 """
@@ -31,6 +34,7 @@ class WriteStatus(Enum):
     WRITABLE = "writable"
     SLAVE = "slave"
     DISK_FULL = "disk full"
+    STALLED = "stalled"
     FAILED = "failed"
 
 
@@ -41,7 +45,7 @@ class WriteState:
     makes transitions atomic: without it `set_disk_full(None)` could undo a concurrent `fail`.
     """
 
-    __slots__ = ("_is_slave", "_lock", "is_writable", "reason", "status")
+    __slots__ = ("_disk_full", "_is_slave", "_lock", "_stalled", "is_writable", "reason", "status")
 
     def __init__(self, *, is_slave: bool = False) -> None:
         self.status = WriteStatus.CLOSED
@@ -50,6 +54,8 @@ class WriteState:
         self.is_writable = False
         """Whether the status is WRITABLE; an attribute of its own because each put reads it."""
         self._is_slave = is_slave
+        self._disk_full: str | None = None
+        self._stalled: str | None = None
         self._lock = threading.Lock()
 
     @property
@@ -75,14 +81,18 @@ class WriteState:
             self._set(WriteStatus.FAILED, reason)
 
     def set_disk_full(self, reason: str | None) -> None:
-        """Refuse puts while the disk is too full, or with None take them again. No effect if CLOSED or FAILED."""
+        """Refuse puts while the disk is too full; None ends that. No effect if CLOSED or FAILED."""
         with self._lock:
-            if self._is_final():
-                return
-            if reason is None or self._is_slave:
+            self._disk_full = reason
+            if not self._is_final():
                 self._set_open()
-            else:
-                self._set(WriteStatus.DISK_FULL, reason)
+
+    def set_stalled(self, reason: str | None) -> None:
+        """Refuse puts while messages cannot be dispatched; None ends that. No effect if CLOSED or FAILED."""
+        with self._lock:
+            self._stalled = reason
+            if not self._is_final():
+                self._set_open()
 
     def _is_final(self) -> bool:
         return self.status is WriteStatus.CLOSED or self.status is WriteStatus.FAILED
@@ -90,6 +100,10 @@ class WriteState:
     def _set_open(self) -> None:
         if self._is_slave:
             self._set(WriteStatus.SLAVE, SLAVE_REASON)
+        elif self._stalled is not None:
+            self._set(WriteStatus.STALLED, self._stalled)
+        elif self._disk_full is not None:
+            self._set(WriteStatus.DISK_FULL, self._disk_full)
         else:
             self._set(WriteStatus.WRITABLE, None)
 

@@ -13,7 +13,8 @@ from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
-from rucola.remoting.connection import Processor
+from rucola.remoting.connection import Connection, Processor
+from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
 from rucola.remoting.server import RemotingServer
 from rucola.store.dispatch import TopicArrivals
 
@@ -33,12 +34,13 @@ class Connections:
         self._environment = environment
         self._metadata = metadata
         self.processors: dict[int, Processor] = {}
-        self.hold = PullRequestHold()
+        self.hold = PullRequestHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
         self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
+        self.memory = ConnectionMemory(config.connection_limits, self._on_writable)
         self._server = RemotingServer(
-            config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
+            config.bind_address, config.listen_port, self.processors, on_close=self._on_close, memory=self.memory
         )
 
     def bind(self, running: AsyncExitStack) -> None:
@@ -72,9 +74,20 @@ class Connections:
         self.stats.record_put(topics)
         # Skips the loop over all topics of the dispatch while no pull is held.
         if self.hold.held:
-            for topic, (queues, _, _) in topics.items():
-                for queue in queues:
-                    self.hold.arrived(topic, queue.queue_id, queue.max_offset)
+            for queues, _, _ in topics.values():
+                for queue in dict.fromkeys(queues):
+                    self.hold.arrived(queue)
+
+    def _on_close(self, connection: Connection) -> None:
+        self.clients.closed(connection)
+        self.calls.closed(connection)
+        self.hold.closed(connection)
+
+    def _on_writable(self, connection: BufferedConnection) -> None:
+        """Do what was left undone while a connection was congested."""
+        assert isinstance(connection, Connection)
+        self.calls.writable(connection)
+        self.hold.writable(connection)
 
     def _should_notify(self, group: str) -> bool:
         """Return whether members of a group are notified when its membership changes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import resource
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,8 @@ from rucola.broker.background.scheduler import ReputService, Scheduler
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_MS = 1000
 
@@ -66,9 +69,12 @@ class Storage:
         scheduler.every(config.clean_resource_interval, "retention", retention.run)
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
-        # Called once per dispatch, not per message.
+        # Called once per dispatch, not per message. The units are written: a listener that fails is no failed dispatch.
         for listener in self._arrival_listeners:
-            listener(topics)
+            try:
+                listener(topics)
+            except Exception:
+                logger.exception("a listener for new messages failed")
 
     def _on_pending(self) -> None:
         self.reput.on_pending()

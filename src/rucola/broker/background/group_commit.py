@@ -12,10 +12,11 @@ A sender waits for the disk and for the way there and back, which therefore has 
     disk         the thread flushes without the interpreter lock, and wakes the loop
     next         `_end` calls the waiters, and their responses are written
 
-The executor and the coroutine of each sender that were here before took twice as many iterations of the loop.
+With an executor and a coroutine for each sender there were twice as many iterations of the loop.
 
-Contract: a waiter gets True only if a flush that covers its physical offset has succeeded. After a failed flush it is
-unknown which bytes reached the disk; the store becomes read-only, and every waiter gets False.
+Contract: a waiter gets True only if a flush that covers its physical offset has succeeded. After a failed flush every
+waiter gets False. If it is unknown which bytes reached the disk, the store becomes read-only; a flush that got no
+descriptor is repeated by the next waiter.
 
 Corresponds to `GroupCommitService` and `FlushRealTimeService` of Apache RocketMQ 4.9.8. Deliberate difference: a flush
 that fails is never reported as success.
@@ -160,8 +161,8 @@ class GroupCommit:
 
     def _end(self, error: Exception | None) -> None:
         """Call the waiters of the group, and begin the next one if there is any."""
-        if isinstance(error, OSError):  # the store keeps the reason and refuses puts from then on
-            logger.error("flush failed; the store is read-only: %s", error)
+        if isinstance(error, OSError):  # the store knows whether it is unknown what reached the disk
+            logger.error("flush failed: %s", error)
         elif error is not None:
             logger.error("flush failed", exc_info=error)
         # Judged by the offset that is known to be on disk, not by the outcome of this flush: a checkpoint may have

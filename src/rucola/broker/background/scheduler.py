@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DISPATCH_DELAY_S = 0.005
+RETRY_DISPATCH_S = 0.25
+"""Time between two attempts of a dispatch that gets no descriptor or no disk space."""
 MESSAGES_PER_ITERATION = 256
 NEW_QUEUES_PER_ITERATION = 4
 """Bounds of one dispatch, so that it does not delay requests; creating the file of a queue can take a millisecond."""
@@ -104,7 +106,9 @@ class ReputService:
             if self.on_dispatch is not None:
                 self.on_dispatch()
         finally:  # the store calls on_pending only for the first record, so a remainder must reschedule itself
-            if self._store.has_pending:
+            if self._store.stall is not None:
+                self._later = asyncio.get_running_loop().call_later(RETRY_DISPATCH_S, self._dispatch)
+            elif self._store.has_pending:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
 
 

@@ -31,9 +31,29 @@ STATUS_TIMEOUT_MS = 5000
 
 
 class RemotingClientCalls:
-    """Carries out the broker's calls to connected clients."""
+    """Carries out the broker's calls to connected clients.
+
+    Nothing is sent to a congested connection: a notification follows when its client reads again, once per group; other
+    calls fail as if the client were gone.
+    """
+
+    def __init__(self) -> None:
+        self._missed: dict[ClientChannel, dict[str, None]] = {}
+        """The groups of whose changes a congested connection was not notified."""
+
+    def writable(self, channel: ClientChannel) -> None:
+        """Send the notifications that a connection missed while it was congested."""
+        for group in self._missed.pop(channel, ()):
+            self.notify_consumer_ids_changed(channel, group)
+
+    def closed(self, channel: ClientChannel) -> None:
+        """Forget a connection that was closed."""
+        self._missed.pop(channel, None)
 
     def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
+        if channel.is_congested:
+            self._missed.setdefault(channel, {})[group] = None
+            return
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
         _connection(channel).send(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
 
@@ -51,10 +71,15 @@ class RemotingClientCalls:
         # Encoded once per form, not per member: a group may have hundreds.
         forms = {as_list: encode_offset_table(dict(offsets), as_list=as_list) for as_list in (False, True)}
         for channel, member in members:
+            if channel.is_congested:
+                logger.warning("client %s does not read what it is sent; its offsets are not reset", member.client_id)
+                continue
             body = forms[member.language == LanguageCode.CPP.name]
             _connection(channel).send(RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, request, body))
 
     async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
+        if channel.is_congested:
+            return "it does not read what it is sent"
         push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, request, body)
         try:
             received = await _connection(channel).request(push, Deadline(CLIENT_TIMEOUT_MS))
@@ -67,6 +92,9 @@ class RemotingClientCalls:
     async def consumer_status(
         self, channel: ClientChannel, client_id: str, topic: str, group: str
     ) -> dict[MessageQueue, int] | None:
+        if channel.is_congested:
+            logger.warning("client %s of group %s does not read what it is sent", client_id, group)
+            return None
         header = GetConsumerStatusRequestHeader(topic=topic, group=group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
         try:

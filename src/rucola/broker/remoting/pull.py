@@ -12,16 +12,15 @@ and the service again; its response goes out over the pull's own connection.
 
 from __future__ import annotations
 
-from rucola.access import Action, Check, Refused, Resource
+from rucola.access import Action, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
-from rucola.broker.services.results import Fetched
+from rucola.broker.services.results import Fetched, Waiting
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
-from rucola.remoting.refusals import refusal_response
 
 _CODES = (
     ResponseCode.SUCCESS,
@@ -55,21 +54,20 @@ class PullAdapter:
             return _answer(command, result)
 
         # The closure keeps connection, command and header alive as long as the pull is held.
-        def retry(queue_offset: int, is_last: bool) -> int | None:
+        def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
             try:
                 self._check_permission(connection.caller, pulled_queue(header))
-                again = self._service.fetch_held(connection.caller, header, queue_offset, is_last)
-            except Refused as refused:
-                connection.send(refusal_response(command, refused))
+                again = self._service.fetch_held(connection.caller, header, waiting, checked, is_last)
+            except Exception as error:
+                connection.send_error(command, error)
                 return None
             if isinstance(again, Fetched):
                 connection.send(_answer(command, again))
                 return None
             return again
 
-        self._hold.hold(
-            header.topic, header.queue_id, HeldPull(connection, result, self._service.deadline_ms(header), retry)
-        )
+        deadline_ms = self._service.deadline_ms(header)
+        self._hold.hold(HeldPull(connection, header.topic, header.queue_id, result, deadline_ms, retry))
         return None
 
 

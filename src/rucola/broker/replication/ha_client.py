@@ -205,6 +205,8 @@ class _ReplicationSession:
             # 3. Dispatch in bounded batches, yielding in between.
             while store.has_pending:
                 store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
+                if store.stall is not None:
+                    raise OSError(store.stall)  # a later session continues; the master must not send more until then
                 await asyncio.sleep(0)
 
     async def _report(self) -> None:

@@ -68,7 +68,9 @@ class HAService:
         """Physical offset and future of each waiting sender."""
         self._logged_reasons: dict[str, str] = {}
         """Last logged reason of a disconnect, by host: slaves reconnect every few seconds."""
-        self._server = StreamServer(config.bind_address, config.ha_listen_port, self._serve)
+        self._server = StreamServer(
+            config.bind_address, config.ha_listen_port, self._serve, config.max_slaves, "maxSlaves"
+        )
 
     def start(self) -> None:
         """Listen for slaves, and store the chosen port in the configuration. Raises RemotingError."""

@@ -32,8 +32,8 @@ from typing import Final
 
 from rucola import fastjson
 from rucola.access import Caller, Reason, Refused
-from rucola.broker.message_filter import Matches, MessageFilter, accepts, check_supported, matches
-from rucola.broker.services.results import Fetched, FetchOutcome
+from rucola.broker.message_filter import Matches, MessageFilter, accepted_codes, check_supported, matches
+from rucola.broker.services.results import Fetched, FetchOutcome, Waiting
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, properties
@@ -78,10 +78,10 @@ class FetchService:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def fetch(self, caller: Caller, request: PullMessageRequestHeader) -> Fetched | int:
+    def fetch(self, caller: Caller, request: PullMessageRequestHeader) -> Fetched | Waiting:
         """Read messages of a queue, and commit the consumer offset that the request may carry.
 
-        Returns the queue offset to wait at if there is no message and the request may be held. Raises Refused.
+        Returns Waiting if there is no message and the request may be held. Raises Refused.
         """
         group, wanted = self._admit(caller, request)
         if request.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
@@ -90,13 +90,15 @@ class FetchService:
         return self._read(request, group, wanted, request.queue_offset, may_wait=may_wait)
 
     def fetch_held(
-        self, caller: Caller, request: PullMessageRequestHeader, queue_offset: int, is_last: bool
-    ) -> Fetched | int:
-        """Read again for a request that is held, from the offset it has reached. Raises Refused.
+        self, caller: Caller, request: PullMessageRequestHeader, waiting: Waiting, checked: int, is_last: bool
+    ) -> Fetched | Waiting:
+        """Read again for a request that is held. Raises Refused.
 
-        Returns the queue offset to wait at further; with `is_last` always a result.
+        Begins at `checked`, before which no unit has the tagsCodes of `waiting`, unless the subscription has changed.
+        Returns Waiting if there is no message; with `is_last` always a result.
         """
         group, wanted = self._admit(caller, request)
+        queue_offset = checked if wanted.codes == waiting.codes else waiting.queue_offset
         return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
     def deadline_ms(self, request: PullMessageRequestHeader) -> int:
@@ -152,7 +154,7 @@ class FetchService:
                     )
         if self._state.config.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
             matched = self._retry_filter(request.topic.removeprefix(RETRY_PREFIX))
-        return MessageFilter(accepts(wanted) if wanted.is_tag_type else None, matched)
+        return MessageFilter(accepted_codes(wanted) if wanted.is_tag_type else None, matched)
 
     def _retry_filter(self, group: str) -> Matches:
         """Return the filter of a retry topic: the group's filter for the topic from which each message came."""
@@ -198,15 +200,16 @@ class FetchService:
         *,
         may_wait: bool,
         is_held: bool = False,
-    ) -> Fetched | int:
-        """Read from `queue_offset` on. Returns the offset to wait at instead of a result if the pull shall be held."""
+    ) -> Fetched | Waiting:
+        """Read from `queue_offset` on. Returns Waiting instead of a result if the pull shall be held."""
         # 1. Read, and count what was found.
+        codes = wanted.codes
         result = self._state.store.get(
             request.topic,
             request.queue_id,
             queue_offset,
             request.max_msg_nums,
-            accepts=wanted.accepts,
+            accepts=None if codes is None else codes.__contains__,
             matches=wanted.matches,
         )
         outcome = _OUTCOMES[result.status]
@@ -219,10 +222,11 @@ class FetchService:
         #    first read, the client repeats it at once instead, so that a long scan is spread over requests.
         if queue_offset == 0 and result.status in _EMPTY_QUEUE:
             outcome = _NOT_FOUND
-        if may_wait and outcome is _NOT_FOUND:
-            return queue_offset
-        if may_wait and is_held and result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
-            return result.next_begin_offset
+        if may_wait:
+            if outcome is _NOT_FOUND:
+                return Waiting(queue_offset, result.max_offset, codes)
+            if is_held and result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
+                return Waiting(result.next_begin_offset, result.max_offset, codes)
         # 3. Find the broker and the offset to continue at. A slave with a replication lag must not move the consumer:
         #    the offset that is missing here may exist on the master.
         broker_id, next_offset = self._suggested_broker(group, result), result.next_begin_offset
@@ -230,7 +234,7 @@ class FetchService:
         if store_config.is_slave and not store_config.offset_check_in_slave:
             if outcome is _OFFSET_MOVED:
                 if may_wait and result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY:
-                    return queue_offset
+                    return Waiting(queue_offset, result.max_offset, codes)
                 outcome, broker_id = _RETRY, group.broker_id
             if result.status in _OUTSIDE:
                 next_offset = queue_offset

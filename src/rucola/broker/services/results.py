@@ -36,6 +36,17 @@ class FetchOutcome(IntEnum):
     """The offset is not in the queue; continue at `next_offset`."""
 
 
+class Waiting(Struct, frozen=True, gc=False):
+    """The result of a pull that found no message and waits for one."""
+
+    queue_offset: int
+    """Where the next read begins."""
+    max_offset: int
+    """The end of the queue as of the last read."""
+    codes: frozenset[int] | None
+    """The tagsCodes of the messages that it waits for; None if their records have to be read."""
+
+
 class Fetched(Struct, gc=False):
     """The result of a pull. The offsets are set whatever the outcome."""
 

@@ -158,7 +158,7 @@ class _Feeder:
                 expected = self._next.get(name, queue_offset if self._files.begin else 0)
                 if queue_offset == 0 and expected:
                     # The topic was deleted and created again: its queue starts over.
-                    self._dispatcher.dispatch(batch)
+                    self._dispatcher.dispatch(batch, set())
                     batch.clear()
                     self._dispatcher.queues[name].truncate(0)
                 elif queue_offset != expected:
@@ -166,7 +166,7 @@ class _Feeder:
                     raise damaged_log(self._files, run.file.begin + position, damage)
                 self._next[name] = queue_offset + 1
             batch.append(request)
-        self._dispatcher.dispatch(batch)
+        self._dispatcher.dispatch(batch, set())
         return len(run.positions)
 
 

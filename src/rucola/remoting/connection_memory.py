@@ -1,0 +1,212 @@
+"""Connection memory: bounds on what the connections of one server buffer, for each and in total.
+
+    memory           grows if a peer            bound for each                 bound in total, and beyond it
+    unsent bytes     does not read its          maxUnsentBytesPerConnection:   maxUnsentBytes: the connection that has
+                     responses                  congested, see `Connection`    not sent for the longest is closed
+    partial frames   sends frames and does      the frame limit, 16 MiB        maxPartialFrameBytes: connections wait,
+                     not complete them                                         i.e. are not read, and those that hold
+                                                                               a partial frame and are slow are closed
+
+A congested connection is not read, and its held pulls are not answered. If many are congested, each may buffer less,
+its share of half of the total. Below the totals slow peers are only slowed down, so that a well-behaved client on a
+slow network keeps its connection.
+
+Small buffers are not counted, which keeps this module off the path of nearly all requests: up to UNCOUNTED unsent
+bytes, and frames that one read completes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.system_calls import descriptor_limit
+
+logger = logging.getLogger(__name__)
+
+UNCOUNTED: Final = 64 * 1024
+"""Unsent bytes of a connection that are not counted."""
+MIN_RATE: Final = 64 * 1024
+"""Bytes per second that a partial frame must grow by while other connections wait."""
+CHECK_INTERVAL_S: Final = 1.0
+_LOG_INTERVAL_S: Final = 1.0
+_EXCESS: Final = 2 * MAX_FRAME_SIZE
+"""Unsent bytes beyond its limit at which a connection is closed: what is sent to it does not heed its congestion."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The limits of one server; the field names are those of its configuration keys."""
+
+    max_connections: int = 0
+    """0 for as many as there are descriptors."""
+    reserved_descriptors: int = 256
+    max_unsent_bytes_per_connection: int = 4 * 1024 * 1024
+    max_unsent_bytes: int = 64 * 1024 * 1024
+    max_partial_frame_bytes: int = 64 * 1024 * 1024
+
+
+class BufferedConnection(Protocol):
+    """What this module needs of a `rucola.remoting.connection.Connection`."""
+
+    peer: str
+
+    @property
+    def unsent_ms(self) -> int:
+        """Milliseconds since the last byte was sent."""
+
+    def wait(self, is_waiting: bool) -> None:
+        """Stop reading, or read again."""
+
+    def abort(self) -> None:
+        """Close at once; unsent bytes are dropped."""
+
+
+class ConnectionMemory:
+    """The buffers of one server's connections. Belongs to its event loop.
+
+    `on_writable` is called with a connection that was congested and is no longer.
+    """
+
+    def __init__(
+        self, limits: ConnectionLimits, on_writable: Callable[[BufferedConnection], None] = lambda connection: None
+    ) -> None:
+        self.on_writable = on_writable
+        self.closed: Counter[str] = Counter()
+        """The number of connections that were closed, or not accepted, by the key of the limit."""
+        self.unsent_total = 0
+        self.partial_total = 0
+        self._limits = limits
+        self._unsent: dict[BufferedConnection, int] = {}
+        """Unsent bytes by connection, if more than UNCOUNTED."""
+        self._partial: dict[BufferedConnection, int] = {}
+        """Bytes of partial frames by connection, oldest first."""
+        self._waiting: dict[BufferedConnection, None] = {}
+        """The connections in `_partial` that are not read, in the order in which they began to wait."""
+        self._checked: dict[BufferedConnection, int] = {}
+        """The bytes in `_partial` at the last check."""
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._next_line_s: dict[str, float] = {}
+        self._unlogged: Counter[str] = Counter()
+
+    def admit(self, count: int, descriptor: int) -> str | None:
+        """Return None if a connection is accepted, otherwise the key of the limit.
+
+        `count` connections are open; `descriptor` is the new one's. The kernel gives out the lowest free number, so one
+        near the limit tells that nearly all are in use: the rest belongs to the files of a store.
+        """
+        limits = self._limits
+        if limits.max_connections and count >= limits.max_connections:
+            self._note("maxConnections", f"there are {count} already")
+            return "maxConnections"
+        limit = descriptor_limit()
+        if limit is not None and descriptor >= limit - min(limits.reserved_descriptors, limit // 4):
+            self._note("reservedDescriptors", f"{descriptor} of {limit} descriptors are in use")
+            return "reservedDescriptors"
+        return None
+
+    # Unsent bytes.
+
+    def is_congested(self, size: int) -> bool:
+        """Tell whether a connection with so many unsent bytes is congested."""
+        limits = self._limits
+        share = limits.max_unsent_bytes // (2 * len(self._unsent)) if self._unsent else limits.max_unsent_bytes
+        return size >= min(limits.max_unsent_bytes_per_connection, max(share, UNCOUNTED))
+
+    def unsent(self, connection: BufferedConnection, size: int) -> None:
+        """Count the unsent bytes of a connection; `size` 0 if they are UNCOUNTED or fewer. May close connections."""
+        self.unsent_total += size - self._unsent.pop(connection, 0)
+        if not size:
+            return
+        self._unsent[connection] = size
+        limits = self._limits
+        if size > limits.max_unsent_bytes_per_connection + _EXCESS:
+            self._close_unsent(connection, "maxUnsentBytesPerConnection")
+        while self.unsent_total > limits.max_unsent_bytes and len(self._unsent) > 1:
+            slowest = max(self._unsent, key=lambda one: (one.unsent_ms // 1000, self._unsent[one]))
+            self._close_unsent(slowest, "maxUnsentBytes")
+
+    def _close_unsent(self, connection: BufferedConnection, key: str) -> None:
+        size = self._unsent.pop(connection)
+        self._note(
+            key, f"{connection.peer} does not read: {size} of {self.unsent_total} unsent bytes are for it", closed=True
+        )
+        self.unsent_total -= size
+        connection.abort()
+
+    # Partial frames.
+
+    def partial(self, connection: BufferedConnection, size: int) -> None:
+        """Count the bytes of a connection's partial frame; 0 when it is complete. May let connections wait."""
+        self.partial_total += size - self._partial.get(connection, 0)
+        if size:
+            self._partial[connection] = size
+            # One connection is always read: when its frame is complete, the next one has its turn.
+            if (
+                self.partial_total > self._limits.max_partial_frame_bytes
+                and len(self._partial) - len(self._waiting) > 1
+            ):
+                self._waiting[connection] = None
+                connection.wait(True)
+                self._schedule_check()
+        elif self._partial.pop(connection, None) is not None:
+            self._checked.pop(connection, None)
+            self._waiting.pop(connection, None)
+            self._resume()
+
+    def forget(self, connection: BufferedConnection) -> None:
+        """Forget a connection that was closed."""
+        self.unsent(connection, 0)
+        self.partial(connection, 0)
+
+    def _resume(self) -> None:
+        """Read connections that wait, as long as there is room, and one in any case."""
+        for connection in list(self._waiting):
+            is_idle = len(self._partial) == len(self._waiting)
+            if not is_idle and self.partial_total > self._limits.max_partial_frame_bytes:
+                break
+            del self._waiting[connection]
+            connection.wait(False)
+
+    def _schedule_check(self) -> None:
+        if self._check_timer is None:
+            self._check_timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
+
+    def _check(self) -> None:
+        """Close the connections that hold a partial frame and are slow, while others wait because of them."""
+        self._check_timer = None
+        if not self._waiting:
+            self._checked.clear()
+            return
+        for connection, size in list(self._partial.items()):
+            if connection in self._waiting:
+                self._checked.pop(connection, None)  # it is not read, so it cannot grow
+                continue
+            before = self._checked.get(connection)
+            self._checked[connection] = size
+            if before is not None and size - before < MIN_RATE * CHECK_INTERVAL_S:
+                self._note(
+                    "maxPartialFrameBytes",
+                    f"{connection.peer} is slow to complete a frame, of which it sent {size} bytes; others wait for it",
+                    closed=True,
+                )
+                connection.abort()
+                self.forget(connection)
+        if self._waiting:
+            self._schedule_check()
+
+    def _note(self, key: str, why: str, *, closed: bool = False) -> None:
+        """Count a connection that is closed or not accepted; log one line a second for each limit."""
+        self.closed[key] += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_line_s.get(key, 0):
+            self._unlogged[key] += 1
+            return
+        self._next_line_s[key] = now_s + _LOG_INTERVAL_S
+        more = f"; {count} more since the last line" if (count := self._unlogged.pop(key, 0)) else ""
+        logger.warning("connection %s (%s): %s%s", "closed" if closed else "not accepted", key, why, more)

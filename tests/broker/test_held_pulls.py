@@ -1,0 +1,245 @@
+"""Held pulls: only those that a new message can answer are retried, in slices, and their number is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.access import Refused
+from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
+from rucola.broker.services.results import Waiting
+from rucola.message.hashing import tags_code
+from rucola.message.record import decode_many
+from rucola.protocol import pull
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.pull import PullMessageResponseHeader
+from rucola.store.dispatch import TopicArrivals
+from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
+from support.broker_peer import Peer, broker_peer
+from support.stores import config, inner
+
+HELD = pull.SUBSCRIPTION | pull.SUSPEND
+
+
+class Channel:
+    """A client as the broker sees it."""
+
+    def __init__(self) -> None:
+        self.peer = "127.0.0.1:1"
+        self.is_open = True
+        self.is_congested = False
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Desk:
+    """Held pulls on a real store, the retries of which are noted; `turns` are the callbacks for later iterations."""
+
+    def __init__(self, path: Path, **bounds: int) -> None:
+        self.turns: list[Callable[[], None]] = []
+        self.hold = PullRequestHold(call_soon=self.turns.append, **bounds)
+        self.store = MessageStore(config(path), self._arrived)
+        self.retried: list[tuple[str, int]] = []
+        self.last: list[tuple[str, int]] = []
+
+    def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
+        for queues, _, _ in topics.values():
+            for queue in dict.fromkeys(queues):
+                self.hold.arrived(queue)
+
+    def pull(self, name: str, tags: str | None, channel: Channel, *, deadline_ms: int = 1000, at: int = 0) -> None:
+        codes = None if tags is None else frozenset(map(tags_code, tags.split()))
+        waiting = Waiting(at, self.store.max_offset("T", 0), codes)
+
+        def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
+            (self.last if is_last else self.retried).append((name, checked))
+            return None
+
+        self.hold.hold(HeldPull(channel, "T", 0, waiting, deadline_ms, retry))
+
+    def put(self, *tags: str, queue_id: int = 0) -> None:
+        for tag in tags:
+            self.store.put(inner(tags=tag, tags_code=tags_code(tag), queue_id=queue_id), 1)
+        self.store.reput()
+
+    def turn(self) -> None:
+        turns, self.turns[:] = list(self.turns), []
+        for call in turns:
+            call()
+
+
+def test_only_pulls_that_accept_a_new_tag_are_retried_from_its_first_message(tmp_path: Path) -> None:
+    desk, channel = Desk(tmp_path), Channel()
+    with desk.store:
+        for name, tags in [("a", "A"), ("ab", "A B"), ("c", "C"), ("all", None)]:
+            desk.pull(name, tags, channel)
+        desk.put("A", queue_id=1)
+        assert desk.retried == []
+        desk.put("X", "X")
+        assert desk.retried == [("all", 0)]
+        desk.put("X", "B", "A", "A")
+        assert desk.retried[1:] == [("a", 4), ("ab", 3)]
+        assert len(desk.hold) == 1
+        desk.put(*["X"] * 30)  # more than a file of the queue
+        desk.put("C")
+        assert desk.retried[3:] == [("c", 36)]
+        assert not desk.hold.held
+        assert len(desk.hold) == 0
+    assert check(tmp_path) == []
+
+
+def test_a_pull_at_its_deadline_is_answered_from_the_end_of_what_was_compared(tmp_path: Path) -> None:
+    desk, channel = Desk(tmp_path), Channel()
+    with desk.store:
+        desk.pull("first", "A", channel, deadline_ms=1000)
+        desk.pull("second", "A", channel, deadline_ms=1001)
+        desk.put("X", "X", "X")
+        desk.hold.expire(999)
+        assert desk.last == []
+        desk.hold.expire(1000)
+        assert desk.last == [("first", 3)]
+        desk.hold.expire(5000)
+        assert desk.last == [("first", 3), ("second", 3)]
+        assert desk.retried == []
+    assert check(tmp_path) == []
+
+
+def test_a_pull_of_a_congested_connection_waits_until_its_peer_reads(tmp_path: Path) -> None:
+    desk, slow, good = Desk(tmp_path), Channel(), Channel()
+    with desk.store:
+        for name in ("slow 1", "slow 2"):
+            desk.pull(name, None, slow)
+        desk.pull("good", None, good)
+        slow.is_congested = True
+        desk.put("A")
+        assert desk.retried == [("good", 0)]
+        desk.hold.expire(5000)
+        assert desk.last == []
+        slow.is_congested = False
+        desk.hold.writable(slow)
+        assert desk.retried[1:] == [("slow 1", 0), ("slow 2", 0)]
+        assert len(desk.hold) == 0
+    assert check(tmp_path) == []
+
+
+def test_the_pulls_of_a_closed_connection_are_dropped(tmp_path: Path) -> None:
+    desk, gone, good = Desk(tmp_path), Channel(), Channel()
+    with desk.store:
+        for channel in (gone, good):
+            for tags in ("A", "B", None):
+                desk.pull(str(tags), tags, channel)
+        gone.is_congested = True
+        desk.put("X")  # one of each is retried, or would be
+        desk.hold.closed(gone)
+        assert len(desk.hold) == 2
+        desk.put("A", "B")
+        assert desk.retried == [("None", 0), ("A", 1), ("B", 2)]
+        assert len(desk.hold) == 0
+    assert check(tmp_path) == []
+
+
+def test_a_connection_may_hold_so_many_pulls_and_the_refusal_names_the_limit(tmp_path: Path) -> None:
+    desk, greedy, other = Desk(tmp_path, max_per_connection=3), Channel(), Channel()
+    with desk.store:
+        for number in range(3):
+            desk.pull(str(number), "A", greedy)
+        with pytest.raises(Refused, match="holds 3 pulls already \\(maxHeldPullsPerConnection\\)"):
+            desk.pull("3", "A", greedy)
+        desk.pull("other", "A", other)
+        assert len(desk.hold) == 4
+        desk.hold.expire(5000)
+        desk.pull("3", "A", greedy)
+    assert check(tmp_path) == []
+
+
+def test_a_full_broker_answers_pulls_of_the_connection_with_most(tmp_path: Path) -> None:
+    desk, greedy, small = Desk(tmp_path, max_count=64), Channel(), Channel()
+    with desk.store:
+        desk.pull("small", "A", small)
+        for number in range(63):
+            desk.pull(str(number), "A", greedy)
+        desk.pull("new", "A", Channel())
+        desk.turn()
+        assert desk.last == [("0", 0), ("1", 0), ("2", 0), ("3", 0)]
+        assert len(desk.hold) == 61
+    assert check(tmp_path) == []
+
+
+def test_many_retries_are_spread_over_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, channel = Desk(tmp_path), Channel()
+    seconds = iter(range(1000))
+    monkeypatch.setattr("rucola.broker.pull_request_hold.time.monotonic", lambda: next(seconds) / 1000)
+    with desk.store:
+        for number in range(20):
+            desk.pull(str(number), "A", channel)
+        desk.put("A")
+        counts = [len(desk.retried)]
+        while desk.turns:
+            desk.turn()
+            counts.append(len(desk.retried))
+        assert counts[0] < 10
+        assert counts[-1] == 20
+        assert desk.retried == [(str(number), 0) for number in range(20)]
+    assert check(tmp_path) == []
+
+
+async def test_a_held_pull_passes_by_thousands_of_other_messages(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(properties="TAGS\x01X\x02")
+        waiting = await _hold(peer, sys_flag=HELD, subscription="A")
+        for number in range(1000):  # more units than one read looks at
+            await peer.send(b"%d" % number, properties="TAGS\x01X\x02")
+        assert not waiting.done()
+        await peer.send(b"wanted", properties="TAGS\x01A\x02")
+        answer = await waiting
+        assert [message.body for message in decode_many(answer.body)] == [b"wanted"]
+        assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == 1002
+
+
+async def test_a_subscription_that_changes_while_a_pull_is_held_loses_no_message(tmp_path: Path) -> None:
+    """Messages that the former tags rejected are read again with the new ones."""
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(properties="TAGS\x01X\x02")
+        await _subscribe(peer, "A", 1)
+        waiting = await _hold(peer, sys_flag=pull.SUSPEND, subscription="", sub_version=1)
+        await peer.send(b"for the new tag", properties="TAGS\x01B\x02")
+        await peer.send(b"for neither", properties="TAGS\x01X\x02")
+        await _subscribe(peer, "A || B", 2)
+        await peer.send(b"for both", properties="TAGS\x01A\x02")
+        answer = await waiting
+        assert [message.body for message in decode_many(answer.body)] == [b"for the new tag", b"for both"]
+
+
+async def test_too_many_held_pulls_of_a_connection_are_refused_as_busy(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, max_held_pulls_per_connection=2) as peer:
+        await peer.send()
+        held = [await _hold(peer, sys_flag=HELD) for _ in range(2)]
+        refused = await peer.pull(sys_flag=HELD, queue_offset=1, suspend_timeout_millis=20_000)
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        assert "maxHeldPullsPerConnection" in (refused.remark or "")
+        assert (await peer.pull(queue_offset=0)).code == ResponseCode.SUCCESS
+        await peer.send()
+        assert [answer.code for answer in await asyncio.gather(*held)] == [ResponseCode.SUCCESS] * 2
+
+
+async def _hold(peer: Peer, **fields: Any) -> asyncio.Task[RemotingCommand]:
+    """A pull at offset 1, sent before the next request."""
+    held = asyncio.create_task(peer.pull(queue_offset=1, suspend_timeout_millis=20_000, **fields))
+    await asyncio.sleep(0)
+    return held
+
+
+async def _subscribe(peer: Peer, tags: str, version: int) -> None:
+    subscribed = SubscriptionData(topic="T", sub_string=tags, sub_version=version)
+    consumer = ConsumerData(group_name="g", subscription_data_set=[subscribed])
+    body = encode_body(HeartbeatData(client_id="c", consumer_data_set=[consumer]))
+    assert (await peer.ask(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS

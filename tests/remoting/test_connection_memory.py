@@ -1,0 +1,240 @@
+"""Peers that do not read or do not complete their frames: bounded memory for each and in total, others unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from struct import pack
+
+import pytest
+
+from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.remoting import connection_memory
+from rucola.remoting.connection import Connection, Processor
+from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
+from rucola.remoting.server import RemotingServer
+from support.faults import limited
+from support.remoting_peers import BIG, ECHO, RawPeer, echo, request, running_server
+from support.waiting import until
+
+KILO = 1024
+MEGA = 1024 * 1024
+
+
+async def deaf(server: RemotingServer) -> socket.socket:
+    """A peer that has a small receive buffer, and never reads."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+    return sock
+
+
+async def ask(sock: socket.socket, count: int = 1) -> None:
+    """Ask for `count` large responses."""
+    frames = b"".join(request(BIG).encode() for _ in range(count))
+    await asyncio.get_running_loop().sock_sendall(sock, frames)
+
+
+def processors(size: int) -> dict[int, Processor]:
+    return {ECHO: echo, BIG: lambda _, command: command.response(0, body=bytes(size))}
+
+
+async def test_unsent_bytes_of_all_connections_are_bounded_and_the_slowest_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The total holds whatever each of them may have; a peer that reads is not closed."""
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=8 * MEGA, max_unsent_bytes=16 * MEGA))
+    async with running_server(processors(6 * MEGA), memory=memory) as server:
+        good = await RawPeer.to(server)
+        peers = [await deaf(server) for _ in range(12)]
+        for peer in peers:
+            await ask(peer)
+            await good.send(request(ECHO, b"x").encode())
+            assert len(await good.commands(1)) == 1
+            assert memory.unsent_total <= 16 * MEGA
+        await until(lambda: memory.closed["maxUnsentBytes"] > 0)
+        assert len(server.connections) < 13
+        await good.send(request(BIG).encode())
+        assert len((await good.commands(1))[0].body) == 6 * MEGA
+        for peer in peers:
+            peer.close()
+        await until(lambda: len(server.connections) == 1)
+        assert memory.unsent_total == 0
+        await good.close()
+    (line, *_) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith("connection closed (maxUnsentBytes): 127.0.0.1:")
+
+
+async def test_a_congested_connection_is_not_read_until_its_peer_reads() -> None:
+    congested: list[object] = []
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=MEGA), congested.append)
+    async with running_server(processors(6 * MEGA), memory=memory) as server:
+        peer = await deaf(server)
+        await ask(peer)
+        await until(lambda: any(one.is_congested for one in server.connections))
+        (connection,) = server.connections
+        await ask(peer, 3)
+        other = await RawPeer.to(server)
+        await other.send(request(ECHO).encode())
+        await other.commands(1)
+        assert memory.unsent_total < 7 * MEGA, "the other requests were not read"
+        assert congested == []
+        received = 0
+        while received < 4 * 6 * MEGA:
+            data = await asyncio.get_running_loop().sock_recv(peer, MEGA)
+            assert data
+            received += len(data)
+        await until(lambda: not connection.is_congested)
+        assert connection in congested
+        assert memory.unsent_total == 0
+        peer.close()
+        await other.close()
+
+
+class Deaf:
+    """A connection whose peer reads nothing."""
+
+    peer = "127.0.0.1:1"
+    unsent_ms = 0
+    is_closed = False
+
+    def wait(self, is_waiting: bool) -> None:
+        """It has no partial frame."""
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+async def test_many_congested_connections_share_half_of_the_total() -> None:
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=8 * MEGA, max_unsent_bytes=16 * MEGA))
+    assert [memory.is_congested(size) for size in (8 * MEGA - 1, 8 * MEGA)] == [False, True]
+    connections = [Deaf() for _ in range(8)]
+    for connection in connections:
+        memory.unsent(connection, MEGA // 2)
+    assert [memory.is_congested(size) for size in (MEGA - 1, MEGA)] == [False, True]
+    for connection in connections:
+        memory.unsent(connection, 0)
+    assert [memory.is_congested(size) for size in (8 * MEGA - 1, 8 * MEGA)] == [False, True]
+
+
+async def test_the_connection_that_has_not_sent_for_the_longest_is_closed_first() -> None:
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes=16 * MEGA))
+    small, stuck, large = Deaf(), Deaf(), Deaf()
+    stuck.unsent_ms = 5000
+    for connection, size in [(small, 2 * MEGA), (stuck, MEGA), (large, 14 * MEGA)]:
+        memory.unsent(connection, size)
+    assert [connection.is_closed for connection in (small, stuck, large)] == [False, True, False]
+    memory.unsent(small, 3 * MEGA)
+    assert [connection.is_closed for connection in (small, stuck, large)] == [False, True, True]
+    assert memory.unsent_total == 3 * MEGA
+
+
+async def test_a_peer_that_is_sent_much_unasked_and_reads_nothing_is_closed() -> None:
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=MEGA))
+    async with running_server(processors(1), memory=memory) as server:
+        peer = await deaf(server)
+        await until(lambda: bool(server.connections))
+        (connection,) = server.connections
+        for _ in range(100):
+            connection.send(request(ECHO, bytes(MEGA)))
+            assert memory.unsent_total <= 34 * MEGA
+        await connection.closed.wait()
+        assert memory.closed == {"maxUnsentBytesPerConnection": 1}
+        peer.close()
+
+
+async def test_frames_wait_when_the_partial_ones_fill_their_memory_and_all_complete() -> None:
+    """Thirty producers with frames of a megabyte each, written piece by piece by turns."""
+    memory = ConnectionMemory(ConnectionLimits(max_partial_frame_bytes=4 * MEGA))
+    async with running_server({ECHO: lambda _, command: command.response(0)}, memory=memory) as server:
+        peers = [await RawPeer.to(server) for _ in range(30)]
+        frame = request(ECHO, bytes(MEGA)).encode()
+        highest = 0
+        for begin in range(0, len(frame), 64 * KILO):
+            for peer in peers:
+                peer.writer.write(frame[begin : begin + 64 * KILO])
+            await asyncio.sleep(0)
+            highest = max(highest, memory.partial_total)
+        answers = await asyncio.gather(*(peer.commands(1) for peer in peers))
+        assert [len(commands) for commands in answers] == [1] * 30
+        assert highest <= 4 * MEGA + 30 * 256 * KILO
+        assert memory.partial_total == 0
+        assert memory.closed == {}
+        for peer in peers:
+            await peer.close()
+
+
+async def test_peers_that_never_complete_their_frames_make_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """30 partial frames of 16 MB took 501 MB; a producer's own large frame now gets its turn."""
+    monkeypatch.setattr(connection_memory, "CHECK_INTERVAL_S", 0.05)
+    limit = 8 * MEGA
+    memory = ConnectionMemory(ConnectionLimits(max_partial_frame_bytes=limit))
+    async with running_server({ECHO: lambda _, command: command.response(0)}, memory=memory) as server:
+        attackers = [await RawPeer.to(server) for _ in range(30)]
+        piece = pack(">I", MAX_FRAME_SIZE) + bytes(MEGA)
+        for attacker in attackers:
+            attacker.writer.write(piece)
+        await until(lambda: memory.partial_total > limit)
+        assert (
+            memory.partial_total <= limit + 30 * 256 * KILO + 2 * MEGA
+        )  # one read each, and the one that is always read
+        good = await RawPeer.to(server)
+        await good.send(request(ECHO, bytes(3 * MEGA)).encode())
+        assert len(await good.commands(1)) == 1
+        assert memory.closed["maxPartialFrameBytes"] > 0
+        for attacker in attackers:
+            attacker.writer.transport.abort()
+        await until(lambda: len(server.connections) == 1)
+        assert memory.partial_total == 0
+        await good.close()
+    assert any("is slow to complete a frame" in record.message for record in caplog.records)
+
+
+async def test_connections_beyond_the_limit_are_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    memory = ConnectionMemory(ConnectionLimits(max_connections=2))
+    closed: list[Connection] = []
+    server = RemotingServer("127.0.0.1", 0, {ECHO: echo}, on_close=closed.append, memory=memory)
+    await server.start()
+    first, second = await RawPeer.to(server), await RawPeer.to(server)
+    await until(lambda: len(server.connections) == 2)
+    for _ in range(3):
+        third = await RawPeer.to(server)
+        assert await third.end() == b""
+        await third.close()
+    assert memory.closed == {"maxConnections": 3}
+    assert closed == []
+    await first.close()
+    await until(lambda: len(server.connections) == 1)
+    again = await RawPeer.to(server)
+    for peer in (second, again):
+        await peer.send(request(ECHO).encode())
+        assert len(await peer.commands(1)) == 1
+        await peer.close()
+    await server.stop()
+    assert [record.message for record in caplog.records] == [
+        "connection not accepted (maxConnections): there are 2 already"
+    ]
+
+
+async def test_connections_leave_descriptors_for_files() -> None:
+    memory = ConnectionMemory(ConnectionLimits(reserved_descriptors=8))
+    async with running_server({ECHO: echo}, memory=memory) as server:
+        probe = os.open(os.devnull, os.O_RDONLY)
+        os.close(probe)
+        peers: list[socket.socket] = []
+        with limited(resource.RLIMIT_NOFILE, probe + 64):
+            while not memory.closed:
+                peers.append(socket.create_connection(("127.0.0.1", server.port)))
+                await until(lambda: bool(memory.closed) or len(server.connections) == len(peers))
+            assert memory.closed == {"reservedDescriptors": 1}
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+        for file in files:
+            os.close(file)
+        for peer in peers:
+            peer.close()
