@@ -38,6 +38,9 @@ class NamesrvConfig:
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 
+    def __post_init__(self) -> None:
+        settings.check(self)
+
     @property
     def fixed_keys(self) -> set[str]:
         """The keys that only a restart can change."""
