@@ -33,6 +33,7 @@ class Scene:
             should_notify=lambda group: group != "quiet",
             notify=RemotingClientCalls().notify_consumer_ids_changed,
             on_group_left=self.gone.add,
+            call_later=lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
         )
         self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
 

@@ -35,7 +35,7 @@ _UNUSED: Final = """
     aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
     clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums commercialBaseCount commercialBigCount
     commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
-    commitCommitLogThoroughInterval commitIntervalCommitLog compressedRegister configBlackList
+    commitCommitLogThoroughInterval commitIntervalCommitLog configBlackList
     consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums
     debugLockEnable deleteConsumeQueueFilesInterval disableConsumeIfConsumerReadSlowly diskFallRecorded
     dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableBatchPush enableCalcFilterBitMap
@@ -181,6 +181,26 @@ class BrokerConfig:
     default_query_max_num: Annotated[Count, Range(1, 10_000)] = 32
     """Maximum number of messages in the response to a query by unique key."""
 
+    # Limits
+
+    max_topic_nums: Count = 20_000
+    """Number of topics from which on requests of clients create no more; operators still do.
+
+    Retry topics count. Dead letter queues count, but are always created. Raise it if one broker has more topics.
+    """
+    max_subscription_group_nums: Count = 10_000
+    """Number of consumer groups from which on requests of clients create no more; operators still do."""
+    max_groups_per_client: Count = 512
+    """Maximum number of producer and consumer groups of one connection."""
+    max_subscriptions_per_heartbeat: Count = 2048
+    """Maximum number of subscriptions in one heartbeat, over all of its groups."""
+    max_subscription_expression_size: Bytes = 16 * 1024
+    """Maximum size of a subscription's expression. SQL92 expressions have 4,096 characters at most."""
+    max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
+    """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
+    max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 512 * 1024
+    """Maximum size of a request's JSON body, for example of a heartbeat. Bodies of messages have maxMessageSize."""
+
     # Periodic tasks
 
     flush_consumer_offset_interval: Interval = 5000
@@ -189,6 +209,11 @@ class BrokerConfig:
     """Time between two registrations. A name server forgets a broker after two minutes without one."""
     register_broker_timeout_mills: Interval = 6000
     """Time that a registration may take per name server."""
+    compressed_register: bool = False
+    """Whether registrations are always compressed; by default only those above 1 MiB, some thousands of topics.
+
+    A compressed registration lacks the unit flags of topics.
+    """
 
     # Transactions
 

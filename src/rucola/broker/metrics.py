@@ -1,7 +1,7 @@
 """Prometheus metrics of a broker, under the names and labels of Apache's rocketmq-exporter.
 
 GET /metrics collects all values at that moment from tables, store and statistics; nothing is cached. All metrics except
-the failures are gauges. A topic or group without messages has the value 0.
+the failures and the refusals are gauges. A topic or group without messages has the value 0.
 
     rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read per second
     rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put per second
@@ -17,11 +17,13 @@ the failures are gauges. A topic or group without messages has the value 0.
     rocketmq_group_count                             caddr localaddr group           clients of a consumer group
     rocketmq_slave_behind_bytes                      cluster broker slave            replication lag
     rocketmq_internal_put_failures_total             cluster broker put              failed attempts since the start
+    rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The replication lag and the failures (see `broker.delivery.internal_puts`) are additions to the exporter's metrics. The
-last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
-rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
+The replication lag, the refusals by limits (see `broker.limits`) and the failures (see `broker.delivery.internal_puts`)
+are additions to the exporter's metrics. The last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes.
+Rates are those of the last minute. rocketmq_group_count has the addresses and ids of the clients in its labels, as the
+exporter does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
 are those of RocketMQ 5, whose metrics have other names; existing dashboards for 4.9 use the exporter's. Clients export
@@ -109,6 +111,7 @@ class BrokerCollector(Collector):
         self._config = state.config
         self._store = state.store
         self._puts = state.puts
+        self._limits = state.limits
         self._topics = state.topics
         self._offsets = state.offsets
         self._clients = state.clients
@@ -123,6 +126,7 @@ class BrokerCollector(Collector):
         yield from self._broker()
         yield self._slaves()
         yield self._failures()
+        yield self._limit_refusals()
         yield from self._runtime()
         yield from self._topic_metrics()
         yield from self._group_metrics()
@@ -160,6 +164,15 @@ class BrokerCollector(Collector):
         family = CounterMetricFamily("rocketmq_internal_put_failures", text, labels=labels)
         for kind, count in sorted(self._puts.failures.items()):
             family.add_metric((*own, kind), count)
+        return family
+
+    def _limit_refusals(self) -> CounterMetricFamily:
+        labels, own = ("cluster", "broker", "limit"), (self._config.broker_cluster_name, self._config.broker_name)
+        family = CounterMetricFamily(
+            "rocketmq_limit_refusals", "requests refused by a limit, by its key", labels=labels
+        )
+        for key, count in sorted(self._limits.refusals.items()):
+            family.add_metric((*own, key), count)
         return family
 
     def _runtime(self) -> Iterator[GaugeMetricFamily]:

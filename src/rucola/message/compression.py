@@ -5,8 +5,8 @@ The broker stores and forwards such a body unchanged; CRC and size in the record
 
     zlib  a zlib stream (RFC 1950)      LZ4  an LZ4 frame, not a block      ZSTD  a Zstandard frame
 
-A few compressed bytes can expand to gigabytes, so `decompress` bounds size and ratio (`ExpansionLimits`). Every reader of
-messages uses it: clients, the command line, the store tools and Spark.
+A few compressed bytes can expand to gigabytes, so `decompress` bounds size and ratio (`ExpansionLimits`). Every reader
+of messages uses it: clients, the command line, the store tools and Spark.
 
 Counterpart of the package org.apache.rocketmq.common.compression.
 """

@@ -13,7 +13,7 @@ from typing import Final
 
 from rucola import settings
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
-from rucola.settings import Port, Seconds
+from rucola.settings import Count, Port, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
@@ -35,6 +35,8 @@ class NamesrvConfig:
     """Whether routes include the order configuration of their topic."""
     server_channel_max_idle_time_seconds: Seconds = 120
     """Time after which an idle connection is closed; 0 never closes one."""
+    max_topics_per_broker: Count = 100_000
+    """Maximum number of topics in the registration of one broker."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 

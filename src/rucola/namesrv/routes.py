@@ -28,11 +28,12 @@ the same data version adds the others (Apache has no route for them until the ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from rucola import slices
 from rucola.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, RegisterBrokerBody, TopicRouteData
 from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 
@@ -87,10 +88,26 @@ class RouteTable:
         now_ms: int,
         owner: object = None,
     ) -> tuple[str, str] | None:
-        """Register a broker or refresh its registration.
+        """Register a broker or refresh its registration, at once; see `registration_steps`."""
+        return slices.run(
+            self.registration_steps(address, broker_name, broker_id, cluster, ha_server_addr, body, now_ms, owner)
+        )
+
+    def registration_steps(
+        self,
+        address: str,
+        broker_name: str,
+        broker_id: int,
+        cluster: str,
+        ha_server_addr: str,
+        body: RegisterBrokerBody,
+        now_ms: int,
+        owner: object = None,
+    ) -> Generator[None, None, tuple[str, str] | None]:
+        """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
         Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
-        a master.
+        a master. If the address is removed or registers again between two steps, the rest of the topics is left out.
         """
         before = self._live.get(address)
         if before is None:
@@ -106,18 +123,21 @@ class RouteTable:
             del broker.addresses[before.broker_id]
         broker.addresses[broker_id] = address
 
-        # 2. The topics, of a master only: all of a new version, otherwise those that have no route yet.
+        # 2. The address itself.
         topics = body.topic_config_serialize_wrapper
+        live = self._live[address] = _Live(
+            broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
+        )
+        # 3. The topics, of a master only: all of a new version, otherwise those that have no route yet.
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
             for topic in topics.topic_config_table.values():
+                if self._live.get(address) is not live:
+                    return None
                 queues = self._topics.setdefault(topic.topic_name, {})
                 if is_changed or broker_name not in queues:
                     queues[broker_name] = _queue_data(broker_name, topic)
-        # 3. The address itself.
-        self._live[address] = _Live(
-            broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
-        )
+                yield
         master = broker.addresses.get(MASTER_ID)
         if broker_id == MASTER_ID or master is None:
             return None

@@ -201,7 +201,8 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
             received = self.received_ext
             if isinstance(received, Header):  # lacks fields that its type does not declare: decode the header again
                 received = _decode_json_header(self.json_header).ext
-            self.ext = _to_texts(fastjson.loads(str(received, "utf-8", "replace"))) if received else {}
+            text = str(received, "utf-8", "replace")
+            self.ext = _to_texts(fastjson.loads(text, fastjson.MAX_TOLERANT_SIZE)) if received else {}
         return self.ext
 
     def decode_header(self, header_type: type[H]) -> H:
@@ -449,7 +450,7 @@ def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _decode_json_header(header)
     try:
-        members = fastjson.loads(str(header, "utf-8", "replace"))
+        members = fastjson.loads(str(header, "utf-8", "replace"), fastjson.MAX_TOLERANT_SIZE)
     except RemoteProtocolError as error:
         raise HeaderError(str(error)) from None
     if not isinstance(members, dict):

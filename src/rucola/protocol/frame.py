@@ -26,6 +26,9 @@ from rucola.protocol.command import HeaderError, RemotingCommand, decode_command
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Default limit of a frame in bytes, without its length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
 
+MAX_HEADER_SIZE: Final = 256 * 1024
+"""Limit of a header in bytes: that of a send with the longest properties, escaped as JSON, has 200 KB."""
+
 _LENGTH: Final = Struct(">I")
 _PREFIX: Final = Struct(">II")  # length, serializer << 24 | header size
 
@@ -82,9 +85,10 @@ class FrameDecoder:
                 header_begin = position + 8
                 body_begin = header_begin + (serializer_and_size & 0xFFFFFF)
                 try:
-                    if body_begin > frame_end:
+                    if body_begin > frame_end or body_begin - header_begin > MAX_HEADER_SIZE:
                         size = serializer_and_size & 0xFFFFFF
-                        raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
+                        limit = f"; the limit is {MAX_HEADER_SIZE}" if body_begin <= frame_end else ""
+                        raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes{limit}")
                     commands.append(
                         decode_command(
                             data[header_begin:body_begin], data[body_begin:frame_end], serializer_and_size >> 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
@@ -36,7 +37,12 @@ class Connections:
         self.hold = PullRequestHold()
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
-        self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
+        self.clients = ClientRegistry(
+            self._should_notify,
+            self.calls.notify_consumer_ids_changed,
+            self._on_group_left,
+            lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
+        )
         self._server = RemotingServer(
             config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
         )
