@@ -195,7 +195,10 @@ class BrokerConfig:
     max_subscriptions_per_heartbeat: Count = 2048
     """Maximum number of subscriptions in one heartbeat, over all of its groups."""
     max_subscription_expression_size: Bytes = 16 * 1024
-    """Maximum size of a subscription's expression. SQL92 expressions have 4,096 characters at most."""
+    """Maximum size of a subscription's expression, and of all SQL92 expressions of one heartbeat together.
+
+    A single SQL92 expression has 4,096 characters at most.
+    """
     max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
     """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 512 * 1024

@@ -72,9 +72,15 @@ class Limits:
         if subscriptions > config.max_subscriptions_per_heartbeat:
             found = f"a heartbeat of client {heartbeat.client_id} with {subscriptions} subscriptions"
             raise self.refused("maxSubscriptionsPerHeartbeat", config.max_subscriptions_per_heartbeat, found)
+        compiled = 0
         for consumer in heartbeat.consumer_data_set:
             for wanted in consumer.subscription_data_set:
                 self.check_subscription(wanted)
+                compiled += 0 if wanted.is_tag_type else len(wanted.sub_string)
+        # SQL92 expressions are compiled at once, 4 µs a character.
+        if compiled > config.max_subscription_expression_size:
+            found = f"a heartbeat of client {heartbeat.client_id} with {compiled} characters of SQL92 expressions"
+            raise self.refused("maxSubscriptionExpressionSize", config.max_subscription_expression_size, found)
 
     def check_subscription(self, wanted: SubscriptionData) -> None:
         """Raise Refused for an expression that is too long, before it is parsed."""

@@ -58,6 +58,11 @@ class _Live:
     owner: object
     """The connection that the registration depends on."""
 
+    def is_same_registration(self, other: _Live) -> bool:
+        """Return whether both registered the same topics for the same broker."""
+        mine = self.broker_name, self.broker_id, self.data_version
+        return mine == (other.broker_name, other.broker_id, other.data_version)
+
 
 @dataclass(slots=True)
 class _Broker:
@@ -107,7 +112,7 @@ class RouteTable:
         """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
         Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
-        a master. If the address is removed or registers again between two steps, the rest of the topics is left out.
+        a master. If the address is removed or registers other topics between two steps, the rest is left out.
         """
         before = self._live.get(address)
         if before is None:
@@ -125,14 +130,16 @@ class RouteTable:
 
         # 2. The address itself.
         topics = body.topic_config_serialize_wrapper
-        live = self._live[address] = _Live(
+        registered = self._live[address] = _Live(
             broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
         )
         # 3. The topics, of a master only: all of a new version, otherwise those that have no route yet.
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
             for topic in topics.topic_config_table.values():
-                if self._live.get(address) is not live:
+                # Between two steps, the address may have registered again, with the same topics or with others.
+                live = self._live.get(address)
+                if live is None or not live.is_same_registration(registered):
                     return None
                 queues = self._topics.setdefault(topic.topic_name, {})
                 if is_changed or broker_name not in queues:
