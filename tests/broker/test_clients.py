@@ -157,9 +157,8 @@ def test_members_that_join_together_are_notified_together() -> None:
         delay_s, call = pending.pop(0)
         delays_s.append(delay_s)
         call()
-    assert notified[1:] == channels, (
-        "after the rest of the last slice, the changes of the pause are one notification of all"
-    )
+    # After the rest of the last slice, the changes of the pause are one notification of all.
+    assert notified[1:] == channels
     assert max(delays_s) >= 0.3, "a pause is as long as twenty-five notifications take"
     # A client that leaves concerns its own groups only.
     clients.closed(channels[0])

@@ -190,9 +190,9 @@ class BrokerConfig:
     """
     max_subscription_group_nums: Count = 10_000
     """Number of consumer groups from which on requests of clients create no more; operators still do."""
-    max_groups_per_client: Count = 512
+    max_groups_per_client: Count = 256
     """Maximum number of producer and consumer groups of one connection."""
-    max_subscriptions_per_heartbeat: Count = 2048
+    max_subscriptions_per_heartbeat: Count = 1024
     """Maximum number of subscriptions in one heartbeat, over all of its groups."""
     max_subscription_expression_size: Bytes = 16 * 1024
     """Maximum size of a subscription's expression, and of all SQL92 expressions of one heartbeat together.
@@ -201,7 +201,7 @@ class BrokerConfig:
     """
     max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
     """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
-    max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 512 * 1024
+    max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
     """Maximum size of a request's JSON body, for example of a heartbeat. Bodies of messages have maxMessageSize."""
 
     # Periodic tasks

@@ -2,7 +2,7 @@
 
 Every limit is a key of broker.conf (`BrokerConfig`, section Limits), and every refusal names it with its value:
 
-    a heartbeat with 60000 groups; the limit is 512 (maxGroupsPerClient)
+    a heartbeat with 60000 groups; the limit is 256 (maxGroupsPerClient)
 
 The first refusal by a limit is logged, and further ones once a minute with their number; the metric
 rocketmq_limit_refusals_total counts all. So an operator notices a limit that is too low, or a client that misbehaves.

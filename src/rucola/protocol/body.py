@@ -18,7 +18,7 @@ import msgspec.inspect
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError
 
-MAX_JSON_BODY_SIZE: Final = 512 * 1024
+MAX_JSON_BODY_SIZE: Final = 256 * 1024
 """Limit of a request's JSON body in bytes, unless the server has a setting of its own."""
 
 

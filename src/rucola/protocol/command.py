@@ -60,6 +60,7 @@ closes the connection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
@@ -440,6 +441,22 @@ def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingComma
     if serializer == 1:
         return _decode_rocketmq(header, body)
     raise HeaderError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
+
+
+def too_long(header: bytes, serializer: int, limit: int) -> HeaderError:
+    """Return the error for a header above a limit, with its opaque and flag if they are found without decoding it."""
+    opaque: int | None = None
+    flag = 0
+    with suppress(struct_error, ValueError):
+        if serializer == ROCKETMQ:
+            _, _, _, opaque, flag = _BINARY_HEAD.unpack_from(header, 0)
+        elif found := _OPAQUE.findall(header[-1024:]) or _OPAQUE.findall(header[:1024]):
+            opaque = int(found[-1])
+    return HeaderError(f"a header of {len(header)} bytes; the limit is {limit}", opaque, flag)
+
+
+_OPAQUE = re.compile(rb'"opaque":([0-9]{1,10})\b')
+"""The member of a JSON header. Clients write it behind the ext fields, near the end, or before them."""
 
 
 def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import Final, NoReturn
 
 from rucola.errors import RemoteProtocolError
-from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, unreadable
+from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, too_long, unreadable
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Default limit of a frame in bytes, without its length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
@@ -85,10 +85,11 @@ class FrameDecoder:
                 header_begin = position + 8
                 body_begin = header_begin + (serializer_and_size & 0xFFFFFF)
                 try:
-                    if body_begin > frame_end or body_begin - header_begin > MAX_HEADER_SIZE:
+                    if body_begin > frame_end:
                         size = serializer_and_size & 0xFFFFFF
-                        limit = f"; the limit is {MAX_HEADER_SIZE}" if body_begin <= frame_end else ""
-                        raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes{limit}")
+                        raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
+                    if body_begin - header_begin > MAX_HEADER_SIZE:
+                        raise too_long(data[header_begin:body_begin], serializer_and_size >> 24, MAX_HEADER_SIZE)
                     commands.append(
                         decode_command(
                             data[header_begin:body_begin], data[body_begin:frame_end], serializer_and_size >> 24
