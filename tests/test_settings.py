@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass, field
+from typing import Annotated, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola import settings
+from rucola.broker.config import BrokerConfig
 from rucola.errors import ConfigError
+from rucola.namesrv.config import NamesrvConfig
+from rucola.settings import Bytes, Port, Range
+from rucola.store.config import StoreConfig
 
 
 class Flush(enum.Enum):
@@ -148,3 +154,40 @@ def test_the_file_overrides_defaults() -> None:
 def test_an_unreadable_value_names_its_key(key: str, value: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key}={value}: expected {expected}$"):
         settings.fill(Config, {key: value})
+
+
+@dataclass
+class Bounded:
+    size: Annotated[Bytes, Range(10, 20)] = 10
+    port: Port = 0
+    bits: Annotated[int, Range(2, 6, step=2)] = 6
+
+    def __post_init__(self) -> None:
+        settings.check(self)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("size", 9, "size=9: expected 10 to 20 bytes"),
+        ("size", 2**40, f"size={2**40}: expected 10 to 20 bytes"),
+        ("port", -1, "port=-1: expected 0 to 65535"),
+        ("bits", 0, "bits=0: expected 2, 4 or 6"),
+        ("bits", 3, "bits=3: expected 2, 4 or 6"),
+    ],
+)
+def test_a_number_out_of_range_is_an_error_that_names_the_range(key: str, value: int, why: str) -> None:
+    for fails in (lambda: settings.changes(Bounded, {key: str(value)}), lambda: Bounded(**{key: value})):
+        with pytest.raises(ConfigError) as caught:
+            fails()
+        assert str(caught.value) == why
+    assert settings.changes(Bounded, {"size": "20", "bits": "4"}) == {"size": 20, "bits": 4}
+
+
+@pytest.mark.parametrize("kind", [BrokerConfig, StoreConfig, NamesrvConfig])
+def test_every_number_of_a_configuration_has_a_range(kind: type) -> None:
+    hints = get_type_hints(kind, include_extras=True)
+    plain = get_type_hints(kind)
+    numbers = [field.name for field in dataclasses.fields(kind) if plain[field.name] is int]
+    assert numbers
+    assert [name for name in numbers if settings.range_of(hints[name]) is None] == []

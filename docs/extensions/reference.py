@@ -84,8 +84,9 @@ class SettingsTables(SphinxDirective):
 
 
 def _type(hint: Any) -> str:
-    if metadata := getattr(hint, "__metadata__", None):
-        return "port" if metadata[0] == "port" else f"integer, {metadata[0]}"
+    if (allowed := settings.range_of(hint)) is not None:
+        unit = settings.unit_of(hint)
+        return f"port, {allowed}" if unit == "port" else f"integer, {allowed} {unit}".rstrip()
     (kind,) = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{name}`" for name in kind.__members__)

@@ -31,6 +31,9 @@ from rucola.errors import RemoteProtocolError
 MAX_DEPTH = 64
 """Limit on nesting in the tolerant parser; RocketMQ itself never exceeds six."""
 
+MAX_TOLERANT_SIZE = 32 * 1024
+"""Limit on a document that a server's event loop parses tolerantly, in bytes: 20 ms of work."""
+
 MAX_DIGITS = 400
 """Limit on the length of a number in the tolerant parser; the largest double has 309 digits."""
 
@@ -56,12 +59,20 @@ class ObjectKey(tuple[tuple[str, Any], ...]):
         return dict(self)
 
 
-def loads(data: bytes | bytearray | memoryview | str) -> Any:
-    """Parse one JSON document. Raises RemoteProtocolError, which names the position of the error."""
+def loads(data: bytes | bytearray | memoryview | str, max_tolerant_size: int | None = None) -> Any:
+    """Parse one JSON document. Raises RemoteProtocolError, which names the position of the error.
+
+    A document larger than `max_tolerant_size` must be plain JSON.
+    """
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
+    if max_tolerant_size is not None and len(data) > max_tolerant_size:
+        raise RemoteProtocolError(
+            f"JSON of {len(data)} bytes that is not plain JSON (names in double quotes); the limit for other forms is "
+            f"{max_tolerant_size} bytes"
+        )
     if not isinstance(data, str):
         try:
             data = str(data, "utf-8")
@@ -211,7 +222,12 @@ def _key(key: Any) -> str:
 
 
 def _write(value: Any, out: list[str]) -> None:
-    if isinstance(value, dict):
+    # Tables of offsets and lists of names are long and flat: 3 and 20 times faster as a whole.
+    if isinstance(value, dict) and all(key.__class__ is int is item.__class__ for key, item in value.items()):
+        out.append("{" + ",".join([f"{key}:{item}" for key, item in value.items()]) + "}")
+    elif isinstance(value, list) and all(item.__class__ is str for item in value):
+        out.append(_scalar(value))
+    elif isinstance(value, dict):
         out.append("{")
         for count, (key, member) in enumerate(value.items()):
             out.append(f"{',' if count else ''}{_key(key)}:")

@@ -16,7 +16,8 @@ integers, true or false, names of enum members, paths (in which `~` and `$HOME` 
 declare former spellings of its key, which are read as well: `field(metadata={"former": ("mapedFileSizeCommitLog",)})`.
 
 Counterpart of `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: an
-invalid value is an error that names the key, while Apache silently keeps the default.
+invalid value is an error that names the key, while Apache silently keeps the default. So is a number outside the
+range of its setting: every integer has one, in its type.
 """
 
 from __future__ import annotations
@@ -28,19 +29,42 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
 
-# The unit of a setting is part of its type; the reference of keys in docs/ shows it.
-Milliseconds = Annotated[int, "ms"]
-Seconds = Annotated[int, "s"]
-Hours = Annotated[int, "h"]
-Bytes = Annotated[int, "bytes"]
-Percent = Annotated[int, "%"]
-Port = Annotated[int, "port"]
+INT_MAX: Final = 2**31 - 1
+"""The greatest number that Apache's brokers read for most keys."""
+
+
+class Range(NamedTuple):
+    """The values of an integer setting, from `low` to `high` inclusive, at distances of `step`."""
+
+    low: int
+    high: int
+    step: int = 1
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and self.low <= value <= self.high and (value - self.low) % self.step == 0
+
+    def __str__(self) -> str:
+        if self.step == 1:
+            return f"{self.low} to {self.high}"
+        return ", ".join(map(str, range(self.low, self.high, self.step))) + f" or {self.high}"
+
+
+# Unit and range of a setting are part of its type; the reference of keys in docs/ shows them. A field narrows or widens
+# the range by a further one: `Annotated[Bytes, Range(1, 1024)]`.
+Count = Annotated[int, "", Range(1, INT_MAX)]
+Milliseconds = Annotated[int, "ms", Range(0, INT_MAX)]
+Interval = Annotated[Milliseconds, Range(1, INT_MAX)]
+Seconds = Annotated[int, "s", Range(0, INT_MAX)]
+Hours = Annotated[int, "h", Range(0, 24 * 36_500)]
+Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
+Percent = Annotated[int, "%", Range(0, 100)]
+Port = Annotated[int, "port", Range(0, 65_535)]
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -124,7 +148,7 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
 
     Raises ConfigError, which names the key, for an invalid value.
     """
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         # If a file has both spellings, the current one wins.
@@ -138,6 +162,26 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
 def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
     """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
     return kind(**(defaults | changes(kind, properties)))
+
+
+def check(config: Any) -> None:
+    """Raise ConfigError for an integer outside its range, in a dataclass that a program filled."""
+    hints = get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(config):
+        hint = hints[field.name]
+        if (allowed := range_of(hint)) is not None:
+            _check_range(key_of(field), getattr(config, field.name), hint, allowed)
+
+
+def range_of(hint: Any) -> Range | None:
+    """Return the range in the annotation of a setting, the last if there are several; None without one."""
+    ranges = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range)]
+    return ranges[-1] if ranges else None
+
+
+def unit_of(hint: Any) -> str:
+    """Return the unit in the annotation of a setting; empty without one."""
+    return next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, str)), "")
 
 
 def unknown(kinds: Iterable[type[Any]], properties: Mapping[str, str]) -> list[str]:
@@ -197,7 +241,17 @@ def to_text(value: Any) -> str:
     return value.name if isinstance(value, Enum) else str(value)
 
 
+def _check_range(key: str, value: int, hint: Any, allowed: Range) -> None:
+    if value not in allowed:
+        unit = unit_of(hint)
+        raise ConfigError(f"{key}={value}: expected {allowed}" + (f" {unit}" if unit not in ("", "port") else ""))
+
+
 def _value(key: str, text: str, hint: Any) -> Any:
+    if (allowed := range_of(hint)) is not None:
+        value = _value(key, text, int)
+        _check_range(key, value, hint, allowed)
+        return value
     try:
         if hint is bool:
             return {"true": True, "false": False}[text.lower()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -33,6 +34,7 @@ class Scene:
             should_notify=lambda group: group != "quiet",
             notify=RemotingClientCalls().notify_consumer_ids_changed,
             on_group_left=self.gone.add,
+            call_later=lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
         )
         self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
 
@@ -123,6 +125,44 @@ async def test_a_client_is_removed_with_its_dead_connection() -> None:
         assert len(scene.clients.producers["p"]) == 1
         for client in (old, new, other):
             await client.close()
+
+
+class Channel:
+    """A connection without a socket, for hundreds of members."""
+
+    peer = "127.0.0.1:1"
+    is_open = True
+
+    def close(self) -> None:
+        raise AssertionError("no member expires")
+
+
+def test_members_that_join_together_are_notified_together() -> None:
+    notified: list[Channel] = []
+    pending: list[tuple[float, Callable[[], None]]] = []
+    clients = ClientRegistry(
+        should_notify=lambda group: True,
+        notify=lambda channel, group: notified.append(cast(Channel, channel)),
+        on_group_left=lambda group: None,
+        call_later=lambda delay_s, call: pending.append((delay_s, call)),
+    )
+    channels = [Channel() for _ in range(1500)]
+    for number, channel in enumerate(channels):
+        consumers = [ConsumerData(group_name="g")]
+        clients.heartbeat(channel, HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers), "JAVA", 409, 0)
+    assert len(notified) < 35_000, "each of the first 256 notifies all at once, 1.1 million would be notified in total"
+    notified.clear()
+    delays_s = []
+    while pending:
+        delay_s, call = pending.pop(0)
+        delays_s.append(delay_s)
+        call()
+    # After the rest of the last slice, the changes of the pause are one notification of all.
+    assert notified[1:] == channels
+    assert max(delays_s) >= 0.3, "a pause is as long as twenty-five notifications take"
+    # A client that leaves concerns its own groups only.
+    clients.closed(channels[0])
+    assert len(clients.consumers["g"].members) == 1499
 
 
 async def test_a_group_with_notification_off_is_not_notified() -> None:

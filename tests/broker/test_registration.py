@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import body_crc
+from rucola.namesrv.config import NamesrvConfig
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.route import BrokerRequestHeader, RegisterBrokerRequestHeader, decode_registration
+from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.protocol.route import (
+    BrokerRequestHeader,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
+    decode_registration,
+    encode_registration,
+)
+from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import StoreConfig
@@ -55,3 +69,44 @@ async def test_registrations_carry_the_fields_that_apaches_name_server_checks(tm
     assert "T11" in table.topic_config_serialize_wrapper.topic_config_table
     (goodbye,) = left.items
     assert goodbye.decode_header(BrokerRequestHeader).broker_addr == address
+
+
+@pytest.mark.slow
+async def test_a_store_with_too_many_topics_still_registers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"%RETRY%a-consumer-group-with-a-name-of-usual-length-{number}" for number in range(60_000)]
+    table = {name: TopicConfig(topic_name=name, read_queue_nums=1, write_queue_nums=1) for name in names}
+    stored = TopicConfigSerializeWrapper(data_version=DataVersion(counter=1, timestamp=1), topic_config_table=table)
+    file = tmp_path / "broker-a" / "config" / "topics.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(encode_body(stored))
+    assert file.stat().st_size > MAX_FRAME_SIZE * 3 // 4
+
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        known = set(running.first_namesrv.routes.topics())
+        assert known.issuperset(names)
+        await running.create_topic(broker, "one-more")
+        assert "one-more" in running.first_namesrv.routes.topics()
+    assert any("compressed from now on" in line for line in caplog.messages)
+
+
+async def test_registrations_can_always_be_compressed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.start_broker(compressed_register=True)
+        assert "TBW102" in running.first_namesrv.routes.topics()
+
+
+async def test_a_registration_with_too_many_topics_is_refused(tmp_path: Path) -> None:
+    table = {name: TopicConfig(topic_name=name) for name in "abc"}
+    wrapper = TopicConfigSerializeWrapper(topic_config_table=table)
+    async with Namesrv(HOST, 0, config=NamesrvConfig(max_topics_per_broker=2)) as namesrv:
+        client = RemotingClient()
+        for compressed in (False, True):
+            body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper), compress=compressed)
+            header = RegisterBrokerRequestHeader(
+                broker_name="a", broker_addr="127.0.0.1:1", cluster_name="c", broker_id=0, compressed=compressed
+            )
+            request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+            answer = await client.invoke(f"{HOST}:{namesrv.port}", request)
+            assert answer.remark == "a registration with 3 topics; the limit is 2 (maxTopicsPerBroker)"
+        await client.close()

@@ -276,7 +276,7 @@ def test_settings_of_a_role_are_derived_and_checked() -> None:
         from_properties({"brokerRole": "SLAVE"})
     with pytest.raises(ConfigError, match="haMasterAddress: 'nowhere' is no address"):
         from_properties({"haMasterAddress": "nowhere"})
-    with pytest.raises(ConfigError, match="haTransferBatchSize=0: expected 1 or more"):
+    with pytest.raises(ConfigError, match="haTransferBatchSize=0: expected 1 to 16777216 bytes"):
         from_properties({"haTransferBatchSize": "0"})
     with pytest.raises(ConfigError, match="brokerRole=BOSS"):
         from_properties({"brokerRole": "BOSS"})

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from rucola.errors import ConfigError, InvalidMessage
 from rucola.message import Message, ids, sysflag, topics
 from rucola.message.batch import decode_batch, encode_batch
-from rucola.message.compression import CompressionType, compress, compression_type, decompress
+from rucola.message.compression import (
+    RATIO_VARIABLE,
+    SIZE_VARIABLE,
+    CompressionType,
+    ExpansionLimits,
+    compress,
+    compression_type,
+    decompress,
+    expansion_limits,
+)
 from rucola.message.delay import due_time_ms, parse_delay_levels
 from rucola.message.host import decode_host, encode_host
 from rucola.message.properties import join, parse
@@ -157,9 +166,35 @@ def test_compressed_bodies_round_trip(body: bytes, kind: CompressionType, level:
 @pytest.mark.parametrize("kind", CompressionType)
 def test_a_decompression_bomb_is_refused(kind: CompressionType) -> None:
     packed = compress(bytes(10_000_000), kind)
-    with pytest.raises(InvalidMessage, match="expands to more than 1000000 bytes"):
-        decompress(packed, kind.sys_flag, max_size=1_000_000)
-    assert len(decompress(packed, kind.sys_flag, max_size=10_000_000)) == 10_000_000
+    with pytest.raises(InvalidMessage, match=f"than 1000000 bytes: .*; {SIZE_VARIABLE} raises it"):
+        decompress(packed, kind.sys_flag, ExpansionLimits(max_size=1_000_000))
+    with pytest.raises(InvalidMessage, match=f"2 times its size or 1000 bytes; {RATIO_VARIABLE} raises the ratio"):
+        decompress(packed, kind.sys_flag, ExpansionLimits(max_ratio=2, free_size=1000))
+    assert len(decompress(packed, kind.sys_flag, ExpansionLimits(10_000_000, 1, 10_000_000))) == 10_000_000
+
+
+def test_a_few_kilobytes_expand_to_megabytes_at_most() -> None:
+    packed = compress(bytes(100_000_000), CompressionType.ZSTD)
+    assert len(packed) < 10_000
+    with pytest.raises(InvalidMessage, match="expands to more than 8388608 bytes"):
+        decompress(packed, CompressionType.ZSTD.sys_flag)
+    window = compress(bytes(64 << 20), CompressionType.ZSTD)[:4] + b"\x00\x88\x00\x00\x00"  # declares 128 MiB
+    with pytest.raises(InvalidMessage, match="expands to more than 8388608 bytes"):
+        decompress(window, CompressionType.ZSTD.sys_flag)
+
+
+def test_the_environment_raises_the_limits_of_decompression(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = compress(bytes(20_000_000), CompressionType.ZSTD)
+    monkeypatch.setenv(RATIO_VARIABLE, "100000")
+    expansion_limits.cache_clear()
+    try:
+        assert len(decompress(packed, CompressionType.ZSTD.sys_flag)) == 20_000_000
+        monkeypatch.setenv(SIZE_VARIABLE, "many")
+        expansion_limits.cache_clear()
+        with pytest.raises(ConfigError, match=f"{SIZE_VARIABLE}=many: expected a number of at least 1"):
+            decompress(packed, CompressionType.ZSTD.sys_flag)
+    finally:
+        expansion_limits.cache_clear()
 
 
 @pytest.mark.parametrize("kind", CompressionType)

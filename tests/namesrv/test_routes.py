@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -93,6 +95,34 @@ def test_a_registration_with_all_topics_completes_one_with_a_few() -> None:
     register(table, MASTER, "a", 0, topic("Changed"), counter=7)
     register(table, MASTER, "a", 0, topic("Changed"), topic("Other"), counter=7)
     assert table.topics() == ["Changed", "Other"]
+
+
+def steps(table: RouteTable, *topics: TopicConfig, counter: int) -> Generator[None, None, object]:
+    return table.registration_steps(MASTER, "a", 0, "C", "", body(*topics, counter=counter), 0)
+
+
+def test_a_registration_in_steps_ends_when_its_broker_is_removed() -> None:
+    table = RouteTable()
+    running = steps(table, topic("A"), topic("B"), counter=1)
+    next(running)
+    table.unregister(MASTER)
+    assert list(running) == []
+    assert (table.topics(), table.clusters().broker_addr_table) == ([], {})
+
+
+def test_registrations_that_overlap_leave_the_newest_topics() -> None:
+    for repeated in (2, 3):
+        table = RouteTable()
+        register(table, MASTER, "a", 0, topic("A", queues=1), topic("B", queues=1), counter=1)
+        first = steps(table, topic("A", queues=2), topic("B", queues=2), counter=2)
+        next(first)
+        second = steps(table, topic("A", queues=repeated), topic("B", queues=repeated), counter=repeated)
+        next(second)
+        assert len([*first, *second]) <= 2
+        for name in ("A", "B"):
+            route = table.route(name)
+            assert route is not None
+            assert [queues.read_queue_nums for queues in route.queue_datas] == [repeated]
 
 
 def test_a_promoted_slave_loses_its_old_id() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, SerializeType, UnreadableCommand
-from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder, FrameError
+from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder, FrameError
 from rucola.protocol.offset import QueueRequestHeader
 from support.recorded_frames import decode, frames
 
@@ -285,3 +285,14 @@ def test_a_damaged_frame_is_a_command_or_a_protocol_error(data: st.DataObject) -
         with suppress(RemoteProtocolError):
             repr(command)
             decode(command.encode())
+
+
+@pytest.mark.parametrize("serializer", SerializeType)
+def test_a_header_above_the_limit_is_answered(serializer: SerializeType) -> None:
+    command = RemotingCommand(10, {"a": "x" * MAX_HEADER_SIZE}, opaque=77, serialize_type=serializer)
+    following = RemotingCommand(10, opaque=78)
+    refused, whole = FrameDecoder().receive_data(command.encode() + following.encode())
+    assert isinstance(refused, UnreadableCommand)
+    assert (refused.opaque, refused.opaque_is_known, refused.is_answer) == (77, True, False)
+    assert refused.why.endswith(f"bytes; the limit is {MAX_HEADER_SIZE}")
+    assert whole == following

@@ -25,6 +25,9 @@ async def http_request(port: int, request: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
+COUNTERS = {"rocketmq_internal_put_failures", "rocketmq_limit_refusals", "rocketmq_connections_closed"}
+
+
 async def scrape(broker: Broker) -> Samples:
     """Every metric, with its labels and values."""
     head, body = await http_request(
@@ -33,8 +36,7 @@ async def scrape(broker: Broker) -> Samples:
     assert head.startswith(b"HTTP/1.1 200 OK")
     samples: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
-        is_counter = family.name in ("rocketmq_internal_put_failures", "rocketmq_connections_closed")
-        assert family.type == ("counter" if is_counter else "gauge")
+        assert family.type == ("counter" if family.name in COUNTERS else "gauge")
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples

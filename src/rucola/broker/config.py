@@ -17,7 +17,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from rucola import settings
 from rucola.errors import ConfigError, RemotingConnectError
@@ -29,14 +29,14 @@ from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.netty_keys import NETTY_CLIENT_KEYS, NETTY_SERVER_KEYS
-from rucola.settings import Bytes, Milliseconds, Port, Seconds
+from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds
 from rucola.store.config import StoreConfig
 
 _UNUSED: Final = """
     aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
     clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums commercialBaseCount commercialBigCount
     commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
-    commitCommitLogThoroughInterval commitIntervalCommitLog compressedRegister configBlackList
+    commitCommitLogThoroughInterval commitIntervalCommitLog configBlackList
     consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums
     debugLockEnable deleteConsumeQueueFilesInterval disableConsumeIfConsumerReadSlowly diskFallRecorded
     dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableBatchPush enableCalcFilterBitMap
@@ -88,7 +88,7 @@ class BrokerConfig:
 
     Set it always: queues, offsets and offsetMsgIds of consumers refer to it, so it must not change with the machine.
     """
-    broker_id: int = 0
+    broker_id: Annotated[Count, Range(0, INT_MAX)] = 0
     """0 on a master, a unique number above 0 on each slave. A master always has 0, whatever the file says."""
 
     # Addresses
@@ -104,7 +104,7 @@ class BrokerConfig:
     """Port for clients; 0 selects a free port."""
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
     """Address announced to slaves; by default brokerIP1. Set it if replication has a network of its own."""
-    ha_listen_port: Port = -1
+    ha_listen_port: Annotated[Port, Range(-1, 65_535)] = -1
     """Port for slaves; by default listenPort + 1, or any free port if listenPort is 0."""
     namesrv_addr: str = ""
     """Addresses of the name servers, `host:port` joined by `;`. Without it clients must know the broker's address."""
@@ -113,13 +113,13 @@ class BrokerConfig:
 
     ha_master_address: str = ""
     """Address `host:port` from which a slave copies the log; by default the one that the name server returns."""
-    ha_send_heartbeat_interval: Milliseconds = 5000
+    ha_send_heartbeat_interval: Interval = 5000
     """Time between two heartbeats on an idle replication connection. Lower it to notice a dead peer sooner."""
-    ha_housekeeping_interval: Milliseconds = 20_000
+    ha_housekeeping_interval: Interval = 20_000
     """Time of silence after which a replication connection is closed. Keep it several heartbeats long."""
-    ha_transfer_batch_size: Bytes = 32 * 1024
+    ha_transfer_batch_size: Annotated[Bytes, Range(1, 16 * 1024 * 1024)] = 32 * 1024
     """Maximum size of one transfer to a slave. A slave of Apache reads no more than 32 KiB at once."""
-    ha_slave_fallbehind_max: Bytes = 256 * 1024 * 1024
+    ha_slave_fallbehind_max: Annotated[Bytes, Range(0, 2**62)] = 256 * 1024 * 1024
     """Lag beyond which a slave does not count as available for SYNC_MASTER.
 
     Lower it if producers should see SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
@@ -133,9 +133,9 @@ class BrokerConfig:
 
     # Topics and groups
 
-    broker_permission: int = PERM_READ | PERM_WRITE
+    broker_permission: Annotated[Count, Range(2, 6, step=2)] = PERM_READ | PERM_WRITE
     """Permission of the whole broker: 6 read and write, 4 read, 2 write. Set 4 to drain a broker before its removal."""
-    default_topic_queue_nums: int = 8
+    default_topic_queue_nums: Annotated[Count, Range(1, 1024)] = 8
     """Maximum number of queues of a topic that a send creates."""
     auto_create_topic_enable: bool = True
     """Whether a send to an unknown topic creates it. Disable it in production, so that a typo is an error."""
@@ -181,14 +181,14 @@ class BrokerConfig:
     """Whether members of a group are notified at once if one joins or leaves. Otherwise they rebalance every 20 s."""
     store_reply_message_enable: bool = True
     """Whether replies to requests are stored as well as sent to the requester."""
-    default_query_max_num: int = 32
+    default_query_max_num: Annotated[Count, Range(1, 10_000)] = 32
     """Maximum number of messages in the response to a query by unique key."""
 
     # Connections and their memory; see docs/security.md
 
-    max_connections: int = 0
+    max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
     """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
-    reserved_descriptors: int = 256
+    reserved_descriptors: Count = 256
     """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
     max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
     """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
@@ -202,19 +202,46 @@ class BrokerConfig:
 
     Raise it for many producers that send messages of megabytes at the same time.
     """
-    max_held_pulls_per_connection: int = 8192
+    max_held_pulls_per_connection: Count = 8192
     """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
-    max_held_pulls: int = 65_536
+    max_held_pulls: Count = 65_536
     """Maximum number of held pulls in total; beyond it, those of the connection with the most are answered early."""
+    # Limits
+
+    max_topic_nums: Count = 20_000
+    """Number of topics from which on requests of clients create no more; operators still do.
+
+    Retry topics count. Dead letter queues count, but are always created. Raise it if one broker has more topics.
+    """
+    max_subscription_group_nums: Count = 10_000
+    """Number of consumer groups from which on requests of clients create no more; operators still do."""
+    max_groups_per_client: Count = 256
+    """Maximum number of producer and consumer groups of one connection."""
+    max_subscriptions_per_heartbeat: Count = 1024
+    """Maximum number of subscriptions in one heartbeat, over all of its groups."""
+    max_subscription_expression_size: Bytes = 16 * 1024
+    """Maximum size of a subscription's expression, and of all SQL92 expressions of one heartbeat together.
+
+    A single SQL92 expression has 4,096 characters at most.
+    """
+    max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
+    """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
+    max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
+    """Maximum size of a request's JSON body, for example of a heartbeat. Bodies of messages have maxMessageSize."""
 
     # Periodic tasks
 
-    flush_consumer_offset_interval: Milliseconds = 5000
+    flush_consumer_offset_interval: Interval = 5000
     """Time between two writes of the consumer offsets. After a crash, messages consumed since then are redelivered."""
-    register_name_server_period: Milliseconds = 30_000
+    register_name_server_period: Interval = 30_000
     """Time between two registrations. A name server forgets a broker after two minutes without one."""
-    register_broker_timeout_mills: Milliseconds = 6000
+    register_broker_timeout_mills: Interval = 6000
     """Time that a registration may take per name server."""
+    compressed_register: bool = False
+    """Whether registrations are always compressed; by default only those above 1 MiB, some thousands of topics.
+
+    A compressed registration lacks the unit flags of topics.
+    """
 
     # Transactions
 
@@ -222,9 +249,9 @@ class BrokerConfig:
     """Whether transactional messages are refused."""
     transaction_time_out: Milliseconds = 6000
     """Age at which an open transaction is checked first. Raise it if local transactions take longer."""
-    transaction_check_interval: Milliseconds = 60_000
+    transaction_check_interval: Interval = 60_000
     """Time between two checks of open transactions."""
-    transaction_check_max: int = 15
+    transaction_check_max: Annotated[Count, Range(0, INT_MAX)] = 15
     """Number of checks after which an open transaction is moved to TRANS_CHECK_MAX_TIME_TOPIC."""
 
     # Filters by properties (SQL92)
@@ -246,6 +273,7 @@ class BrokerConfig:
     """Port of the metrics endpoint."""
 
     def __post_init__(self) -> None:
+        settings.check(self)
         if not self.broker_ip1:
             self.broker_ip1 = local_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
         if not self.broker_ip2:
@@ -315,8 +343,6 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             host_and_port(broker.ha_master_address)
         except RemotingConnectError as error:
             raise ConfigError(f"haMasterAddress: {error}") from None
-    if broker.ha_transfer_batch_size < 1:
-        raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
     parse_delay_levels(store.message_delay_level)
     # A master always has id 0, whatever brokerId says: clients find the master by it.

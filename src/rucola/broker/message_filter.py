@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from rucola.access import Reason, Refused
 from rucola.broker.config import BrokerConfig
@@ -35,10 +35,24 @@ def accepted_codes(subscription_data: SubscriptionData) -> frozenset[int] | None
     """Return the tagsCodes that a subscription by tags selects. Raises InvalidMessage if its expression has no tag."""
     if subscription_data.sub_string in ("", "*"):
         return None  # all messages: no call per unit
-    return _codes_of_tags(subscription_data.sub_string)
+    expression = subscription_data.sub_string
+    return _of_usual(expression) if len(expression) <= _USUAL_LENGTH else _of_long(expression)
+
+
+_USUAL_LENGTH: Final = 256
+"""Characters up to which an expression is one of many that are cached, 10 KB each; longer ones take up to 400 KB."""
 
 
 @lru_cache(maxsize=4096)
+def _of_usual(expression: str) -> frozenset[int] | None:
+    return _codes_of_tags(expression)
+
+
+@lru_cache(maxsize=64)
+def _of_long(expression: str) -> frozenset[int] | None:
+    return _codes_of_tags(expression)
+
+
 def _codes_of_tags(expression: str) -> frozenset[int] | None:
     """Return the tagsCodes of a tag expression, such as `TagA || TagB`.
 

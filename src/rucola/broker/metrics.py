@@ -1,7 +1,7 @@
 """Prometheus metrics of a broker, under the names and labels of Apache's rocketmq-exporter.
 
 GET /metrics collects all values at that moment from tables, store and statistics; nothing is cached. All metrics except
-the failures are gauges. A topic or group without messages has the value 0.
+the failures and the refusals are gauges. A topic or group without messages has the value 0.
 
     rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read per second
     rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put per second
@@ -20,11 +20,12 @@ the failures are gauges. A topic or group without messages has the value 0.
     rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
     rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
     rocketmq_held_pulls                              cluster broker                  pulls that wait for a message
+    rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The replication lag, the failures (see `broker.delivery.internal_puts`) and the four about connections (see
-`remoting.connection_memory`) are additions to the exporter's metrics. The last row represents the figures of
-GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
+The replication lag, the refusals by limits (see `broker.limits`), the failures (see `broker.delivery.internal_puts`)
+and the four about connections (see `remoting.connection_memory`) are additions to the exporter's metrics. The last row
+represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
 rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
@@ -119,6 +120,7 @@ class BrokerCollector(Collector):
         self._config = state.config
         self._store = state.store
         self._puts = state.puts
+        self._limits = state.limits
         self._topics = state.topics
         self._offsets = state.offsets
         self._clients = state.clients
@@ -134,6 +136,7 @@ class BrokerCollector(Collector):
         yield self._slaves()
         yield self._failures()
         yield from self._connections()
+        yield self._limit_refusals()
         yield from self._runtime()
         yield from self._topic_metrics()
         yield from self._group_metrics()
@@ -188,6 +191,15 @@ class BrokerCollector(Collector):
         for key, count in sorted(self._memory.closed.items()):
             family.add_metric((*own, key), count)
         yield family
+
+    def _limit_refusals(self) -> CounterMetricFamily:
+        labels, own = ("cluster", "broker", "limit"), (self._config.broker_cluster_name, self._config.broker_name)
+        family = CounterMetricFamily(
+            "rocketmq_limit_refusals", "requests refused by a limit, by its key", labels=labels
+        )
+        for key, count in sorted(self._limits.refusals.items()):
+            family.add_metric((*own, key), count)
+        return family
 
     def _runtime(self) -> Iterator[GaugeMetricFamily]:
         figures, config = self._figures(), self._config

@@ -17,6 +17,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.broker.limits import Limits
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
@@ -32,6 +33,8 @@ class BrokerState:
     """Settings, store, tables, connected clients and statistics of one broker."""
 
     config: BrokerConfig
+    limits: Limits
+    """Refuses requests that exceed a limit of `config`."""
     store: MessageStore
     puts: InternalPuts
     """Puts on the broker's own account, which are retried if they fail."""

@@ -5,24 +5,73 @@ The broker stores and forwards such a body unchanged; CRC and size in the record
 
     zlib  a zlib stream (RFC 1950)      LZ4  an LZ4 frame, not a block      ZSTD  a Zstandard frame
 
-A few compressed bytes can expand to gigabytes, so `decompress` has a limit.
+A few compressed bytes can expand to gigabytes, so `decompress` bounds size and ratio (`ExpansionLimits`). Every reader
+of messages uses it: clients, the command line, the store tools and Spark.
 
 Counterpart of the package org.apache.rocketmq.common.compression.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from enum import IntEnum
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import lz4.frame
 import zstandard
 
-from rucola.errors import InvalidMessage
+from rucola.errors import ConfigError, InvalidMessage
 from rucola.message import sysflag
 
-MAX_DECOMPRESSED_SIZE: Final = 256 * 1024 * 1024
+SIZE_VARIABLE: Final = "RUCOLA_MAX_DECOMPRESSED_SIZE"
+RATIO_VARIABLE: Final = "RUCOLA_MAX_DECOMPRESSION_RATIO"
+"""Environment variables that replace the limits. A process reads them at its first compressed message."""
+
+_ZSTD_STEP: Final = 256
+"""Compressed bytes per step of ZSTD: 4 bytes can expand to 128 KiB, so at most 8 MiB are produced per check."""
+
+
+class ExpansionLimits(NamedTuple):
+    """Limits on the expansion of one body: in bytes, and relative to its compressed size."""
+
+    max_size: int = 64 * 1024 * 1024
+    """Largest decompressed body in bytes; sixteen times the default of maxMessageSize."""
+    max_ratio: int = 250
+    """Largest ratio of sizes beyond `free_size`. Logs and JSON reach 5 to 50, repeated text 1,000."""
+    free_size: int = 8 * 1024 * 1024
+    """Decompressed bytes that any body may have, whatever its ratio."""
+
+    def of(self, compressed_size: int) -> int:
+        """Return the most bytes that a body of this compressed size may have."""
+        return min(self.max_size, max(self.free_size, self.max_ratio * compressed_size))
+
+    def exceeded(self, kind: str, compressed_size: int) -> InvalidMessage:
+        """Return the error for a body that exceeds the limit: it names the limit and how to raise it."""
+        limit = self.of(compressed_size)
+        if limit == self.max_size:
+            rule = f"the limit of a decompressed body; {SIZE_VARIABLE} raises it"
+        else:
+            rule = f"{self.max_ratio} times its size or {self.free_size} bytes; {RATIO_VARIABLE} raises the ratio"
+        return InvalidMessage(f"a {kind} body of {compressed_size} bytes expands to more than {limit} bytes: {rule}")
+
+
+@lru_cache(maxsize=1)
+def expansion_limits() -> ExpansionLimits:
+    """Return the limits of this process. Raises ConfigError for a variable that is no positive number."""
+    default = ExpansionLimits()
+    return default._replace(
+        max_size=_from_environment(SIZE_VARIABLE, default.max_size),
+        max_ratio=_from_environment(RATIO_VARIABLE, default.max_ratio),
+    )
+
+
+def _from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip() or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}={text}: expected a number of at least 1")
+    return int(text)
 
 
 class CompressionType(IntEnum):
@@ -58,15 +107,17 @@ def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: i
             return zstandard.ZstdCompressor(level=level).compress(body)
 
 
-def decompress(body: bytes | memoryview, sys_flag: int, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
+def decompress(body: bytes | memoryview, sys_flag: int, limits: ExpansionLimits | None = None) -> bytes:
     """Decompress the body of a record with this sysFlag; without the compressed bit, return a copy.
 
-    Raises InvalidMessage if the bytes are not one complete stream of the type, or if the result would exceed `max_size`
-    bytes.
+    Raises InvalidMessage if the bytes are not one complete stream of the type, or if the result would exceed `limits`,
+    by default those of the process.
     """
     if not sys_flag & sysflag.COMPRESSED:
         return bytes(body)
     kind = compression_type(sys_flag)
+    limits = limits or expansion_limits()
+    max_size = limits.of(len(body))
     try:
         match kind:
             case CompressionType.ZLIB:
@@ -78,20 +129,30 @@ def decompress(body: bytes | memoryview, sys_flag: int, max_size: int = MAX_DECO
                 plain = frame.decompress(bytes(body), max_size)
                 whole, cut = frame.eof, not frame.needs_input
             case CompressionType.ZSTD:
-                zstd = zstandard.ZstdDecompressor().decompressobj()
-                parts, size = [], 0
-                # A stream need not declare its size, and 4 bytes can expand to 128 KiB: feed 1 KiB at a time, so
-                # that at most 32 MiB are produced before the size is checked.
-                for begin in range(0, len(body), 1024):
-                    parts.append(zstd.decompress(body[begin : begin + 1024]))
-                    size += len(parts[-1])
-                    if zstd.eof or size > max_size:
-                        break
-                plain = b"".join(parts)
-                whole, cut = zstd.eof and size <= max_size, size > max_size
+                plain, whole, cut = _decompress_zstd(body, max_size)
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
         raise InvalidMessage(f"a body of {len(body)} bytes is not a {kind.name} stream: {error}") from error
+    if cut and not whole:
+        raise limits.exceeded(kind.name, len(body))
     if not whole:
-        why = f"expands to more than {max_size} bytes" if cut else "is truncated"
-        raise InvalidMessage(f"a {kind.name} body of {len(body)} bytes {why}")
+        raise InvalidMessage(f"a {kind.name} body of {len(body)} bytes is truncated")
     return plain
+
+
+def _decompress_zstd(body: bytes | memoryview, max_size: int) -> tuple[bytes, bool, bool]:
+    """Return the decompressed bytes, whether the stream is whole, and whether it exceeds `max_size`.
+
+    A stream need not declare its size, so it is fed in steps. The window, which it declares and the library allocates,
+    counts as its size.
+    """
+    if zstandard.get_frame_parameters(body).window_size > max(max_size, 1 << zstandard.WINDOWLOG_MIN):
+        return b"", False, True
+    zstd = zstandard.ZstdDecompressor().decompressobj()
+    parts: list[bytes] = []
+    size = 0
+    for begin in range(0, len(body), _ZSTD_STEP):
+        parts.append(zstd.decompress(body[begin : begin + _ZSTD_STEP]))
+        size += len(parts[-1])
+        if zstd.eof or size > max_size:
+            break
+    return b"".join(parts), zstd.eof and size <= max_size, size > max_size

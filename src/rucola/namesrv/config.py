@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from rucola import settings
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
-from rucola.settings import Bytes, Port, Seconds
+from rucola.settings import INT_MAX, Bytes, Count, Port, Range, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
@@ -39,14 +39,19 @@ class NamesrvConfig:
     """Whether routes include the order configuration of their topic."""
     server_channel_max_idle_time_seconds: Seconds = 120
     """Time after which an idle connection is closed; 0 never closes one."""
+    max_topics_per_broker: Count = 100_000
+    """Maximum number of topics in the registration of one broker."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 
+    def __post_init__(self) -> None:
+        settings.check(self)
+
     # Connections and their memory; see docs/security.md
 
-    max_connections: int = 0
+    max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
     """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
-    reserved_descriptors: int = 64
+    reserved_descriptors: Count = 64
     """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
     max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
     """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""

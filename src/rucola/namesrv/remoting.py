@@ -34,11 +34,12 @@ from rucola.protocol.route import (
     TopicList,
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerRequestHeader,
-    decode_registration,
+    registration_steps,
 )
 from rucola.protocol.topic import DataVersion
-from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
+from rucola.slices import in_slices
 
 QUOTES_KEYS_SINCE = 401
 """Version of 4.9.4: clients from this version on are sent routes with quoted broker ids."""
@@ -71,10 +72,13 @@ class RouteAdapter:
             Endpoint(RequestCode.ADD_WRITE_PERM_OF_BROKER, alter, self.add_write_perm, perm),
         ]
 
-    def register_broker(
+    async def register_broker(
         self, connection: Connection, command: RemotingCommand, header: RegisterBrokerRequestHeader
-    ) -> Reply:
-        registered = self._service.register(connection, header, decode_registration(header, command.body))
+    ) -> Answer:
+        body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
+        if not connection.is_open:
+            return None  # its registration would never be removed
+        registered = await in_slices(self._service.register(connection, header, body))
         order = registered.order_config
         return command.response(
             ResponseCode.SUCCESS,

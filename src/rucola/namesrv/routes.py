@@ -28,11 +28,12 @@ the same data version adds the others (Apache has no route for them until the ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from rucola import slices
 from rucola.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, RegisterBrokerBody, TopicRouteData
 from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 
@@ -56,6 +57,11 @@ class _Live:
     registered_ms: int
     owner: object
     """The connection that the registration depends on."""
+
+    def is_same_registration(self, other: _Live) -> bool:
+        """Return whether both registered the same topics for the same broker."""
+        mine = self.broker_name, self.broker_id, self.data_version
+        return mine == (other.broker_name, other.broker_id, other.data_version)
 
 
 @dataclass(slots=True)
@@ -87,10 +93,26 @@ class RouteTable:
         now_ms: int,
         owner: object = None,
     ) -> tuple[str, str] | None:
-        """Register a broker or refresh its registration.
+        """Register a broker or refresh its registration, at once; see `registration_steps`."""
+        return slices.run(
+            self.registration_steps(address, broker_name, broker_id, cluster, ha_server_addr, body, now_ms, owner)
+        )
+
+    def registration_steps(
+        self,
+        address: str,
+        broker_name: str,
+        broker_id: int,
+        cluster: str,
+        ha_server_addr: str,
+        body: RegisterBrokerBody,
+        now_ms: int,
+        owner: object = None,
+    ) -> Generator[None, None, tuple[str, str] | None]:
+        """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
         Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
-        a master.
+        a master. If the address is removed or registers other topics between two steps, the rest is left out.
         """
         before = self._live.get(address)
         if before is None:
@@ -106,18 +128,23 @@ class RouteTable:
             del broker.addresses[before.broker_id]
         broker.addresses[broker_id] = address
 
-        # 2. The topics, of a master only: all of a new version, otherwise those that have no route yet.
+        # 2. The address itself.
         topics = body.topic_config_serialize_wrapper
+        registered = self._live[address] = _Live(
+            broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
+        )
+        # 3. The topics, of a master only: all of a new version, otherwise those that have no route yet.
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
             for topic in topics.topic_config_table.values():
+                # Between two steps, the address may have registered again, with the same topics or with others.
+                live = self._live.get(address)
+                if live is None or not live.is_same_registration(registered):
+                    return None
                 queues = self._topics.setdefault(topic.topic_name, {})
                 if is_changed or broker_name not in queues:
                     queues[broker_name] = _queue_data(broker_name, topic)
-        # 3. The address itself.
-        self._live[address] = _Live(
-            broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
-        )
+                yield
         master = broker.addresses.get(MASTER_ID)
         if broker_id == MASTER_ID or master is None:
             return None

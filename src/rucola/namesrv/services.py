@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,9 +57,19 @@ class RouteService:
 
     # Brokers.
 
-    def register(self, owner: object, request: RegisterBrokerRequestHeader, body: RegisterBrokerBody) -> Registered:
-        """Register a broker or refresh its registration, until `owner` is gone (see `RouteTable.remove_owned`)."""
-        master = self._routes.register(
+    @property
+    def max_topics(self) -> int:
+        """The number of topics that one broker may register."""
+        return self._configuration.config.max_topics_per_broker
+
+    def register(
+        self, owner: object, request: RegisterBrokerRequestHeader, body: RegisterBrokerBody
+    ) -> Generator[None, None, Registered]:
+        """Register a broker or refresh its registration, until `owner` is gone (see `RouteTable.remove_owned`).
+
+        A generator of small steps (see `rucola.slices`).
+        """
+        master = yield from self._routes.registration_steps(
             request.broker_addr,
             request.broker_name,
             request.broker_id,

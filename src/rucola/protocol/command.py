@@ -60,6 +60,7 @@ closes the connection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
@@ -201,7 +202,8 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
             received = self.received_ext
             if isinstance(received, Header):  # lacks fields that its type does not declare: decode the header again
                 received = _decode_json_header(self.json_header).ext
-            self.ext = _to_texts(fastjson.loads(str(received, "utf-8", "replace"))) if received else {}
+            text = str(received, "utf-8", "replace")
+            self.ext = _to_texts(fastjson.loads(text, fastjson.MAX_TOLERANT_SIZE)) if received else {}
         return self.ext
 
     def decode_header(self, header_type: type[H]) -> H:
@@ -441,6 +443,22 @@ def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingComma
     raise HeaderError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
 
 
+def too_long(header: bytes, serializer: int, limit: int) -> HeaderError:
+    """Return the error for a header above a limit, with its opaque and flag if they are found without decoding it."""
+    opaque: int | None = None
+    flag = 0
+    with suppress(struct_error, ValueError):
+        if serializer == ROCKETMQ:
+            _, _, _, opaque, flag = _BINARY_HEAD.unpack_from(header, 0)
+        elif found := _OPAQUE.findall(header[-1024:]) or _OPAQUE.findall(header[:1024]):
+            opaque = int(found[-1])
+    return HeaderError(f"a header of {len(header)} bytes; the limit is {limit}", opaque, flag)
+
+
+_OPAQUE = re.compile(rb'"opaque":([0-9]{1,10})\b')
+"""The member of a JSON header. Clients write it behind the ext fields, near the end, or before them."""
+
+
 def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
     """Decode a header that the typed decoder of its code, or msgspec, rejects.
 
@@ -449,7 +467,7 @@ def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _decode_json_header(header)
     try:
-        members = fastjson.loads(str(header, "utf-8", "replace"))
+        members = fastjson.loads(str(header, "utf-8", "replace"), fastjson.MAX_TOLERANT_SIZE)
     except RemoteProtocolError as error:
         raise HeaderError(str(error)) from None
     if not isinstance(members, dict):

@@ -21,10 +21,13 @@ from struct import Struct
 from typing import Final, NoReturn
 
 from rucola.errors import RemoteProtocolError
-from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, unreadable
+from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, too_long, unreadable
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Default limit of a frame in bytes, without its length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
+
+MAX_HEADER_SIZE: Final = 256 * 1024
+"""Limit of a header in bytes: that of a send with the longest properties, escaped as JSON, has 200 KB."""
 
 _LENGTH: Final = Struct(">I")
 _PREFIX: Final = Struct(">II")  # length, serializer << 24 | header size
@@ -90,6 +93,8 @@ class FrameDecoder:
                     if body_begin > frame_end:
                         size = serializer_and_size & 0xFFFFFF
                         raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
+                    if body_begin - header_begin > MAX_HEADER_SIZE:
+                        raise too_long(data[header_begin:body_begin], serializer_and_size >> 24, MAX_HEADER_SIZE)
                     commands.append(
                         decode_command(
                             data[header_begin:body_begin], data[body_begin:frame_end], serializer_and_size >> 24

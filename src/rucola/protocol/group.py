@@ -20,7 +20,7 @@ from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
 from rucola.protocol.queue import MessageQueue, from_key, to_key
-from rucola.protocol.topic import ConsumeStats, consume_stats_from, consume_stats_members
+from rucola.protocol.topic import ConsumeStats, consume_stats_from, encode_consume_stats
 
 LATEST = -1
 """A `timestamp` that means the end of each queue."""
@@ -163,8 +163,12 @@ def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
 
 def encode_consume_stats_list(stats: ConsumeStatsList) -> bytes:
     """Return the response body of GET_BROKER_CONSUME_STATS."""
-    groups = [{group: list(map(consume_stats_members, topics))} for group, topics in stats.groups.items()]
-    return fastjson.dumps({"brokerAddr": stats.broker_addr, "consumeStatsList": groups, "totalDiff": stats.total_diff})
+    groups = (
+        b"{%b:[%b]}" % (msgspec.json.encode(group), b",".join(map(encode_consume_stats, topics)))
+        for group, topics in stats.groups.items()
+    )
+    parts = msgspec.json.encode(stats.broker_addr), b",".join(groups), stats.total_diff
+    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % parts
 
 
 def decode_consume_stats_list(data: bytes) -> ConsumeStatsList:

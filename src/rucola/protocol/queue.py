@@ -5,12 +5,14 @@ Corresponds to `MessageQueue` of Apache RocketMQ 4.9.8.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from rucola.errors import RemoteProtocolError
 from rucola.fastjson import ObjectKey
+
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
@@ -27,6 +29,11 @@ class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
 def to_key(queue: MessageQueue) -> ObjectKey:
     """Return a queue as the key of a map, as in `{{"brokerName":"a","queueId":0,"topic":"T"}:…}`."""
     return ObjectKey.of({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
+
+
+def to_key_json(queue: MessageQueue) -> bytes:
+    """Return `to_key` encoded."""
+    return _encode({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
 
 
 def from_key(key: Any) -> MessageQueue:

@@ -20,23 +20,30 @@ Corresponds to `RouteInfoManager`'s serialized classes and to `RegisterBrokerBod
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator
 from struct import Struct
 from struct import error as struct_error
 
-from rucola import fastjson
+from rucola import fastjson, slices
 from rucola.errors import RemoteProtocolError
 from rucola.message.properties import is_true
 from rucola.message.record import body_crc
-from rucola.protocol.body import Body, decode_body, encode_body
+from rucola.protocol.body import Body, decode_body, decode_request, decode_strictly, encode_body
 from rucola.protocol.command import Header
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 
 MASTER_ID = 0
 """The broker id of a master; slaves have greater ones."""
-MAX_REGISTRATION_SIZE = 64 * 1024 * 1024
-"""Limit of a decompressed registration in bytes: more than half a million topics."""
+MAX_REGISTRATION_SIZE = 16 * 1024 * 1024
+"""Limit of a decompressed registration in bytes: 100,000 topics with the longest names."""
+COMPRESS_ABOVE = 1024 * 1024
+"""Size in bytes above which a broker compresses its registration, so that it fits into a frame."""
+_MAX_NULLS_SIZE = 1024 * 1024
+"""Size in bytes up to which a registration may have nulls in place of topics' settings, which are slow to decode."""
 
 _SIZE = Struct(">i")
+_LEVEL = 9
+"""The level of Apache's brokers."""
 
 
 class BrokerData(Body, kw_only=True):
@@ -165,30 +172,56 @@ class QueryDataVersionResponseHeader(Header, kw_only=True):
 
 def encode_registration(body: RegisterBrokerBody, *, compress: bool = False) -> bytes:
     """Return the body of REGISTER_BROKER. Compressed, it lacks `topic_sys_flag` and `order`, like Apache's."""
-    if not compress:
-        return encode_body(body)
+    return slices.run(compression_steps(body)) if compress else encode_body(body)
+
+
+def compression_steps(body: RegisterBrokerBody) -> Generator[None, None, bytes]:
+    """Encode a compressed body of REGISTER_BROKER, a generator of small steps (see `rucola.slices`)."""
+    deflater = zlib.compressobj(_LEVEL)
+    # A snapshot: topics may be created between two steps.
     topics = body.topic_config_serialize_wrapper
-    parts = [_sized(encode_body(topics.data_version)), _SIZE.pack(len(topics.topic_config_table))]
-    for topic in topics.topic_config_table.values():
+    table = list(topics.topic_config_table.values())
+    parts = [deflater.compress(_sized(encode_body(topics.data_version)) + _SIZE.pack(len(table)))]
+    for topic in table:
         fields = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_filter_type)
-        parts.append(_sized(" ".join(map(str, fields)).encode("utf-8")))
-    parts.append(_sized(fastjson.dumps(body.filter_server_list)))
-    return zlib.compress(b"".join(parts), 9)
+        parts.append(deflater.compress(_sized(" ".join(map(str, fields)).encode("utf-8"))))
+        yield
+    parts += (deflater.compress(_sized(fastjson.dumps(body.filter_server_list))), deflater.flush())
+    return b"".join(parts)
 
 
 def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> RegisterBrokerBody:
-    """Return the body of REGISTER_BROKER; an empty one means no topics.
+    """Return the body of REGISTER_BROKER at once, see `registration_steps`."""
+    return slices.run(registration_steps(header, data))
 
-    RemoteProtocolError if the CRC in the header differs, or for a malformed body.
+
+def registration_steps(
+    header: RegisterBrokerRequestHeader, data: bytes, max_topics: int = 100_000
+) -> Generator[None, None, RegisterBrokerBody]:
+    """Decode the body of REGISTER_BROKER, a generator of small steps (see `rucola.slices`); empty means no topics.
+
+    RemoteProtocolError if the CRC in the header differs, for a malformed body, or for more than `max_topics` topics.
     """
     if header.body_crc32 and header.body_crc32 & 0x7FFFFFFF != body_crc(data):
         raise RemoteProtocolError("crc32 not match")
     if not data:
         return RegisterBrokerBody(topic_config_serialize_wrapper=TopicConfigSerializeWrapper())
-    return _inflate(data) if is_true(header.compressed) else decode_body(RegisterBrokerBody, data)
+    if is_true(header.compressed):
+        return (yield from _inflate(data, max_topics))
+    if len(data) > _MAX_NULLS_SIZE:
+        body = decode_strictly(RegisterBrokerBody, data)
+    else:
+        body = decode_request(RegisterBrokerBody, data, _MAX_NULLS_SIZE)
+    _check_count(len(body.topic_config_serialize_wrapper.topic_config_table), max_topics)
+    return body
 
 
-def _inflate(data: bytes) -> RegisterBrokerBody:
+def _check_count(count: int, max_topics: int) -> None:
+    if not 0 <= count <= max_topics:
+        raise RemoteProtocolError(f"a registration with {count} topics; the limit is {max_topics} (maxTopicsPerBroker)")
+
+
+def _inflate(data: bytes, max_topics: int) -> Generator[None, None, RegisterBrokerBody]:
     """Decode a compressed body, see the module for its layout. At most MAX_REGISTRATION_SIZE bytes are inflated."""
     inflater = zlib.decompressobj()
     try:
@@ -200,8 +233,10 @@ def _inflate(data: bytes) -> RegisterBrokerBody:
         version, at = _part(plain, 0)
         (count,) = _SIZE.unpack_from(plain, at)
         at += _SIZE.size
+        _check_count(count, max_topics)
         table: dict[str, TopicConfig] = {}
         for _ in range(count):
+            yield
             line, at = _part(plain, at)
             name, read_queues, write_queues, perm, filter_type = line.decode("utf-8").split(" ")
             table[name] = TopicConfig(
@@ -215,9 +250,8 @@ def _inflate(data: bytes) -> RegisterBrokerBody:
     except (zlib.error, struct_error, ValueError) as error:
         raise RemoteProtocolError(f"compressed registration: {error}") from None
     wrapper = TopicConfigSerializeWrapper(data_version=decode_body(DataVersion, version), topic_config_table=table)
-    return RegisterBrokerBody(
-        filter_server_list=fastjson.loads(filter_servers) or [], topic_config_serialize_wrapper=wrapper
-    )
+    servers = fastjson.loads(filter_servers, fastjson.MAX_TOLERANT_SIZE) or []
+    return RegisterBrokerBody(filter_server_list=servers, topic_config_serialize_wrapper=wrapper)
 
 
 def _sized(part: bytes) -> bytes:

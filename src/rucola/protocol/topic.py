@@ -7,15 +7,15 @@ order, as fastjson writes them, so configuration files are identical to those of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from rucola import fastjson
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
-from rucola.protocol.queue import MessageQueue, from_key, to_key
+from rucola.protocol.queue import MessageQueue, from_key, to_key_json
 
 PERM_INHERIT = 1
 PERM_WRITE = 2
@@ -157,9 +157,12 @@ class ConsumeStats(Body, kw_only=True):
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
     """Return the response body of GET_TOPIC_STATS_INFO."""
-    return fastjson.dumps({"offsetTable": _keyed(offsets)})
+    return b'{"offsetTable":%b}' % encode_by_queue(offsets)
 
 
 def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
@@ -169,12 +172,13 @@ def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
     """Return the response body of GET_CONSUME_STATS."""
-    return fastjson.dumps(consume_stats_members(stats))
+    table = encode_by_queue(stats.offset_table)
+    return b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(stats.consume_tps), table)
 
 
-def consume_stats_members(stats: ConsumeStats) -> dict[str, Any]:
-    """Return a ConsumeStats as the object in a body."""
-    return {"consumeTps": stats.consume_tps, "offsetTable": _keyed(stats.offset_table)}
+def encode_by_queue(table: Mapping[MessageQueue, Body]) -> bytes:
+    """Return a map with queues as keys. Built from the encoded parts: a topic may have thousands of queues."""
+    return b"{%b}" % b",".join([b"%b:%b" % (to_key_json(queue), _encode(value)) for queue, value in table.items()])
 
 
 def decode_consume_stats(data: bytes) -> ConsumeStats:
@@ -188,10 +192,6 @@ def consume_stats_from(members: dict[Any, Any]) -> ConsumeStats:
         consume_tps=_convert(members.get("consumeTps") or 0.0, float),
         offset_table=_unkeyed(members.get("offsetTable"), OffsetWrapper),
     )
-
-
-def _keyed(table: dict[MessageQueue, Any]) -> dict[Any, Any]:
-    return {to_key(queue): msgspec.to_builtins(value) for queue, value in table.items()}
 
 
 def _unkeyed(table: Any, value_type: type[Any]) -> dict[MessageQueue, Any]:

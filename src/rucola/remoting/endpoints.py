@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from rucola.access import Action, Check, Interceptor, Resource
 from rucola.errors import MQError
-from rucola.protocol.body import Body, decode_body
+from rucola.protocol.body import MAX_JSON_BODY_SIZE, Body, decode_request
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.remoting.connection import Connection, Processor, Reply
 
@@ -54,22 +54,29 @@ class Endpoint:
     resource: Callable[[Any], Resource | Iterable[Resource]] = server_resource
     """Reads the resource from a decoded request; several if it names several, each of which is checked."""
 
-    def compile(self, interceptors: Iterable[Interceptor]) -> Processor:
+    def compile(self, interceptors: Iterable[Interceptor], max_json_body_size: int = MAX_JSON_BODY_SIZE) -> Processor:
         """Return the processor that runs the checks of these interceptors, in their order, and then the handler."""
         checks = [check for interceptor in interceptors if (check := interceptor.check_for(self.action)) is not None]
         if self.request is not None and issubclass(self.request, Header):
             return _of_header(self.request, self.resource, checks, self.handler)
-        return _of_body(self.request, self.resource, checks, self.handler)
+        return _of_body(self.request, self.resource, checks, self.handler, max_json_body_size)
 
 
-def processor_table(endpoints: Iterable[Endpoint], interceptors: Iterable[Interceptor]) -> dict[int, Processor]:
-    """Return the processors of a server by request code. ValueError if two endpoints have the same code."""
+def processor_table(
+    endpoints: Iterable[Endpoint],
+    interceptors: Iterable[Interceptor],
+    max_json_body_size: int = MAX_JSON_BODY_SIZE,
+) -> dict[int, Processor]:
+    """Return the processors of a server by request code; a larger JSON body is refused.
+
+    ValueError if two endpoints have the same code.
+    """
     chain = list(interceptors)
     table: dict[int, Processor] = {}
     for endpoint in endpoints:
         if endpoint.code in table:
             raise ValueError(f"request code {endpoint.code} has two endpoints")
-        table[endpoint.code] = endpoint.compile(chain)
+        table[endpoint.code] = endpoint.compile(chain, max_json_body_size)
     return table
 
 
@@ -109,10 +116,11 @@ def _of_body(
     resource: Callable[[Any], Any],
     checks: list[Check],
     handler: Handler,
+    max_size: int,
 ) -> Processor:
     def process(connection: Connection, command: RemotingCommand) -> Reply:
         try:
-            request = decode_body(body_type, command.body) if body_type is not None else None
+            request = decode_request(body_type, command.body, max_size) if body_type is not None else None
         except MQError:
             _run(checks, connection, _SERVER)
             raise

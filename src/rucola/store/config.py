@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Struct
 
+from rucola import settings
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
-from rucola.settings import Bytes, Hours, Milliseconds, Percent
+from rucola.settings import Bytes, Count, Hours, Interval, Milliseconds, Percent, Range
 from rucola.store.consume_queue import UNIT_SIZE
 
 
@@ -56,26 +57,26 @@ class StoreConfig:
         default=300_000 * UNIT_SIZE, metadata={"former": ("mapedFileSizeConsumeQueue",)}
     )
     """Size of a ConsumeQueue file: 20 bytes per message. Lower it for very many queues; it cannot change later."""
-    max_hash_slot_num: int = 5_000_000
+    max_hash_slot_num: Annotated[Count, Range(1, 100_000_000)] = 5_000_000
     """Number of hash slots of an IndexFile, 4 bytes each."""
-    max_index_num: int = 20_000_000
+    max_index_num: Annotated[Count, Range(1, 100_000_000)] = 20_000_000
     """Number of entries of an IndexFile, 20 bytes each."""
     message_index_enable: bool = True
     """Whether messages are indexed by their keys. Without it queries by key and unique key find nothing."""
 
     # Limits
 
-    max_msgs_num_batch: int = 64
+    max_msgs_num_batch: Annotated[Count, Range(1, 10_000)] = 64
     """Maximum number of messages in the response to a query by key."""
-    max_message_size: Bytes = 4 * 1024 * 1024
+    max_message_size: Annotated[Bytes, Range(1, 16 * 1024 * 1024)] = 4 * 1024 * 1024
     """Maximum size of a message's body. The client's limit must be raised with it."""
-    max_transfer_bytes_on_message_in_memory: Bytes = 256 * 1024
+    max_transfer_bytes_on_message_in_memory: Annotated[Bytes, Range(1, 8 * 1024 * 1024)] = 256 * 1024
     """Maximum size of the response to a pull of messages in memory. At least one message is returned."""
-    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_count_on_message_in_memory: Annotated[Count, Range(1, 10_000)] = 32
     """Maximum number of messages in the response to a pull of messages in memory. Raise it for many small messages."""
-    max_transfer_bytes_on_message_in_disk: Bytes = 64 * 1024
+    max_transfer_bytes_on_message_in_disk: Annotated[Bytes, Range(1, 8 * 1024 * 1024)] = 64 * 1024
     """Maximum size of the response to a pull of messages on disk."""
-    max_transfer_count_on_message_in_disk: int = 8
+    max_transfer_count_on_message_in_disk: Annotated[Count, Range(1, 10_000)] = 8
     """Maximum number of messages in the response to a pull of messages on disk."""
     access_message_in_memory_max_ratio: Percent = 40
     """Part of the machine's memory that the newest messages are expected to stay in; older ones count as on disk."""
@@ -91,7 +92,7 @@ class StoreConfig:
 
     With ASYNC_FLUSH a crash of the process loses nothing; a power failure loses the last half second.
     """
-    flush_interval_commit_log: Milliseconds = 500
+    flush_interval_commit_log: Interval = 500
     """Time between two flushes of the log with ASYNC_FLUSH."""
     sync_flush_timeout: Milliseconds = 5000
     """Time for which SYNC_FLUSH waits for the disk before it answers FLUSH_DISK_TIMEOUT."""
@@ -107,7 +108,7 @@ class StoreConfig:
     """Time for which messages are kept. A CommitLog file is deleted if its last message is older."""
     delete_when: str = "04"
     """Hours of the day at which old files are deleted, joined by `;`. They are also deleted if the disk is full."""
-    clean_resource_interval: Milliseconds = 10_000
+    clean_resource_interval: Interval = 10_000
     """Time between two checks of retention and disk space."""
     delete_commit_log_files_interval: Milliseconds = 100
     """Pause between two deletions of files, so that the disk is not busy with them alone."""
@@ -129,6 +130,7 @@ class StoreConfig:
     """Name of this store in the lake; by default its path."""
 
     def __post_init__(self) -> None:
+        settings.check(self)
         self.store_path_root_dir = Path(self.store_path_root_dir).expanduser()
         if self.store_path_commit_log is not None:
             self.store_path_commit_log = Path(self.store_path_commit_log).expanduser()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
@@ -37,7 +38,12 @@ class Connections:
         self.hold = PullRequestHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
-        self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
+        self.clients = ClientRegistry(
+            self._should_notify,
+            self.calls.notify_consumer_ids_changed,
+            self._on_group_left,
+            lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
+        )
         self.memory = ConnectionMemory(config.connection_limits, self._on_writable)
         self._server = RemotingServer(
             config.bind_address, config.listen_port, self.processors, on_close=self._on_close, memory=self.memory

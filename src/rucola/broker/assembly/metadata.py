@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler, in_thread
+from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
@@ -29,8 +30,11 @@ class Metadata:
         self._config = config
         self._clock = environment.clock
         self.persistence = TablePersistence()
-        self.topics = TopicConfigTable(directory / "topics.json", config, self._on_topics_changed)
-        self.groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config, self._on_groups_changed)
+        self.limits = Limits(config, environment.clock)
+        self.topics = TopicConfigTable(directory / "topics.json", config, self._on_topics_changed, self.limits)
+        self.groups = SubscriptionGroupTable(
+            directory / "subscriptionGroup.json", config, self._on_groups_changed, self.limits
+        )
         self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
         self.client = RemotingClient()

@@ -44,6 +44,7 @@ class Serving:
         self._flow_control = FlowControl(config, _monotonic_ms)
         self.state = BrokerState(
             config=config,
+            limits=metadata.limits,
             store=storage.store,
             puts=delivery.puts,
             topics=metadata.topics,
@@ -72,7 +73,7 @@ class Serving:
         )
         slave_refusal = SlaveRefusal(lambda: registration.master_address) if environment.is_slave else None
         chain = broker_interceptors(environment.interceptors, slave_refusal, self._flow_control, permission)
-        connections.processors |= processor_table(endpoints, chain)
+        connections.processors |= processor_table(endpoints, chain, config.max_json_body_size)
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:

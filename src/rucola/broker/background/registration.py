@@ -20,15 +20,18 @@ from rucola.outages import Outages
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import (
+    COMPRESS_ABOVE,
     MASTER_ID,
     BrokerRequestHeader,
     RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
+    compression_steps,
     encode_registration,
 )
 from rucola.protocol.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
+from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
         """The registration that `schedule` started last."""
         self._outages = Outages(logger)
+        self._has_logged_size = False
         self._is_outdated = False
         """Whether `schedule` was called while a registration was running, which may have sent the older topics."""
         self.master_address = ""
@@ -68,14 +72,14 @@ class Registration:
     async def register(self) -> None:
         """Register once with every name server; on a slave, note the addresses of its master."""
         config = self._config
-        body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics()))
+        body, is_compressed = await self._encoded()
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self._address,
             cluster_name=config.broker_cluster_name,
             ha_server_addr=f"{config.broker_ip2}:{config.ha_listen_port}",
             broker_id=config.broker_id,
-            compressed="false",
+            compressed="true" if is_compressed else "false",
             body_crc32=body_crc(body),
         )
         responses = await self._invoke_all(RequestCode.REGISTER_BROKER, header, body)
@@ -90,6 +94,26 @@ class Registration:
                     self.master_address = master.master_addr
                     self.master_ha_address = master.ha_server_addr or ""
                     return
+
+    async def _encoded(self) -> tuple[bytes, bool]:
+        """Return the body of a registration, and whether it is compressed: by configuration, or since it is large.
+
+        A name server closes the connection for a frame above 16 MiB, so that the broker would vanish from the routes.
+        Compressed, the same frame holds a million topics.
+        """
+        body = RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics())
+        if not self._config.compressed_register:
+            plain = encode_registration(body)
+            if len(plain) <= COMPRESS_ABOVE:
+                return plain, False
+            if not self._has_logged_size:
+                self._has_logged_size = True
+                logger.warning(
+                    "%d topics take %d bytes in a registration, which is compressed from now on; were all of them "
+                    "created on purpose? (maxTopicNums, maxSubscriptionGroupNums)",
+                    len(body.topic_config_serialize_wrapper.topic_config_table), len(plain),
+                )  # fmt: skip
+        return await in_slices(compression_steps(body)), True
 
     async def unregister(self) -> None:
         """Remove this broker from every name server, after the running registration has ended."""

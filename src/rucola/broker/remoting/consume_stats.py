@@ -20,7 +20,7 @@ from rucola.protocol.group import (
     encode_consume_stats_list,
 )
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, encode_consume_stats
-from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint, server_resource
 
 
@@ -62,14 +62,16 @@ class ConsumeStatsAdapter:
             ),
         )
 
-    def of_group(self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsRequestHeader) -> Reply:
-        stats = self._service.of_group(header.consumer_group, header.topic)
+    async def of_group(
+        self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsRequestHeader
+    ) -> Answer:
+        stats = await self._service.of_group(header.consumer_group, header.topic)
         return command.response(ResponseCode.SUCCESS, body=encode_consume_stats(stats))
 
-    def time_spans(
+    async def time_spans(
         self, connection: Connection, command: RemotingCommand, header: QueryConsumeTimeSpanRequestHeader
-    ) -> Reply:
-        spans = self._service.time_spans(header.group, header.topic)
+    ) -> Answer:
+        spans = await self._service.time_spans(header.group, header.topic)
         body = encode_body(QueryConsumeTimeSpanBody(consume_time_span_set=spans))
         return command.response(ResponseCode.SUCCESS, body=body)
 
@@ -81,8 +83,8 @@ class ConsumeStatsAdapter:
         body = encode_body(QueryCorrectionOffsetBody(correction_offsets=least))
         return command.response(ResponseCode.SUCCESS, body=body)
 
-    def of_broker(
+    async def of_broker(
         self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsInBrokerRequestHeader
-    ) -> Reply:
-        stats = self._service.of_broker(is_true(header.is_order))
+    ) -> Answer:
+        stats = await self._service.of_broker(is_true(header.is_order))
         return command.response(ResponseCode.SUCCESS, body=encode_consume_stats_list(stats))

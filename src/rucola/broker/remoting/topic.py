@@ -57,8 +57,9 @@ class TopicAdapter:
     def all(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.all()))
 
-    def queue_ends(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_topic_stats(self._service.queue_ends(header.topic)))
+    async def queue_ends(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
+        ends = await self._service.queue_ends(header.topic)
+        return command.response(ResponseCode.SUCCESS, body=encode_topic_stats(ends))
 
     async def delete(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
         await self._service.delete(header.topic)

@@ -29,11 +29,18 @@ class ClientService:
         self._state = state
 
     def heartbeat(self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int) -> None:
-        """Add or refresh a client in its groups."""
+        """Add or refresh a client in its groups. Raises Refused, before any change, for too many groups or topics.
+
+        A group that would be one too many on this broker is not created; its pulls are refused by that limit.
+        """
+        self._state.limits.check_heartbeat(heartbeat, self._state.clients.other_groups(channel, heartbeat))
         now_ms = self._state.clock()
         # Tables first: members are notified at the end, and may ask at once for what the tables have.
         for consumer in heartbeat.consumer_data_set:
-            group = self._state.groups.find(consumer.group_name, now_ms)
+            try:
+                group = self._state.groups.find(consumer.group_name, now_ms)
+            except Refused:
+                group = None  # logged and counted; the client's other groups go on
             if group is not None:
                 sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
@@ -57,6 +64,7 @@ class ClientService:
         """Raise Refused unless this broker can evaluate a subscription; None is one without an expression."""
         if wanted is None:
             return
+        self._state.limits.check_subscription(wanted)
         check_supported(wanted, self._state.config)
         try:
             if wanted.is_tag_type:

@@ -6,6 +6,7 @@ Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 
 from rucola.access import Reason, Refused
 from rucola.broker.services.groups import is_subscribed
@@ -13,6 +14,7 @@ from rucola.broker.state import BrokerState
 from rucola.protocol.group import ConsumeStatsList, QueueTimeSpan
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import ConsumeStats, OffsetWrapper
+from rucola.slices import in_slices
 
 MAX_LONG = 2**63 - 1
 
@@ -23,46 +25,53 @@ class ConsumeStatsService:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def of_group(self, group: str, topic: str | None) -> ConsumeStats:
+    async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
         """Return a group's offsets beside the ends of the queues, on one topic or on all."""
+        return await in_slices(self._of_group(group, topic))
+
+    def _of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
         stats = ConsumeStats()
         for name in [topic] if topic else self._state.offsets.topics_of(group):
-            of_topic = self._of_topic(group, name)
+            of_topic = yield from self._of_topic(group, name)
             if of_topic is not None:
                 stats.consume_tps += of_topic.consume_tps
                 stats.offset_table |= of_topic.offset_table
         return stats
 
-    def of_broker(self, only_ordered: bool) -> ConsumeStatsList:
+    async def of_broker(self, only_ordered: bool) -> ConsumeStatsList:
         """Return the same for all groups, with their total backlog; optionally for ordered topics only."""
+        return await in_slices(self._of_broker(only_ordered))
+
+    def _of_broker(self, only_ordered: bool) -> Generator[None, None, ConsumeStatsList]:
         config = self._state.config
         found = ConsumeStatsList(broker_addr=f"{config.broker_ip1}:{config.listen_port}")
-        for group in self._state.groups:
-            of_topics = [
-                stats
-                for topic in self._state.offsets.topics_of(group.group_name)
-                if (stats := self._of_topic(group.group_name, topic, only_ordered)) is not None
-            ]
+        for group in list(self._state.groups):
+            of_topics: list[ConsumeStats] = []
+            for topic in self._state.offsets.topics_of(group.group_name):
+                stats = yield from self._of_topic(group.group_name, topic, only_ordered)
+                if stats is not None:
+                    of_topics.append(stats)
             found.groups[group.group_name] = of_topics
             found.total_diff += sum(
                 queue.broker_offset - queue.consumer_offset
                 for stats in of_topics
                 for queue in stats.offset_table.values()
             )
+            yield
         return found
 
-    def _of_topic(self, group: str, topic: str, only_ordered: bool = False) -> ConsumeStats | None:
+    def _of_topic(
+        self, group: str, topic: str, only_ordered: bool = False
+    ) -> Generator[None, None, ConsumeStats | None]:
         """Return a group's offsets on a topic; None if the topic is deleted, or the clients do not subscribe to it."""
         config = self._state.topics.get(topic)
         if config is None or not is_subscribed(self._state, group, topic) or (only_ordered and not config.order):
             return None
-        return ConsumeStats(
-            consume_tps=self._state.stats.consume_tps(group, topic, self._state.clock()),
-            offset_table={
-                self._queue(topic, queue_id): self._of_queue(group, topic, queue_id)
-                for queue_id in range(config.read_queue_nums)
-            },
-        )
+        stats = ConsumeStats(consume_tps=self._state.stats.consume_tps(group, topic, self._state.clock()))
+        for queue_id in range(config.read_queue_nums):
+            stats.offset_table[self._queue(topic, queue_id)] = self._of_queue(group, topic, queue_id)
+            yield
+        return stats
 
     def _of_queue(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         consumed = max(0, self._state.offsets.get(group, topic, queue_id))
@@ -73,12 +82,19 @@ class ConsumeStatsService:
             last_timestamp=max(0, last_ms),
         )
 
-    def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
+    async def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
         """Return the times of the first, last and last consumed message of every queue. Raises Refused."""
+        return await in_slices(self._time_spans(group, topic))
+
+    def _time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
         config = self._state.topics.get(topic)
         if config is None:
             raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{topic}] not exist")
-        return [self._time_span(group, topic, queue_id) for queue_id in range(config.write_queue_nums)]
+        spans: list[QueueTimeSpan] = []
+        for queue_id in range(config.write_queue_nums):
+            spans.append(self._time_span(group, topic, queue_id))
+            yield
+        return spans
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
         # A time is -1 if its message does not exist: in an empty queue, or before the first message. The delay is that

@@ -138,6 +138,7 @@ class FetchService:
         """Return the filter of a pull. Raises InvalidMessage for a wrong expression, or Refused."""
         matched: Matches | None = None
         if request.sys_flag & pull.SUBSCRIPTION:
+            self._state.limits.check_expression(request.topic, request.subscription)
             wanted = subscription(request.topic, request.subscription, request.expression_type or "TAG")
             check_supported(wanted, self._state.config)  # before an expression of any size is compiled
             if not wanted.is_tag_type:

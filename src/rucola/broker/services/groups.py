@@ -32,6 +32,7 @@ class GroupService:
         """Create a group or replace its settings; on disk afterwards. Raises InvalidMessage."""
         check_group(group.group_name)
         check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
+        self._state.limits.check_queue_nums("retryQueueNums", group.retry_queue_nums)
         self._state.groups.put(group, self._state.clock())
         await self._state.persistence.wait_persisted()
 

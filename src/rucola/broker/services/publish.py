@@ -153,11 +153,18 @@ class PublishService:
             raise self._refused(Reason.INVALID, str(error)) from None
         is_retry, now_ms = header.topic.startswith(topics.RETRY_PREFIX), self._clock()
         topic_sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if is_true(header.unit_mode) else 0
+        # The number of groups limits that of their retry topics: a group that exists can always retry.
+        is_limited = not is_retry or self._state.groups.get(header.topic.removeprefix(topics.RETRY_PREFIX)) is None
         created = self._topics.create_from_default(
-            header.topic, header.default_topic, header.default_topic_queue_nums, topic_sys_flag, now_ms
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            topic_sys_flag,
+            now_ms,
+            is_limited=is_limited,
         )
         if created is None and is_retry:
-            created = self._topics.ensure(header.topic, 1, now_ms, topic_sys_flag)
+            created = self._topics.ensure(header.topic, 1, now_ms, topic_sys_flag, is_limited=is_limited)
         if created is None:
             raise self._refused(
                 Reason.TOPIC_NOT_FOUND,

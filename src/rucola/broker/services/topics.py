@@ -8,7 +8,7 @@ out of range are refused, since every listing of a topic iterates over its queue
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rucola.message.topics import check_topic
 from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper, TopicOffset
+from rucola.slices import in_slices
 
 MAX_UNITS = 1000
 """The most ConsumeQueue units in one result."""
@@ -41,6 +42,8 @@ class TopicService:
         self._check_user_topic(topic.topic_name)
         check_range("readQueueNums", topic.read_queue_nums, MAX_QUEUE_NUMS)
         check_range("writeQueueNums", topic.write_queue_nums, MAX_QUEUE_NUMS)
+        self._state.limits.check_queue_nums("readQueueNums", topic.read_queue_nums)
+        self._state.limits.check_queue_nums("writeQueueNums", topic.write_queue_nums)
         check_range("perm", topic.perm, MAX_PERM)
         if topic.topic_filter_type not in TOPIC_FILTER_TYPES:
             raise InvalidMessage(
@@ -60,8 +63,11 @@ class TopicService:
         """Return all topics with their data version."""
         return self._state.topics.wrapper()
 
-    def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
+    async def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
         """Return the ends of a topic's queues, and when each was written last. Raises Refused."""
+        return await in_slices(self._queue_ends(name))
+
+    def _queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
         topic = self._state.topics.get(name)
         if topic is None:
             raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{name}] not exist")
@@ -74,6 +80,7 @@ class TopicService:
                 max_offset=max_offset,
                 min_offset=max(0, self._state.store.min_offset(name, queue_id)),
             )
+            yield
         return offsets
 
     def consume_queue(self, request: QueryConsumeQueueRequestHeader) -> QueryConsumeQueueResponseBody | None:

@@ -76,6 +76,8 @@ class ConsumerFilterTable:
         self._config = config
         self._table: dict[tuple[str, str], ConsumerFilterData] = {}
         self._matches: dict[tuple[str, str], Matches] = {}
+        self._topics_of: dict[str, set[str]] = {}
+        """The topics of the table by group: a heartbeat reads only its own entries."""
 
     def load(self, now_ms: int) -> None:
         """Load the file; all groups count as disconnected. Raises StoreCorrupt if it cannot be parsed."""
@@ -101,9 +103,9 @@ class ConsumerFilterTable:
         """Register the subscriptions of a heartbeat; mark filters on other topics as dead."""
         subscribed = {subscription.topic: subscription for subscription in subscriptions}
         # 1. Filters on topics that the group no longer subscribes to are dead.
-        for topic, owner in list(self._table):
-            data = self._table[topic, owner]
-            if owner == group and topic not in subscribed and not data.dead:
+        for topic in self._topics_of.get(group, set()) - subscribed.keys():
+            data = self._table[topic, group]
+            if not data.dead:
                 _mark_dead(data, now_ms)
         # 2. Tag subscriptions need no filter; they replace an earlier expression.
         for topic, subscription in subscribed.items():
@@ -164,11 +166,16 @@ class ConsumerFilterTable:
             logger.warning("group %s cannot filter topic %s: %s", group, topic, error)
             return False
         self._table[topic, group] = data
+        self._topics_of.setdefault(group, set()).add(topic)
         return True
 
     def _remove(self, topic: str, group: str) -> None:
-        self._table.pop((topic, group), None)
         self._matches.pop((topic, group), None)
+        if self._table.pop((topic, group), None) is not None:
+            topics = self._topics_of[group]
+            topics.discard(topic)
+            if not topics:
+                del self._topics_of[group]
 
 
 def _mark_dead(data: ConsumerFilterData, now_ms: int) -> None:

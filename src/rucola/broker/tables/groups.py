@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rucola.broker.config import BrokerConfig
+from rucola.broker.limits import Limits
 from rucola.message.topics import check_group
 from rucola.protocol.body import to_body
 from rucola.protocol.group import SYSTEM_GROUPS
@@ -24,9 +25,12 @@ from rucola.store.config_files import ConfigFile
 class SubscriptionGroupTable:
     """Group configurations by name, with their data version."""
 
-    def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, config: BrokerConfig, on_change: Callable[[], None], limits: Limits | None = None
+    ) -> None:
         self._file = ConfigFile(path)
         self._config = config
+        self._limits = limits
         self._on_change = on_change
         self.data_version = DataVersion()
         self._table: dict[str, SubscriptionGroupConfig] = {}
@@ -47,11 +51,16 @@ class SubscriptionGroupTable:
         return self._table.get(group)
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
-        """Return the group, created if permitted, else None. Raises InvalidMessage for an illegal name."""
+        """Return the group, created if permitted, else None.
+
+        Raises InvalidMessage for an illegal name, and Refused if there are too many groups for another one.
+        """
         # Unknown groups are validated before they are created: their names become parts of topic names and files.
         config = self._table.get(group)
         if config is None and self._config.auto_create_subscription_group:
             check_group(group)
+            if self._limits is not None:
+                self._limits.check_new_group(group, len(self._table))
             config = SubscriptionGroupConfig(group_name=group)
             self.put(config, now_ms)
         return config

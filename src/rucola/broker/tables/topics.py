@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from rucola.broker.config import BrokerConfig
+from rucola.broker.limits import Limits
 from rucola.message import topics
 from rucola.protocol.body import to_body
 from rucola.protocol.topic import (
@@ -37,9 +38,12 @@ BENCHMARK_QUEUE_NUMS = 1024
 class TopicConfigTable:
     """Topic configurations by name, with their data version."""
 
-    def __init__(self, path: Path, config: BrokerConfig, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, config: BrokerConfig, on_change: Callable[[], None], limits: Limits | None = None
+    ) -> None:
         self._file = ConfigFile(path)
         self._config = config
+        self._limits = limits
         self._on_change = on_change
         self.data_version = DataVersion()
         self._own: Final = frozenset(
@@ -103,15 +107,27 @@ class TopicConfigTable:
                 self.put(topic, now_ms)
 
     def create_from_default(
-        self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int, now_ms: int
+        self,
+        topic: str,
+        default_topic: str,
+        queue_nums: int,
+        topic_sys_flag: int,
+        now_ms: int,
+        *,
+        is_limited: bool = True,
     ) -> TopicConfig | None:
-        """Create a topic for its first message; None if `default_topic` may not be inherited from."""
+        """Create a topic for its first message; None if `default_topic` may not be inherited from.
+
+        `is_limited` applies maxTopicNums. Raises Refused by that limit.
+        """
         # Three conditions: the default topic exists, may be inherited from, and is not disabled by the configuration.
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
             return None
         if default_topic == topics.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             return None
+        if is_limited:
+            self._check_room(topic)
         # A producer may request fewer queues than the default topic has, not more. The permission to inherit is not
         # inherited itself.
         queue_nums = max(0, min(queue_nums, default.write_queue_nums))
@@ -126,10 +142,17 @@ class TopicConfigTable:
         self.put(created, now_ms)
         return created
 
-    def ensure(self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0) -> TopicConfig:
-        """Return a retry or dead letter topic, created if it is missing."""
+    def ensure(
+        self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0, *, is_limited: bool = False
+    ) -> TopicConfig:
+        """Return a retry or dead letter topic, created if it is missing.
+
+        `is_limited` applies maxTopicNums, for a topic that no group accounts for. Raises Refused by that limit.
+        """
         config = self._table.get(topic)
         if config is None:
+            if is_limited:
+                self._check_room(topic)
             config = TopicConfig(
                 topic_name=topic,
                 read_queue_nums=queue_nums,
@@ -138,6 +161,10 @@ class TopicConfigTable:
             )
             self.put(config, now_ms)
         return config
+
+    def _check_room(self, topic: str) -> None:
+        if self._limits is not None:
+            self._limits.check_new_topic(topic, len(self._table))
 
     def replace(self, topics: TopicConfigSerializeWrapper) -> None:
         """Replace everything by the table of a master, including the data version."""

@@ -1,0 +1,102 @@
+"""Limits on what single requests and clients may ask of a broker: refusals that name their key, counted and logged.
+
+Every limit is a key of broker.conf (`BrokerConfig`, section Limits), and every refusal names it with its value:
+
+    a heartbeat with 60000 groups; the limit is 256 (maxGroupsPerClient)
+
+The first refusal by a limit is logged, and further ones once a minute with their number; the metric
+rocketmq_limit_refusals_total counts all. So an operator notices a limit that is too low, or a client that misbehaves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from rucola.access import Reason, Refused
+from rucola.broker.config import BrokerConfig
+from rucola.protocol.heartbeat import HeartbeatData, SubscriptionData
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_MS: Final = 60_000
+"""Least time between two log lines about one limit."""
+
+
+class Limits:
+    """The limits of one broker, and how often each was exceeded. Belongs to the event loop."""
+
+    def __init__(self, config: BrokerConfig, clock: Callable[[], int]) -> None:
+        self._config = config
+        self._clock = clock
+        self.refusals: Counter[str] = Counter()
+        """Refusals since the start, by key."""
+        self._logged_ms: dict[str, int] = {}
+
+    def refused(self, key: str, limit: int, found: str) -> Refused:
+        """Count and log a refusal and return it. `found` says what exceeds the limit, beginning in lower case."""
+        self.refusals[key] += 1
+        text = f"{found}; the limit is {limit} ({key})"
+        now_ms = self._clock()
+        logged_ms = self._logged_ms.get(key)
+        if logged_ms is None or now_ms - logged_ms >= LOG_INTERVAL_MS:
+            self._logged_ms[key] = now_ms
+            logger.warning("refused: %s; %d refusals by this limit since the start", text, self.refusals[key])
+        return Refused(Reason.FAILED, text)
+
+    def check_new_topic(self, topic: str, count: int) -> None:
+        """Raise Refused if a request would create a topic beside `count` others, and these are too many."""
+        limit = self._config.max_topic_nums
+        if count >= limit:
+            raise self.refused("maxTopicNums", limit, f"topic {topic} is not created beside {count} others")
+
+    def check_new_group(self, group: str, count: int) -> None:
+        """Raise Refused if a request would create a group beside `count` others, and these are too many."""
+        limit = self._config.max_subscription_group_nums
+        if count >= limit:
+            raise self.refused("maxSubscriptionGroupNums", limit, f"group {group} is not created beside {count} others")
+
+    def check_heartbeat(self, heartbeat: HeartbeatData, known_groups: int) -> None:
+        """Raise Refused for too many groups or subscriptions, or an expression that is too long.
+
+        `known_groups` is the number of other groups of the same connection.
+        """
+        config = self._config
+        groups = len(heartbeat.consumer_data_set) + len(heartbeat.producer_data_set) + known_groups
+        if groups > config.max_groups_per_client:
+            found = f"client {heartbeat.client_id} with {groups} groups"
+            raise self.refused("maxGroupsPerClient", config.max_groups_per_client, found)
+        subscriptions = sum(len(consumer.subscription_data_set) for consumer in heartbeat.consumer_data_set)
+        if subscriptions > config.max_subscriptions_per_heartbeat:
+            found = f"a heartbeat of client {heartbeat.client_id} with {subscriptions} subscriptions"
+            raise self.refused("maxSubscriptionsPerHeartbeat", config.max_subscriptions_per_heartbeat, found)
+        compiled = 0
+        for consumer in heartbeat.consumer_data_set:
+            for wanted in consumer.subscription_data_set:
+                self.check_subscription(wanted)
+                compiled += 0 if wanted.is_tag_type else len(wanted.sub_string)
+        # SQL92 expressions are compiled at once, 4 µs a character.
+        if compiled > config.max_subscription_expression_size:
+            found = f"a heartbeat of client {heartbeat.client_id} with {compiled} characters of SQL92 expressions"
+            raise self.refused("maxSubscriptionExpressionSize", config.max_subscription_expression_size, found)
+
+    def check_subscription(self, wanted: SubscriptionData) -> None:
+        """Raise Refused for an expression that is too long, before it is parsed."""
+        self.check_expression(wanted.topic, wanted.sub_string)
+
+    def check_expression(self, topic: str, expression: str | None) -> None:
+        """Raise Refused for an expression that is too long, before it is parsed. Called for every pull with one."""
+        limit = self._config.max_subscription_expression_size
+        # UTF-8 has up to 4 bytes per character: only then is it encoded.
+        if expression and len(expression) * 4 > limit and (size := len(expression.encode("utf-8", "replace"))) > limit:
+            raise self.refused(
+                "maxSubscriptionExpressionSize", limit, f"the subscription of topic {topic} has {size} bytes"
+            )
+
+    def check_queue_nums(self, name: str, count: int) -> None:
+        """Raise Refused for more queues than a topic may have; `name` is the field of the request."""
+        limit = self._config.max_queue_nums_per_topic
+        if count > limit:
+            raise self.refused("maxQueueNumsPerTopic", limit, f"{name} is {count}")

@@ -1,0 +1,51 @@
+"""Slices: long work on an event loop, divided so that other requests are served in between.
+
+Work that may take longer than `SLICE_S` is written as a generator that yields at every small step. `in_slices` drives
+it on the event loop: when a slice is used up, the loop serves what is ready, and the work continues after a pause as
+long as the slice. All such work of a process shares these slices, so that however many requests need them, at most
+half of the event loop's time goes there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+SLICE_S: Final = 0.004
+"""Time for which work holds the event loop at once."""
+_STEPS_PER_CHECK: Final = 16
+"""Steps between two readings of the clock; a step takes some microseconds."""
+
+_free_at_s = 0.0
+"""When the next slice may begin, on the monotonic clock, after one that was used up."""
+
+
+async def in_slices(work: Generator[None, None, T]) -> T:
+    """Run a generator to its end, slice by slice, and return its result."""
+    global _free_at_s
+    while True:
+        while (wait_s := _free_at_s - time.monotonic()) > 0:  # noqa: ASYNC110 - it waits for a time
+            await asyncio.sleep(wait_s)  # in a loop: other work may take the next slice
+        end_s = time.monotonic() + SLICE_S
+        try:
+            while time.monotonic() < end_s:
+                for _ in range(_STEPS_PER_CHECK):
+                    next(work)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        _free_at_s = time.monotonic() + SLICE_S
+
+
+def run(work: Generator[None, None, T]) -> T:
+    """Run a generator to its end at once, where nothing waits, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result

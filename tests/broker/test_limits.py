@@ -1,0 +1,181 @@
+"""Limits of a broker: what exceeds one is refused by an error that names its key, and holds nothing else up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rucola.broker.config import MetricsExporterType
+from rucola.message.record import decode_many
+from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.group import QueryConsumeTimeSpanRequestHeader
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.topic import (
+    CreateTopicRequestHeader,
+    GetConsumeStatsRequestHeader,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+    TopicRequestHeader,
+)
+from support.broker_peer import broker_peer, send_back
+from support.metrics import sample_value, scrape
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("maxMessageSize=-1", "maxMessageSize=-1: expected 1 to 16777216 bytes"),
+        ("brokerPermission=0", "brokerPermission=0: expected 2, 4 or 6"),
+        (
+            f"maxTransferBytesOnMessageInMemory={2**40}",
+            f"maxTransferBytesOnMessageInMemory={2**40}: expected 1 to 8388608 bytes",
+        ),
+    ],
+)
+async def test_a_setting_out_of_range_is_refused_and_not_written(tmp_path: Path, change: str, why: str) -> None:
+    async with broker_peer(tmp_path) as peer:
+        before = (await peer.ask(RequestCode.GET_BROKER_CONFIG)).body
+        answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=f"fileReservedTime=9\n{change}\n".encode())
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, why)
+        assert (await peer.ask(RequestCode.GET_BROKER_CONFIG)).body == before
+
+
+def announced(
+    client_id: str, groups: list[str], subscriptions: int = 1, expression: str = "*", kind: str = "TAG"
+) -> bytes:
+    """A heartbeat of consumers, each with so many subscriptions."""
+    wanted = [
+        SubscriptionData(topic=f"T{number}", sub_string=expression, expression_type=kind)
+        for number in range(subscriptions)
+    ]
+    consumers = [ConsumerData(group_name=group, subscription_data_set=wanted) for group in groups]
+    return encode_body(HeartbeatData(client_id=client_id, consumer_data_set=consumers))
+
+
+def names(count: int) -> list[str]:
+    return [f"g{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (announced("c", names(21)), "client c with 21 groups; the limit is 20 (maxGroupsPerClient)"),
+        (
+            announced("c", names(2), subscriptions=16),
+            "a heartbeat of client c with 32 subscriptions; the limit is 30 (maxSubscriptionsPerHeartbeat)",
+        ),
+        (
+            announced("c", ["g"], expression="ü" * 600),
+            "the subscription of topic T0 has 1200 bytes; the limit is 1000 (maxSubscriptionExpressionSize)",
+        ),
+        (
+            announced("c", ["g"], subscriptions=20, expression="a = 1 or " * 6 + "a = 1", kind="SQL92"),
+            "a heartbeat of client c with 1180 characters of SQL92 expressions; the limit is 1000 "
+            "(maxSubscriptionExpressionSize)",
+        ),
+        (
+            announced("c", ["g" * 100_000]),
+            "body HeartbeatData: 100342 bytes; the limit is 65536 (maxJsonBodySize)",
+        ),
+        (
+            b'{clientID:"c",consumerDataSet:[' + b" " * 40_000 + b"]}",
+            "JSON of 40033 bytes that is not plain JSON (names in double quotes); the limit for other forms is "
+            "32768 bytes",
+        ),
+    ],
+)
+async def test_a_heartbeat_beyond_a_limit_changes_nothing(tmp_path: Path, body: bytes, why: str) -> None:
+    limits = {
+        "max_groups_per_client": 20,
+        "max_subscriptions_per_heartbeat": 30,
+        "max_subscription_expression_size": 1000,
+        "max_json_body_size": 65536,
+    }
+    async with broker_peer(tmp_path, **limits) as peer:
+        before = (await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body
+        answer = await peer.ask(RequestCode.HEART_BEAT, body=body)
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, why)
+        assert (await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body == before
+        assert (await peer.ask(RequestCode.HEART_BEAT, body=announced("c", names(20)))).code == ResponseCode.SUCCESS
+        again = await peer.ask(RequestCode.HEART_BEAT, body=announced("c", ["another"]))
+        assert again.remark == "client c with 21 groups; the limit is 20 (maxGroupsPerClient)"
+
+
+async def test_groups_and_topics_beyond_their_limits_are_not_created(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metered = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
+    async with broker_peer(tmp_path, max_subscription_group_nums=10, max_topic_nums=20, **metered) as peer:
+        # 1. Groups: seven belong to the system. The heartbeat is answered, so that the client's other groups live on.
+        assert (await peer.ask(RequestCode.HEART_BEAT, body=announced("c", names(5)))).code == ResponseCode.SUCCESS
+        known = decode_body(
+            SubscriptionGroupWrapper, (await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body
+        ).subscription_group_table
+        assert {"g0", "g1", "g2"} <= known.keys()
+        assert len(known) == 10
+        answer = await peer.pull(consumer_group="g4")
+        assert answer.remark == ("group g4 is not created beside 10 others; the limit is 10 (maxSubscriptionGroupNums)")
+        # 2. Topics.
+        remarks = [(await peer.send(topic=f"T{number}")).remark for number in range(20)]
+        assert remarks[0] is None
+        assert remarks[-1] == "topic T19 is not created beside 20 others; the limit is 20 (maxTopicNums)"
+        # 3. Operators may create more, and a group that exists gets its retry topic and dead letter queue.
+        created = CreateTopicRequestHeader(topic="mine", read_queue_nums=1, write_queue_nums=1, perm=6)
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
+        group = encode_body(SubscriptionGroupConfig(group_name="late"))
+        assert (
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
+        ).code == ResponseCode.SUCCESS
+        assert (await peer.send(topic="mine")).code == ResponseCode.SUCCESS
+        (message,) = decode_many((await peer.pull(topic="mine", consumer_group="late")).body)
+        for delay_level in (1, -1):
+            sent = await send_back(peer, message.physical_offset, group="late", delay_level=delay_level)
+            assert sent.code == ResponseCode.SUCCESS
+        assert (await peer.send(topic="%RETRY%late")).code == ResponseCode.SUCCESS
+        assert "maxTopicNums" in str((await peer.send(topic="%RETRY%unknown")).remark)
+        # 4. Operators notice.
+        samples = await scrape(peer.broker)
+        labels = {"cluster": "DefaultCluster", "broker": "broker-a"}
+        refused = sample_value(samples, "rocketmq_limit_refusals_total", **labels, limit="maxTopicNums")
+        assert refused == sum(remark is not None for remark in remarks) + 1
+    logged = [line for line in caplog.messages if "maxTopicNums" in line]
+    assert len(logged) == 1, "one line a minute, however many requests are refused"
+
+
+async def test_a_pull_with_a_long_expression_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.send()
+        answer = await peer.pull(subscription=" || ".join(names(4000)))
+        assert (answer.code, answer.remark) == (
+            ResponseCode.SYSTEM_ERROR,
+            "the subscription of topic T has 34886 bytes; the limit is 16384 (maxSubscriptionExpressionSize)",
+        )
+
+
+async def test_a_topic_has_a_limited_number_of_queues(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=8193, perm=6)
+        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        assert answer.remark == "writeQueueNums is 8193; the limit is 8192 (maxQueueNumsPerTopic)"
+
+
+async def test_requests_are_served_while_a_large_topic_is_listed(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        header = CreateTopicRequestHeader(topic="T", read_queue_nums=8192, write_queue_nums=8192, perm=6)
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        connection = await peer.client.connect(peer.broker.address)
+        for code, asked in (
+            (RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="T")),
+            (RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="g", topic="T")),
+            (RequestCode.QUERY_CONSUME_TIME_SPAN, QueryConsumeTimeSpanRequestHeader(group="g", topic="T")),
+        ):
+            listed = connection.post(RemotingCommand.request(code, asked))
+            served = 0
+            while not listed.done():
+                await connection.post(RemotingCommand.request(RequestCode.GET_BROKER_CONFIG))
+                served += 1
+            assert (await listed).body.count(b'"queueId":') == 8192
+            assert served > 3, code

@@ -1,0 +1,158 @@
+"""The targets of the fuzzer: every parser of bytes that come from a network, a disk or a lake."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+from rucola import fastjson, settings
+from rucola.broker.config import from_properties
+from rucola.client.route import topic_route
+from rucola.errors import MQError
+from rucola.message import Message, properties, sql92
+from rucola.message.batch import decode_batch, encode_batch
+from rucola.message.compression import CompressionType, compress, decompress
+from rucola.message.record import decode_many
+from rucola.protocol import route, topic, trace
+from rucola.protocol.body import decode_body, decode_request
+from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
+from rucola.protocol.connections import ConsumerConnection, ProducerConnection
+from rucola.protocol.frame import FrameDecoder
+from rucola.protocol.group import decode_consume_stats_list, decode_offset_table
+from rucola.protocol.heartbeat import HeartbeatData, subscription
+from rucola.protocol.pull import PullMessageRequestHeader
+from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
+from rucola.protocol.send import SendMessageRequestHeaderV2
+from support.fuzz.loop import Target
+from support.recorded_frames import decode, exchanges
+
+HEADERS: tuple[type[Header], ...] = (
+    PullMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    route.RegisterBrokerRequestHeader,
+    topic.CreateTopicRequestHeader,
+)
+EXPRESSIONS = [
+    *("a = 1", "a > 5.5 AND b = 'x' OR NOT (c IS NULL)", "a IN ('x', 'y') AND b BETWEEN 1 AND 9", "a <> -1.5e3"),
+    *("'a' = b", "a NOT IN ('x')", "a NOT BETWEEN -1 AND 1 -- end", "TRUE OR a IS NOT NULL /* b */", "((a)) = 0x1F"),
+]
+
+
+def parser_targets(golden: Path) -> list[Target]:
+    """Return the targets that need no server, with seeds from the recordings of Apache's broker."""
+    recorded = exchanges(golden)
+    frames = [exchange.request for exchange in recorded] + [exchange.answer for exchange in recorded if exchange.answer]
+    headers = [frame[8 : 8 + int.from_bytes(frame[5:8], "big")] for frame in frames]
+    kinds = [frame[4] for frame in frames]
+    bodies = [body for frame in frames if (body := decode(frame).body)]
+    documents = [body for body in bodies if body[:1] in (b"{", b"[")]
+    log = sorted(golden.glob("g1-clean/**/commitlog/*"))[0].read_bytes()
+    table = topic.TopicConfigSerializeWrapper(
+        topic_config_table={name: topic.TopicConfig(topic_name=name) for name in ("T", "U")}
+    )
+    registration = route.RegisterBrokerBody(topic_config_serialize_wrapper=table)
+    messages = [Message("T", b"body", tags="a", keys=["k"], properties={"a": "1"}), Message("T", b"")]
+    return [
+        Target("frames", [*frames, b"".join(frames[:20])], _frames),
+        Target("header-json", [h for h, kind in zip(headers, kinds, strict=True) if kind == 0], _json_header),
+        Target("header-rocketmq", [h for h, kind in zip(headers, kinds, strict=True) if kind == 1], _rocketmq_header),
+        Target("fastjson", [*documents, b"{{\"a\":1}:[{0:33,'b':null,},],c:\"\\ud83d\\ude00\"}"], _fastjson),
+        Target("bodies", documents, _bodies),
+        Target("requests", [body for body in documents if len(body) < 4096], _request),
+        Target("registration", [route.encode_registration(registration, compress=True)], _registration),
+        Target("inflated-registration", [zlib.decompress(route.encode_registration(registration, compress=True))],
+               lambda data: _registration(zlib.compress(data, 1))),
+        Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
+        Target("records", [log[:6000], *(body for body in bodies if body[4:8] == log[4:8])], decode_many),
+        Target("compressed", _compressed_seeds(), _decompress),
+        Target("replication", [encode_header(0, 4) + b"abcd" + encode_header(4, 0), encode_report(9)], _replication),
+        Target("sql92", [expression.encode() for expression in EXPRESSIONS], _sql92),
+        Target("tags", [b"a || b", b"*"], lambda data: subscription("T", _text(data))),
+        Target("settings", [b"maxMessageSize=9\\\n9\nbrokerName:b\n"],
+               lambda data: from_properties(settings.parse(_text(data)))),
+        Target("trace", [body for body in bodies if b"Pub" in body[:300]] or [b"Pub\x011\x01r\x01g\x01T\x02"],
+               lambda data: list(trace.decode(_text(data)))),
+    ]  # fmt: skip
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _frames(data: bytes) -> None:
+    """Decode a stream, cut into pieces, and everything that its commands declare."""
+    decoder = FrameDecoder()
+    cuts = sorted(random.Random(len(data)).randrange(len(data) + 1) for _ in range(3))
+    for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        for command in decoder.receive_data(data[begin:end]):
+            _use(command)
+
+
+def _use(command: RemotingCommand) -> None:
+    for header in HEADERS:
+        with suppress(MQError):
+            command.decode_header(header)
+    (again,) = FrameDecoder().receive_data(command.encode())
+    assert again.ext_fields == command.ext_fields
+
+
+def _json_header(data: bytes) -> None:
+    _use(decode_command(data, b"", SerializeType.JSON))
+
+
+def _rocketmq_header(data: bytes) -> None:
+    _use(decode_command(data, b"", SerializeType.ROCKETMQ))
+
+
+def _fastjson(data: bytes) -> None:
+    """Parse a document; what is written again must be read as the same."""
+    value = fastjson.loads(data, fastjson.MAX_TOLERANT_SIZE)
+    written = fastjson.dumps(value)
+    if b"e" not in data and b"E" not in data:  # a number beyond all doubles is read as infinity, which JSON has not
+        assert fastjson.loads(written) == value, written[:200]
+
+
+def _bodies(data: bytes) -> None:
+    """Decode a response as every kind of body that clients and operators read."""
+    with suppress(MQError):
+        topic_route("T", decode_body(route.TopicRouteData, data))
+    for kind in (route.ClusterInfo, route.TopicList, ConsumerConnection, ProducerConnection):
+        with suppress(MQError):
+            decode_body(kind, data)
+    for read in (topic.decode_topic_stats, topic.decode_consume_stats, decode_consume_stats_list, decode_offset_table):
+        with suppress(MQError):
+            read(data)
+
+
+def _request(data: bytes) -> None:
+    heartbeat = decode_request(HeartbeatData, data)
+    for consumer in heartbeat.consumer_data_set:
+        _ = consumer.subscriptions, consumer.consume_type_name
+
+
+def _registration(data: bytes) -> None:
+    header = route.RegisterBrokerRequestHeader(
+        broker_name="a", broker_addr="b", cluster_name="c", broker_id=0, compressed="true"
+    )
+    route.decode_registration(header, data)
+
+
+def _compressed_seeds() -> list[bytes]:
+    return [bytes([kind]) + compress(bytes(size) + b"body", kind) for kind in CompressionType for size in (0, 300_000)]
+
+
+def _decompress(data: bytes) -> None:
+    decompress(data[1:], CompressionType(data[0] % 3 + 1).sys_flag if data else 1)
+
+
+def _replication(data: bytes) -> None:
+    list(TransferDecoder().receive_data(data))
+    ReportDecoder().receive_data(data)
+
+
+def _sql92(data: bytes) -> None:
+    wanted = sql92.compile(_text(data))
+    for pairs in ({}, {"a": "1", "b": "x"}, {"a": _text(data), "b": "9" * 3000, "c": "-1.5e-5"}):
+        wanted.matches(pairs)
