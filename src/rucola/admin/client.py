@@ -26,6 +26,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from rucola.acl.credentials import Credentials
 from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.dead_letters import DeadLetterAdmin
@@ -47,13 +48,19 @@ class AdminClient:
     """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
 
     `namesrv` lists the name servers, "host:port;host:port", by default as for clients; `timeout_ms` bounds each
-    request. A client belongs to one event loop. Every method of its parts raises RemotingConnectError or
+    request, which is signed with `credentials`, by default those of the environment. A client belongs to one event loop. Every method of its parts raises RemotingConnectError or
     RemotingTimeout if a server does not answer, BrokerError if it answers with an error code, and TopicNotFound for a
     topic without a route.
     """
 
-    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
-        requests = AdminRequests(namesrv, timeout_ms=timeout_ms)
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        *,
+        timeout_ms: float = REQUEST_TIMEOUT_MS,
+        credentials: Credentials | None = None,
+    ) -> None:
+        requests = AdminRequests(namesrv, timeout_ms=timeout_ms, credentials=credentials)
         self._requests = requests
         self.cluster = ClusterAdmin(requests)
         self.brokers = BrokerAdmin(requests)

@@ -8,7 +8,7 @@ part fails to start, so the order below defines both directions:
     2. load the tables                             write the tables, close the client
     3. bind the port, which records contain        close the port
     4. build replication; load delivery            write delivery offsets, put what is buffered
-    5. build the services and their endpoints      -
+    5. open access control; build the endpoints    close the audit log
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
     7. serve metrics, listen for slaves            stop serving them
     8. listen for clients                          answer held pulls, close the connections
@@ -25,6 +25,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -72,7 +73,9 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     replication = build_replication(environment, storage, metadata)
     delivery = DeliveryServices(environment, storage, metadata, connections)
     delivery.open(running)
-    serving = Serving(environment, metadata, connections, storage, delivery, replication)
+    access = Access(environment)
+    access.open(running)
+    serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
 
     # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.
     scheduler = Scheduler()
@@ -82,6 +85,7 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     delivery.start(scheduler)
     connections.schedule(scheduler)
     serving.schedule(scheduler)
+    access.schedule(scheduler)
 
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
     await start_metrics(environment, serving, replication, running)
