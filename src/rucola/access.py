@@ -109,6 +109,8 @@ class Action(Enum):
     """Read users, policies, or the versions of accounts."""
     ALTER_ACCESS = auto()
     """Change accounts, users, policies or white addresses."""
+    REPLICATE = auto()
+    """Copy the whole log, as a slave."""
     CLEAN_UP = auto()
     """Delete expired files and queues now."""
 

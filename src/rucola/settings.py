@@ -119,7 +119,9 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 def to_properties(config: Any) -> dict[str, str]:
     """Convert a dataclass to keys and values; fields that are None are omitted, secrets are replaced by asterisks."""
     values = {
-        key_of(field): SECRET if field.metadata.get("secret") and getattr(config, field.name) else getattr(config, field.name)
+        key_of(field): SECRET
+        if field.metadata.get("secret") and getattr(config, field.name)
+        else getattr(config, field.name)
         for field in dataclasses.fields(config)
     }
     return {key: to_text(value) for key, value in values.items() if value is not None}

@@ -9,8 +9,8 @@ principal may do:
     4. otherwise the signature of the request must be right
     5. each check asks the principal whether it may carry out the action on the resource
 
-Every other request is refused with NO_PERMISSION. The reasons tell the client its own mistake: an unknown access key and
-a wrong signature differ, as with Apache.
+Every other request is refused with NO_PERMISSION. The reason names the client's mistake: an unknown access key or a
+wrong signature, as with Apache.
 
 Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of Apache RocketMQ 4.9.8, and to
 `AuthenticationPipeline` and `AuthorizationPipeline` of 5.3. Deliberate difference: 4.9.8 answers SYSTEM_ERROR.
@@ -19,10 +19,13 @@ Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of A
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hmac import compare_digest
 from typing import Protocol
 
 from rucola.access import Action, Caller, Check, Reason, Refused, Resource
+from rucola.acl.plain_acl import PlainAccount
 from rucola.acl.plain_acl_files import PlainAclFiles
+from rucola.acl.policies import PolicyUser
 from rucola.acl.principal import WHITE, Principal
 from rucola.acl.signature import ACCESS_KEY, SIGNATURE
 from rucola.acl.user_store import UserStore
@@ -34,6 +37,14 @@ class Accounts(Protocol):
 
     def principal(self, command: RemotingCommand, host: str) -> Principal:
         """Return the authenticated user of a request. Raises Refused."""
+        ...
+
+    def is_white(self, host: str) -> bool:
+        """Return whether peers with this address need no authentication."""
+        ...
+
+    def account(self, access_key: str) -> PlainAccount | PolicyUser | None:
+        """Return an account that may be used; None if there is none."""
         ...
 
 
@@ -57,6 +68,12 @@ class PlainAccounts:
             raise _wrong_signature(fields)
         return account
 
+    def is_white(self, host: str) -> bool:
+        return self._files.current.white_addresses.admit(host)
+
+    def account(self, access_key: str) -> PlainAccount | None:
+        return self._files.current.accounts.get(access_key)
+
 
 class PolicyAccounts:
     """Users of ACL 2.0."""
@@ -75,6 +92,13 @@ class PolicyAccounts:
             raise Refused(Reason.DENIED, f"user {user.name} is disabled")
         return user
 
+    def is_white(self, host: str) -> bool:
+        return False
+
+    def account(self, access_key: str) -> PolicyUser | None:
+        user = self._store.current.get(access_key)
+        return user if user is not None and user.is_enabled else None
+
 
 class AccessControl:
     """Authenticates requests, and is the interceptor that authorizes them."""
@@ -86,6 +110,17 @@ class AccessControl:
         """Return the caller with the user of this request. Raises Refused."""
         user = self._accounts.principal(command, caller.host)
         return caller if caller.user is user else Caller(caller.address, user)
+
+    def is_white(self, host: str) -> bool:
+        """Return whether peers with this address need no authentication."""
+        return self._accounts.is_white(host)
+
+    def authenticate_peer(self, access_key: str, challenge: bytes, proof: bytes) -> Principal:
+        """Return the user of a replication peer, which answered a challenge. Raises Refused."""
+        account = self._accounts.account(access_key)
+        if account is None or not compare_digest(account.signer.proof(challenge, access_key), proof):
+            raise Refused(Reason.DENIED, f"wrong access key or secret key, accessKey={access_key[:64]}")
+        return account
 
     def check_for(self, action: Action) -> Check:
         def check(caller: Caller, resource: Resource) -> None:

@@ -21,7 +21,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -207,5 +207,5 @@ def _names(texts: Iterable[str]) -> list[str]:
 
 
 def _time(now_ms: int) -> str:
-    time = datetime.fromtimestamp(now_ms / 1000, timezone.utc)
+    time = datetime.fromtimestamp(now_ms / 1000, UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

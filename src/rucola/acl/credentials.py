@@ -27,8 +27,8 @@ from rucola.acl.yaml_file import read_yaml
 from rucola.errors import ConfigError
 
 ACCESS_KEY_VARIABLE: Final = "ROCKETMQ_ACCESS_KEY"
-SECRET_KEY_VARIABLE: Final = "ROCKETMQ_SECRET_KEY"  # noqa: S105 (the name of a variable)
-SECURITY_TOKEN_VARIABLE: Final = "ROCKETMQ_SECURITY_TOKEN"  # noqa: S105
+SECRET_KEY_VARIABLE: Final = "ROCKETMQ_SECRET_KEY"
+SECURITY_TOKEN_VARIABLE: Final = "ROCKETMQ_SECURITY_TOKEN"
 CREDENTIALS_FILE_VARIABLE: Final = "ROCKETMQ_CREDENTIALS_FILE"
 
 
@@ -51,6 +51,10 @@ class Credentials:
         if self._security_token is not None:
             fields[SECURITY_TOKEN] = self._security_token
         fields[SIGNATURE] = self._signer.sign(fields, body)
+
+    def proof(self, challenge: bytes) -> bytes:
+        """Return the proof that this user knows the secret key, for the peer that sent the challenge."""
+        return self._signer.proof(challenge, self.access_key)
 
     def __repr__(self) -> str:
         return f"Credentials({self.access_key!r})"

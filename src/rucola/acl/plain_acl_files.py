@@ -6,9 +6,9 @@ Under the home directory (`rocketmqHome`, or the environment variable ROCKETMQ_H
     conf/acl/**/*.yml         more of them; also .yaml
 
 `refresh` reads files that changed. A file that cannot be parsed keeps its last good content; so does everything, if the
-files together would leave no admin account where there was one. Both are reported by an error in the log, repeated while
-it lasts, and by the metric `rucola_acl_broken`. An access key that occurs in several files counts where it is first,
-in the order of the paths, plain_acl.yml last.
+files together would leave no admin account where there was one. Both are reported by an error in the log, repeated
+while it lasts, and by the metric `rucola_acl_broken_files`. An access key that occurs in several files counts where it
+is first, in the order of the paths, plain_acl.yml last.
 
 A change writes the file atomically with mode 0600, increments its `dataVersion`, and applies at once. It is refused if
 it would remove the last admin account. As in Apache RocketMQ, comments in the file are lost.
@@ -103,9 +103,7 @@ class PlainAclFiles:
                     known[path] = _Known(stamp, parse_file(read_yaml(path), path))
                     _warn_if_readable(path)
             except (ConfigError, OSError) as error:
-                known[path] = _Known(
-                    _stamp_or_none(path), before.content if before else PlainAclFile(), str(error)
-                )
+                known[path] = _Known(_stamp_or_none(path), before.content if before else PlainAclFile(), str(error))
             if known[path].error:
                 broken[str(path)] = known[path].error
         joined = self._joined(known)

@@ -150,7 +150,9 @@ def parse_pattern(text: str) -> Pattern:
     kind, colon, name = text.partition(":")
     types = {one.value.lower(): one for one in ResourceType}
     if not colon or kind.lower() not in types or not name:
-        raise ConfigError(f"resource {text!r}: expected Topic:NAME, Group:NAME, Cluster:NAME, NAME may end with *, or *")
+        raise ConfigError(
+            f"resource {text!r}: expected Topic:NAME, Group:NAME, Cluster:NAME, NAME may end with *, or *"
+        )
     if "*" in name[:-1]:
         raise ConfigError(f"resource {text!r}: * may only stand at the end")
     is_prefix = name.endswith("*")

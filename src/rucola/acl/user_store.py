@@ -102,8 +102,8 @@ class UserStore:
     def update_user(self, name: str, given: UserInfo, by: str, *, by_super: bool) -> None:
         """Change password, type or status of a user. Raises Refused."""
         before = self._existing(name)
-        type_, status = _type(given) or _type(before), _status(given) or _status(before)
-        assert type_ is not None and status is not None
+        type_ = _type(given) or _type(before) or UserType.NORMAL
+        status = _status(given) or _status(before) or UserStatus.ENABLE
         self._check_super(UserType.SUPER in (type_, _type(before)), by, by_super)
         user = UserInfo(
             username=name,

@@ -64,9 +64,14 @@ class WhiteAddresses:
         except ValueError:
             return False
         return any(
-            len(ranges) == len(parts) and all(low <= part <= high for part, (low, high) in zip(parts, ranges, strict=True))
+            len(ranges) == len(parts)
+            and all(low <= part <= high for part, (low, high) in zip(parts, ranges, strict=True))
             for ranges in self._ranges
         )
+
+
+def _within(parts: tuple[int, ...], ranges: Ranges) -> bool:
+    return all(low <= part <= high for part, (low, high) in zip(parts, ranges, strict=True))
 
 
 def _parse(text: str) -> list[Ranges]:

@@ -35,7 +35,7 @@ def parse_yaml(content: bytes, path: Path) -> Any:
         # expand to any size.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, yaml.BaseLoader)):
             raise ConfigError(f"{path}: aliases (*name) are not supported")
-        return yaml.load(content, yaml.BaseLoader)  # noqa: S506 (BaseLoader constructs text, lists and maps only)
+        return yaml.load(content, yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""

@@ -5,6 +5,7 @@ Reading order: `route` (the queues and brokers of a topic), `lifecycle` (opening
 order of their own; `request_reply`, `operator_requests`; `stats`, `metrics`, `trace`; `event_loop_thread` and `sync`.
 """
 
+from rucola.acl.credentials import Credentials
 from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeKeywords, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
@@ -42,6 +43,7 @@ __all__ = [
     "ConsumeKeywords",
     "ConsumeOptions",
     "ConsumerStats",
+    "Credentials",
     "Durations",
     "InvalidBody",
     "InvalidExpression",

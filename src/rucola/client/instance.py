@@ -112,8 +112,8 @@ class ClientInstance(Lifecycle):
     """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
 
     `namesrv` has the form "host:port;host:port"; its default is that of `name_server_addresses`. `client_id` replaces
-    the default of address and instance name. Requests are signed with `credentials`, by default those of the environment
-    (see `rucola.acl.credentials`).
+    the default of address and instance name. Requests are signed with `credentials`, by default those of the
+    environment (see `rucola.acl.credentials`).
     """
 
     def __init__(

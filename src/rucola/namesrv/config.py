@@ -13,10 +13,17 @@ from typing import Final
 
 from rucola import settings
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
-from rucola.settings import Port, Seconds
+from rucola.settings import Bytes, Port, Seconds
 
-WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
+WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
+
+
+_FIXED: Final = {
+    "aclEnable", "auditLogMaxFiles", "auditLogMaxSize", "auditLogPath", "bindAddress", "configBlackList",
+    "configStorePath", "kvConfigPath", "listenPort", "rocketmqHome",
+}  # fmt: skip
+"""Keys that are read at the start only."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +42,19 @@ class NamesrvConfig:
     """Whether routes include the order configuration of their topic."""
     server_channel_max_idle_time_seconds: Seconds = 120
     """Time after which an idle connection is closed; 0 never closes one."""
+    acl_enable: bool = False
+    """Whether requests need an account of plain_acl.yml, or a white address; see docs/access-control.md.
+
+    Then only admin accounts register brokers, and a second address for a registered broker id is refused.
+    """
+    rocketmq_home: Path | None = None
+    """Directory of conf/plain_acl.yml and conf/acl/; by default the environment variable ROCKETMQ_HOME."""
+    audit_log_path: Path | None = None
+    """File of the audit log; by default there is none."""
+    audit_log_max_size: Bytes = 64 * 1024 * 1024
+    """Size at which the audit log begins a new file."""
+    audit_log_max_files: int = 8
+    """Number of files of the audit log; the oldest is deleted."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 
@@ -42,7 +62,7 @@ class NamesrvConfig:
     def fixed_keys(self) -> set[str]:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
-        return listed | {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort"}
+        return listed | _FIXED
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:

@@ -56,6 +56,10 @@ class AccessGate:
 
         return enclosed
 
+    def record_peer(self, caller: Caller, refusal: Refused) -> None:
+        """Record a slave that was denied; its connection has no request code."""
+        self._record_denied(caller, 0, Action.REPLICATE, [], refusal)
+
     def _record_denied(
         self, caller: Caller, code: int, action: Action, resources: list[Resource], refusal: Refused
     ) -> None:

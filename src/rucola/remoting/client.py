@@ -28,7 +28,8 @@ class RemotingClient:
     """Sends commands to addresses of the form "host:port". Belongs to one event loop.
 
     `processors` answer requests from the peers, for example from a broker. `on_close` is called with each connection
-    that closes. Requests are signed with `credentials`, if given. A timeout covers both connecting and waiting for the response.
+    that closes. Requests are signed with `credentials`, if given. A timeout covers both connecting and waiting for the
+    response.
     """
 
     def __init__(

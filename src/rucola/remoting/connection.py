@@ -108,8 +108,8 @@ class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
     `is_accepted` is true for a server's connection, false for a client's. `on_open` and `on_close` are called with the
-    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed with
-    `credentials`, if given.
+    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests
+    are signed with `credentials`, if given.
     """
 
     def __init__(

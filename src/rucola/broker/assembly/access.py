@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from rucola.access import Caller, Refused
 from rucola.acl.access_control import AccessControl, Accounts, PlainAccounts, PolicyAccounts
 from rucola.acl.audit import AuditLog
 from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
 from rucola.acl.user_store import UserStore
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.replication.ha_authentication import admit
 from rucola.broker.services.access import AccessService
 from rucola.remoting.access_gate import AccessGate
+from rucola.remoting.byte_stream import Stream
+
+logger = logging.getLogger(__name__)
 
 
 class Access:
@@ -24,6 +30,7 @@ class Access:
 
     def __init__(self, environment: BrokerEnvironment) -> None:
         config = environment.config
+        self._slave_timeout_ms = config.ha_housekeeping_interval
         self.files: PlainAclFiles | None = None
         store: UserStore | None = None
         accounts: Accounts | None = None
@@ -56,6 +63,16 @@ class Access:
                 await asyncio.to_thread(files.refresh)
 
             scheduler.every(REFRESH_INTERVAL_MS, "refresh accounts", refresh)
+
+    async def admit_slave(self, stream: Stream) -> bytes:
+        """Authenticate a slave on its replication connection; see `ha_authentication`."""
+        try:
+            return await admit(stream, self.control, self._slave_timeout_ms)
+        except Refused as refusal:
+            logger.warning("slave %s was denied: %s", stream.peer, refusal)
+            if self.gate is not None:
+                self.gate.record_peer(Caller(stream.peer), refusal)
+            raise
 
     def _audit_log(self, environment: BrokerEnvironment) -> AuditLog | None:
         config = environment.config

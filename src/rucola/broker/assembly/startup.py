@@ -7,8 +7,9 @@ part fails to start, so the order below defines both directions:
     1. open the store (recovery)                   flush and close the store
     2. load the tables                             write the tables, close the client
     3. bind the port, which records contain        close the port
-    4. build replication; load delivery            write delivery offsets, put what is buffered
-    5. open access control; build the endpoints    close the audit log
+    4. open access control                         close the audit log
+    5. build replication; load delivery            write delivery offsets, put what is buffered
+       build the services and their endpoints      -
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
     7. serve metrics, listen for slaves            stop serving them
     8. listen for clients                          answer held pulls, close the connections
@@ -70,11 +71,11 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     # 3. to 5. Take the port, and load the state that requests need.
     connections.bind(running)
     storage.store.set_host(environment.store_config.store_host)
-    replication = build_replication(environment, storage, metadata)
-    delivery = DeliveryServices(environment, storage, metadata, connections)
-    delivery.open(running)
     access = Access(environment)
     access.open(running)
+    replication = build_replication(environment, access, storage, metadata)
+    delivery = DeliveryServices(environment, storage, metadata, connections)
+    delivery.open(running)
     serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
 
     # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.

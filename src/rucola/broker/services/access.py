@@ -64,9 +64,7 @@ class AccessService:
         """Replace the global white addresses of a file, joined by commas. Raises Refused."""
         files = self._plain
         wanted = _split(patterns) or []
-        await self._change(
-            lambda: files.update_white_addresses(wanted, file), Reason.WHITE_ADDRESSES_NOT_CHANGED
-        )
+        await self._change(lambda: files.update_white_addresses(wanted, file), Reason.WHITE_ADDRESSES_NOT_CHANGED)
 
     # ACL 2.0.
 

@@ -46,7 +46,8 @@ class QueryService:
             if self._may_read(caller, record)
         ]
         return found._replace(
-            records=[record for record, _ in allowed], physical_offsets=[physical_offset for _, physical_offset in allowed]
+            records=[record for record, _ in allowed],
+            physical_offsets=[physical_offset for _, physical_offset in allowed],
         )
 
     def by_physical_offset(self, caller: Caller, physical_offset: int) -> bytes:
