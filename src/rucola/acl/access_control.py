@@ -111,6 +111,20 @@ class AccessControl:
         user = self._accounts.principal(command, caller.host)
         return caller if caller.user is user else Caller(caller.address, user)
 
+    def renew(self, caller: Caller) -> Caller:
+        """Return the caller of an earlier request with its permissions of now. Raises Refused if it has lost all."""
+        user = caller.user
+        if user is WHITE and self._accounts.is_white(caller.host):
+            return caller
+        account = self._accounts.account(user.name) if user is not None else None
+        if account is None or not isinstance(user, Principal):
+            raise Refused(Reason.DENIED, "the account of this request does not exist any more")
+        if user.is_authenticated:
+            return caller if account is user else Caller(caller.address, account)
+        if isinstance(account, PlainAccount) and account.white_addresses.admit(caller.host):
+            return caller
+        raise Refused(Reason.DENIED, f"{caller.host} is no white address of account {user.name} any more")
+
     def is_white(self, host: str) -> bool:
         """Return whether peers with this address need no authentication."""
         return self._accounts.is_white(host)

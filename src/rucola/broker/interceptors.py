@@ -46,7 +46,7 @@ def late_checks(access: AccessControl | None, permission: Permission) -> LateChe
     may_fetch, may_publish, may_read = map(access.check_for, (Action.FETCH, Action.END_TRANSACTION, Action.READ))
 
     def check_fetch(caller: Caller, resource: Resource) -> None:
-        may_fetch(caller, resource)
+        may_fetch(access.renew(caller), resource)
         permission.check_fetch(caller, resource)
 
     return LateChecks(check_fetch, may_publish, may_read)

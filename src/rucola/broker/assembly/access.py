@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from rucola.broker.replication.ha_authentication import admit
 from rucola.broker.services.access import AccessService
 from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.byte_stream import Stream
-
-logger = logging.getLogger(__name__)
 
 
 class Access:
@@ -69,7 +66,6 @@ class Access:
         try:
             return await admit(stream, self.control, self._slave_timeout_ms)
         except Refused as refusal:
-            logger.warning("slave %s was denied: %s", stream.peer, refusal)
             if self.gate is not None:
                 self.gate.record_peer(Caller(stream.peer), refusal)
             raise
