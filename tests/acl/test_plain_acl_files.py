@@ -91,7 +91,7 @@ def test_a_broken_file_keeps_its_last_good_content(
 
 
 def test_a_broken_file_at_the_start_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="more.yml: line"):
+    with pytest.raises(ConfigError, match=r"more\.yml: line"):
         files_in(tmp_path, more="accounts: [")
 
 
@@ -133,11 +133,9 @@ def test_a_change_goes_to_the_file_of_the_account(tmp_path: Path) -> None:
 def test_the_last_admin_stays(tmp_path: Path, how: str) -> None:
     files = files_in(tmp_path)
     before = (tmp_path / "conf" / "plain_acl.yml").read_text()
+    demoted = {"accessKey": "operator", "admin": "false"}
     with pytest.raises(ConfigError, match="would leave no admin account"):
-        if how == "delete":
-            files.delete_account("operator")
-        else:
-            files.update_account({"accessKey": "operator", "admin": "false"})
+        files.delete_account("operator") if how == "delete" else files.update_account(demoted)
     assert (tmp_path / "conf" / "plain_acl.yml").read_text() == before
     files.update_account({"accessKey": "deputy1", "secretKey": "secret of deputy", "admin": "true"})
     files.delete_account("operator")
