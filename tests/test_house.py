@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "broker": {"message", "protocol", "acl", "store", "remoting"},
     "client": {"message", "protocol", "acl", "remoting"},
     "admin": {"message", "protocol", "acl", "remoting", "client"},
-    "spark": {"message", "store", "client", "reliable"},
+    "spark": {"message", "acl", "store", "client", "reliable"},
     "reliable": {"message", "protocol", "client", "admin"},
     "testing": {"message", "protocol", "acl", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},

@@ -13,6 +13,7 @@ from rucola.acl.credentials import Credentials
 from rucola.acl.signature import CREDENTIAL_FIELDS
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
+from rucola.broker.config import MetricsExporterType
 from rucola.broker.replication.ha_authentication import prove
 from rucola.client import BrokerError, Message, Producer, PullConsumer, PushConsumer, SendFailed, TransactionProducer
 from rucola.client.producer.transaction import LocalTransactionState
@@ -31,6 +32,7 @@ from rucola.store.config import BrokerRole
 from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster
 from support.compatibility import rows
 from support.interceptors import requests_of_every_field
+from support.metrics import sample_value, scrape
 from support.waiting import until
 
 NOBODY = Credentials("nobody1", "secret of nobody")
@@ -377,3 +379,15 @@ async def test_a_peer_without_credentials_gets_nothing_of_the_log(cluster: Guard
     await broker.stop()
     audit = (cluster.path / "store" / "audit" / "audit.jsonl").read_text()
     assert '"action":"REPLICATE"' in audit
+
+
+async def test_the_metrics_count_denied_requests_and_broken_files(cluster: GuardedCluster) -> None:
+    broker = await cluster.start_broker(metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0)
+    client = RemotingClient()
+    await client.invoke(broker.address, RemotingCommand.request(RequestCode.GET_BROKER_CONFIG))
+    await client.close()
+    samples = await scrape(broker)
+    labels = {"cluster": "DefaultCluster", "broker": "broker-a"}
+    assert sample_value(samples, "rocketmq_access_denied_total", **labels) == 1
+    assert sample_value(samples, "rocketmq_acl_broken_files", **labels) == 0
+    assert sample_value(samples, "rocketmq_audit_dropped_total", **labels) == 0

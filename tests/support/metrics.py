@@ -11,6 +11,8 @@ from support.cluster import HOST
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
+COUNTERS = {"rocketmq_internal_put_failures", "rocketmq_access_denied", "rocketmq_audit_dropped"}
+
 
 BROKER_LABELS = {"cluster": "DefaultCluster", "broker": "broker-a"}
 
@@ -33,7 +35,7 @@ async def scrape(broker: Broker) -> Samples:
     assert head.startswith(b"HTTP/1.1 200 OK")
     samples: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
-        assert family.type == ("counter" if family.name == "rocketmq_internal_put_failures" else "gauge")
+        assert family.type == ("counter" if family.name in COUNTERS else "gauge")
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples

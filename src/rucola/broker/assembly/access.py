@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from rucola.access import Caller, Refused
 from rucola.acl.access_control import AccessControl, Accounts, PlainAccounts, PolicyAccounts
@@ -17,6 +18,17 @@ from rucola.broker.replication.ha_authentication import admit
 from rucola.broker.services.access import AccessService
 from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.byte_stream import Stream
+
+
+class AccessFigures(NamedTuple):
+    """Figures of access control for the metrics."""
+
+    broken_files: int
+    """Files of accounts that keep their last good content."""
+    denied: int
+    """Requests that were denied since the start."""
+    dropped: int
+    """Lines that the audit log could not queue or write since the start."""
 
 
 class Access:
@@ -44,6 +56,14 @@ class Access:
         self.audit = self._audit_log(environment)
         self.gate = AccessGate(self.control, self.audit) if self.control is not None or self.audit is not None else None
         self.service = AccessService(self.files, store)
+
+    def figures(self) -> AccessFigures:
+        """Return the figures for the metrics; all are 0 without access control."""
+        return AccessFigures(
+            len(self.files.broken) if self.files is not None else 0,
+            self.gate.denied if self.gate is not None else 0,
+            self.audit.dropped if self.audit is not None else 0,
+        )
 
     def open(self, running: AsyncExitStack) -> None:
         """Open the audit log, which is closed last. Raises ConfigError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.serving import Serving
@@ -12,7 +13,11 @@ from rucola.errors import ConfigError, missing_extra
 
 
 async def start_metrics(
-    environment: BrokerEnvironment, serving: Serving, replication: Replication, running: AsyncExitStack
+    environment: BrokerEnvironment,
+    access: Access,
+    serving: Serving,
+    replication: Replication,
+    running: AsyncExitStack,
 ) -> None:
     """Serve /metrics if metricsExporterType is PROM. Raises ConfigError without the extra `metrics`.
 
@@ -30,6 +35,7 @@ async def start_metrics(
         serving.services.runtime_info.figures,
         replication.replication_lag,
         environment.store_config.store_path_root_dir,
+        access.figures,
     )
     host = config.metrics_prom_exporter_host or config.bind_address
     metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector)
