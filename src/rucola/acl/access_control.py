@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hmac import compare_digest
-from typing import Protocol
+from typing import Any, Protocol
 
 from rucola.access import Action, Caller, Check, Reason, Refused, Resource
 from rucola.acl.plain_acl import PlainAccount
@@ -137,11 +137,14 @@ class AccessControl:
         return account
 
     def check_for(self, action: Action) -> Check:
+        number = action.value  # reading it costs 0.1 µs
+
         def check(caller: Caller, resource: Resource) -> None:
-            user = caller.user
-            if not isinstance(user, Principal):
+            user: Any = caller.user
+            if user is None:
                 raise Refused(Reason.DENIED, "the request is not authenticated")
-            user.check(action, resource, caller.host)
+            if (number, resource, caller.host) not in user.allowed:
+                user.check(action, resource, caller.host)
 
         return check
 
