@@ -34,3 +34,13 @@ def test_a_tutorial_works_as_written(page: str, begin: str, tmp_path: Path) -> N
 
 def test_every_tutorial_is_tested() -> None:
     assert {path.name for path in TUTORIALS.glob("*.md")} == {"first-message.md", "search.md"}
+
+
+@pytest.mark.slow
+def test_the_first_steps_of_access_control_work_as_written(tmp_path: Path) -> None:
+    page = (TUTORIALS.parent / "access-control.md").read_text(encoding="utf-8")
+    reader = Walkthrough(tmp_path)
+    try:
+        reader.follow(page[page.index("## First steps") : page.index("## Clients")])
+    finally:
+        reader.close()

@@ -1,6 +1,6 @@
 """Chapters of documents, carried out as a reader would: files are saved, commands run, their output compared.
 
-A Python block that begins with `# path.py` is a file. In a console block, `$ ` precedes a command and its output
+A block of Python, YAML or settings that begins with `# path.py` is a file. In a console block, `$ ` precedes a command and its output
 follows; output that is not shown is not compared. Servers and consumers keep running, as in a reader's other terminals.
 Addresses, ids, times and names of machines differ from run to run: they are replaced before the comparison, and ids and
 addresses of a document are replaced by those that were really printed in the commands after it.
@@ -23,8 +23,8 @@ from support.databases import free_port
 from support.processes import wait_for
 from support.servers import READY, RUCOLA
 
-BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
-FILE = re.compile(r"# ([\w/]+\.py)\n")
+BLOCK = re.compile(r"```(python|console|yaml|ini)\n(.*?)```", re.DOTALL)
+FILE = re.compile(r"# ([\w/]+\.(?:py|yml|conf))\n")
 ID = re.compile(r"\b[0-9A-Fa-f]{32}\b")
 KEEPS_RUNNING = re.compile(
     r"rucola standalone|rucola reliable relay|python (-m order_service\.)?billing|python manage.py bill_orders|uvicorn"
@@ -127,7 +127,12 @@ def _commands(block: str) -> Iterator[tuple[str, str]]:
 
 
 def _program(words: list[str]) -> list[str]:
-    own = {"rucola": RUCOLA, "python": [sys.executable], "uvicorn": [sys.executable, "-m", "uvicorn"]}
+    own = {
+        "rucola": RUCOLA,
+        "chmod": ["chmod"],
+        "python": [sys.executable],
+        "uvicorn": [sys.executable, "-m", "uvicorn"],
+    }
     return [*own[words[0]], *words[1:]]
 
 
