@@ -17,7 +17,7 @@ from rucola.broker.config import MetricsExporterType
 from rucola.broker.replication.ha_authentication import prove
 from rucola.client import BrokerError, Message, Producer, PullConsumer, PushConsumer, SendFailed, TransactionProducer
 from rucola.client.producer.transaction import LocalTransactionState
-from rucola.errors import MQError
+from rucola.errors import ConfigError, MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import GetConsumerRunningInfoRequestHeader
@@ -29,6 +29,7 @@ from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store.config import BrokerRole
+from rucola.store.tools.check import check
 from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster
 from support.compatibility import rows
 from support.interceptors import requests_of_every_field
@@ -391,3 +392,71 @@ async def test_the_metrics_count_denied_requests_and_broken_files(cluster: Guard
     assert sample_value(samples, "rocketmq_access_denied_total", **labels) == 1
     assert sample_value(samples, "rocketmq_acl_broken_files", **labels) == 0
     assert sample_value(samples, "rocketmq_audit_dropped_total", **labels) == 0
+
+
+WHITE = """
+globalWhiteRemoteAddresses:
+  - 127.0.0.1
+accounts: []
+"""
+ACCOUNT_WHITE = """
+accounts:
+  - accessKey: operator
+    secretKey: secret of the operator
+    admin: true
+  - accessKey: gateway
+    secretKey: secret of the gateway
+    whiteRemoteAddress: 127.0.0.*
+"""
+
+
+async def test_a_global_white_address_needs_no_signature_for_requests_and_replication(tmp_path: Path) -> None:
+    """As a slave of Apache, which cannot authenticate."""
+    async with guarded_cluster(tmp_path, WHITE) as cluster:
+        broker = await cluster.start_broker()
+        async with Producer("p", cluster.namesrv) as producer:
+            await producer.send(Message("Orders", b"of the log"))
+        stream = await open_stream(f"127.0.0.1:{broker.config.ha_listen_port}")
+        await stream.write(encode_report(0))
+        found = b""
+        while b"of the log" not in found:
+            found += await stream.read(1 << 16)
+        stream.close()
+
+
+async def test_from_its_white_addresses_an_account_needs_no_signature(tmp_path: Path) -> None:
+    async with guarded_cluster(tmp_path, ACCOUNT_WHITE) as cluster:
+        broker = await cluster.start_broker()
+        client = RemotingClient()
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
+        request.ext = {"AccessKey": "gateway"}
+        assert (await client.invoke(broker.address, request)).code == ResponseCode.SUCCESS
+        request.ext = {"AccessKey": "operator"}
+        assert (await client.invoke(broker.address, request)).code == ResponseCode.NO_PERMISSION
+        await client.close()
+
+
+async def test_users_that_share_a_connection_keep_their_own_permissions(cluster: GuardedCluster) -> None:
+    """The caller of a connection follows each request."""
+    broker = await started(cluster)
+    client = RemotingClient()
+    for credentials, code in ((ADMIN, ResponseCode.SUCCESS), (WRITER, ResponseCode.NO_PERMISSION)) * 2:
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
+        request.ext = {}
+        credentials.sign(request.ext, b"")
+        assert (await client.invoke(broker.address, request)).code == code
+    unsigned = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
+    assert (await client.invoke(broker.address, unsigned)).code == ResponseCode.NO_PERMISSION
+    await client.close()
+
+
+async def test_a_broker_does_not_start_with_broken_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with guarded_cluster(tmp_path) as cluster:
+        with pytest.raises(ConfigError, match=r"neither .*plain_acl"):
+            await cluster.start_broker("a", rocketmq_home=tmp_path / "nowhere")
+        monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
+        with pytest.raises(ConfigError, match="set rocketmqHome, or the environment variable ROCKETMQ_HOME"):
+            await cluster.start_broker("b", rocketmq_home=None)
+        with pytest.raises(ConfigError, match="cannot read"):
+            await cluster.start_broker("c", credentials_file=tmp_path / "nowhere.yml")
+        assert check(tmp_path / "a") == []

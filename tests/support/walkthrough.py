@@ -1,7 +1,8 @@
 """Chapters of documents, carried out as a reader would: files are saved, commands run, their output compared.
 
-A block of Python, YAML or settings that begins with `# path.py` is a file. In a console block, `$ ` precedes a command and its output
-follows; output that is not shown is not compared. Servers and consumers keep running, as in a reader's other terminals.
+A block of Python, YAML or settings that begins with `# path.py` is a file. In a console block, `$ ` precedes a command
+and its output follows; output that is not shown is not compared. Servers and consumers keep running, as in a reader's
+other terminals.
 Addresses, ids, times and names of machines differ from run to run: they are replaced before the comparison, and ids and
 addresses of a document are replaced by those that were really printed in the commands after it.
 """

@@ -1,4 +1,4 @@
-"""Access control: who sends a request, and what this user may do.
+"""Access control: authentication of requests, and the permissions of users.
 
     signature        HMAC-SHA1 over the ext fields and the body of a request, as Apache's clients sign
     credentials      the keys with which a client signs, from options, files or the environment

@@ -6,8 +6,8 @@ body. The signature is base64 text in the ext field `Signature`:
     ext fields   AccessKey=RocketMQ  queueId=0  topic=Orders        body   hello
     content      RocketMQ0Ordershello
 
-Names, request code and time are not part of the content. Whoever can read a signed request can therefore send it again,
-and only TLS prevents that (docs/access-control.md, "Replay").
+Names, request code and time are not part of the content. A peer that can read a signed request can therefore send it
+again, and only TLS prevents that (docs/access-control.md, "Replay").
 
 `_UNIQUE_KEY_QUERY`, the field that marks a query by unique key, is excluded: clients before 4.9.4 add it after they
 signed. Later clients of Apache include it, so verification accepts both.

@@ -1,8 +1,8 @@
 """Authentication of a slave by its master on the replication connection.
 
-Apache's protocol has none: whoever reaches haListenPort gets the whole log. With access control on both sides, a
-slave proves that it knows the secret key of an account with UPDATE on the cluster (ACL 1.0: an admin), before its first
-report:
+Apache's protocol has none: every peer that reaches haListenPort gets the whole log. With access control on both sides,
+a slave proves, before its first report, that it knows the secret key of an account with UPDATE on the cluster (ACL 1.0:
+an admin):
 
     slave  -> master   8  the number HELLO, which no report is, since it is negative
                        2  size, and the access key

@@ -26,7 +26,10 @@ NO_VERSION: Mapping[str, int] = {"counter": 0, "timestamp": 0}
 
 
 class AccessService:
-    """Reads and changes who may do what. `files` and `store` are None if their version of ACL is not enabled."""
+    """Reads and changes accounts, users and policies.
+
+    `files` and `store` are None if their version of ACL is not enabled.
+    """
 
     def __init__(self, files: PlainAclFiles | None = None, store: UserStore | None = None) -> None:
         self._files = files
