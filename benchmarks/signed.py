@@ -1,4 +1,8 @@
-"""Access control: what a signed send costs, next to an unsigned one at a broker without access control."""
+"""Access control: what a signed send costs, next to an unsigned one at a broker without access control.
+
+With 64 requests in flight a broker spends so little on each that the signature of 1 KB alone exceeds a quarter of it;
+that figure has no aim.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +55,8 @@ def measure(options: Options) -> list[Figure]:
             client, count = _with_producer(without, guarded, options.count(COUNT_CLIENT), options.rounds)
             check_stored(without, TOPIC, 1 + count_1 + count_64 + count)
     return [
-        _figure("signed_send_1_connection", one),
-        _figure("signed_send_64_in_flight", many),
+        _figure("signed_send_1_connection", one, [Aim("ratio", 1.25)]),
+        _figure("signed_send_64_in_flight", many, []),
         Figure(
             "signed_send_of_producer",
             median(float, client[1]),
@@ -105,7 +109,7 @@ def _signed(frame: bytes, credentials: Credentials) -> bytes:
     return command.encode()
 
 
-def _figure(name: str, runs: list[list[Run]]) -> Figure:
+def _figure(name: str, runs: list[list[Run]], aims: list[Aim]) -> Figure:
     without, guarded = runs
     return Figure(
         name,
@@ -113,7 +117,7 @@ def _figure(name: str, runs: list[list[Run]]) -> Figure:
         "µs CPU/message",
         floor=median(lambda run: run.cpu_us, without),
         floor_is=UNSIGNED,
-        aims=[Aim("ratio", 1.25)],
+        aims=aims,
         more={
             "messages/s": median(lambda run: run.rate, guarded),
             "least_µs": min(run.cpu_us for run in guarded),

@@ -20,7 +20,7 @@ from rucola.store.message_store import MessageStore
 class QueryService:
     """Finds messages through the index and in the CommitLog."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, check_read: Check | None) -> None:
+    def __init__(self, config: BrokerConfig, store: MessageStore, check_read: Check | None = None) -> None:
         self._config = config
         self._store = store
         self._check_read = check_read
