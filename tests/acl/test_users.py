@@ -66,6 +66,9 @@ def test_without_a_super_user_the_broker_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="initAuthenticationUser: expected") as raised:
         UserStore(tmp_path / "auth.json", "DefaultCluster", '{"username":"root","password":hidden')
     assert "hidden" not in str(raised.value)
+    (tmp_path / "auth.json").write_text('{"users":[{"username":"root","userType":"Super"}]}')
+    with pytest.raises(ConfigError, match="user root has no password"):
+        store_in(tmp_path)
     (tmp_path / "auth.json").write_text("{")
     with pytest.raises(ConfigError, match=r"auth\.json"):
         store_in(tmp_path)

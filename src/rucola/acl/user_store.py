@@ -208,8 +208,10 @@ class UserStore:
         try:
             document = decode_body(AuthFile, content)
             self._users = {user.username: user for user in document.users if user.username}
-            for user in self._users.values():
+            for name, user in self._users.items():
                 _type(user), _status(user)
+                if not user.password:
+                    raise ConfigError(f"user {name} has no password")
             self._policies = {
                 str(acl.subject)[len(USER_SUBJECT) :]: {
                     _policy_type(policy.policy_type): _entries(policy) for policy in acl.policies
