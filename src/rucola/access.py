@@ -2,7 +2,7 @@
 
 Every request that the broker or the name server answers is described by three values before its service runs:
 
-    caller      the peer that sent it                          Caller(address="10.0.0.7:51234")
+    caller      the peer that sent it, and its user            Caller(address="10.0.0.7:51234")
     action      the use case, one of `Action`                 Action.PUBLISH
     resource    the topic or consumer group that it names      Resource(topic="Orders")
 
@@ -10,9 +10,10 @@ Interceptors see these three and raise `Refused` to reject the request. Services
 that only they can find. Nothing here depends on a wire protocol: `rucola.remoting.refusals` translates reasons to
 response codes, and adapters for another protocol would bring a table of their own.
 
-To add access control or an audit log, implement `Interceptor` and pass it to `Broker` or `Namesrv`:
+Access control (`rucola.acl`) is such an interceptor. To add another rule, implement `Interceptor` and pass it to
+`Broker` or `Namesrv`:
 
-    class AuditLog:
+    class RequestLog:
         def check_for(self, action: Action) -> Check | None:
             if action is Action.QUERY:
                 return None                    # queries are not logged, and cost nothing
@@ -22,34 +23,49 @@ To add access control or an audit log, implement `Interceptor` and pass it to `B
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from rucola.errors import MQError
 
 
+class User(Protocol):
+    """An authenticated user."""
+
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The peer that sends a request.
 
-    A connection creates one and uses it for all of its requests. Authentication would add a principal here.
+    A connection uses one for all of its requests, and another one when a request of another user is authenticated.
     """
 
     address: str
     """"ip:port" of the peer."""
+    user: User | None = None
+    """The user of the request; None without access control."""
+    host: str = field(init=False)
+    """The ip of the peer, an IPv6 address without brackets."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", self.address.rpartition(":")[0].strip("[]"))
 
 
 class Resource(msgspec.Struct, frozen=True, gc=False):
-    """The topic and the group that a request names. Both are empty if it concerns the server as a whole.
+    """The topic and the group that a request names. All are empty if it concerns the server as a whole.
 
     A msgspec struct, because one is created per request: a named tuple takes 0.07 µs longer.
     """
 
     topic: str = ""
     group: str = ""
+    """A consumer group."""
+    producer_group: str = ""
 
 
 class Action(Enum):
@@ -63,8 +79,10 @@ class Action(Enum):
     END_TRANSACTION = auto()
     FETCH = auto()
     """Pull messages of a queue."""
+    READ = auto()
+    """Read messages by key or id."""
     QUERY = auto()
-    """Read messages by key or id, offsets, tables, settings or statistics."""
+    """Read offsets, tables, settings or statistics."""
 
     # Clients and consumer groups
     HEARTBEAT = auto()
@@ -81,8 +99,18 @@ class Action(Enum):
 
     # Administration
     ALTER_TOPIC = auto()
+    """Create or change a topic."""
+    DELETE_TOPIC = auto()
     ALTER_GROUP = auto()
+    """Create or change a consumer group."""
+    DELETE_GROUP = auto()
     ALTER_CONFIG = auto()
+    QUERY_ACCESS = auto()
+    """Read users, policies, or the versions of accounts."""
+    ALTER_ACCESS = auto()
+    """Change accounts, users, policies or white addresses."""
+    REPLICATE = auto()
+    """Copy the whole log, as a slave."""
     CLEAN_UP = auto()
     """Delete expired files and queues now."""
 
@@ -95,6 +123,25 @@ class Action(Enum):
     """Delete a topic's route, or change the permission of a broker's queues."""
     ALTER_KV = auto()
     """Change the key-value table."""
+
+
+ADMINISTRATIVE: Final = frozenset(
+    {
+        Action.RESET_OFFSET,
+        Action.CALL_CLIENT,
+        Action.ALTER_TOPIC,
+        Action.DELETE_TOPIC,
+        Action.ALTER_GROUP,
+        Action.DELETE_GROUP,
+        Action.ALTER_CONFIG,
+        Action.QUERY_ACCESS,
+        Action.ALTER_ACCESS,
+        Action.CLEAN_UP,
+        Action.ALTER_ROUTE,
+        Action.ALTER_KV,
+    }
+)
+"""The actions of operators, which the audit log records. Registrations of brokers, every 30 s, are not among them."""
 
 
 class Reason(Enum):
@@ -110,6 +157,12 @@ class Reason(Enum):
     """The request was valid and could not be carried out."""
     FORBIDDEN = auto()
     """The permission of the broker, topic or group does not allow it."""
+    DENIED = auto()
+    """Access control: the caller is unknown, or may not carry out this action on this resource."""
+    ACCOUNT_NOT_CHANGED = auto()
+    """An account of ACL 1.0 could not be created or changed."""
+    ACCOUNT_NOT_DELETED = auto()
+    WHITE_ADDRESSES_NOT_CHANGED = auto()
     BUSY = auto()
     """Flow control: the request would wait for too long."""
     UNAVAILABLE = auto()

@@ -18,8 +18,10 @@ from pathlib import Path
 from rucola.system_calls import OPEN_FLAGS, sync_all
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace a file by `content` and keep its previous content in .bak; do nothing if they are equal.
+
+    `mode` is the permission of both files, less the umask.
 
     On return the new content is on disk. After an OSError the file has its previous content. Missing directories are
     created.
@@ -32,8 +34,8 @@ def replace_file(path: Path, content: bytes) -> None:
     if before == content and content:
         return
     if before:
-        _write(path.with_name(path.name + ".bak"), before)
-    _write(path, content)
+        _write(path.with_name(path.name + ".bak"), before, mode)
+    _write(path, content, mode)
 
 
 def make_directory(directory: Path) -> None:
@@ -55,9 +57,9 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, 0o644)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, mode)
     try:
         view = memoryview(content)
         while view:

@@ -66,6 +66,9 @@ Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
 Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
+SECRET = "******"
+"""What is shown for the value of a secret setting."""
+
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
@@ -138,8 +141,13 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 
 
 def to_properties(config: Any) -> dict[str, str]:
-    """Convert a dataclass to keys and values; fields that are None are omitted."""
-    values = {key_of(field): getattr(config, field.name) for field in dataclasses.fields(config)}
+    """Convert a dataclass to keys and values; fields that are None are omitted, secrets are replaced by asterisks."""
+    values = {
+        key_of(field): SECRET
+        if field.metadata.get("secret") and getattr(config, field.name)
+        else getattr(config, field.name)
+        for field in dataclasses.fields(config)
+    }
     return {key: to_text(value) for key, value in values.items() if value is not None}
 
 

@@ -46,7 +46,7 @@ def test_every_default_equals_apaches_except_the_documented_one(golden: Path) ->
     assert {name: ours[name] for name in DIFFERENT} == DIFFERENT
 
 
-@pytest.mark.parametrize("key", ["aclEnable", "enableDLegerCommitLog"])
+@pytest.mark.parametrize("key", ["enableDLegerCommitLog"])
 def test_a_switch_that_promises_what_the_broker_does_not_do_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}=true: .*remove the key, or set it to false"):
         from_properties({key: "true"})

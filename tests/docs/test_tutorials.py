@@ -54,3 +54,9 @@ def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
 def test_every_tutorial_is_tested() -> None:
     tutorials = {path.name for path in (REPOSITORY / "docs" / "tutorials").glob("*.md")}
     assert tutorials == {"first-message.md", "search.md", "pair.md"}
+
+
+@pytest.mark.slow
+def test_the_first_steps_of_access_control_work_as_written(tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader:
+        reader.follow(Document.read("docs/access-control.md").sections()["First steps"])

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rucola.acl.credentials import Credentials
 from rucola.admin import AdminClient
 from rucola.protocol.topic import TopicConfig
 
@@ -108,7 +109,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
 class Client:
     """A client, installed, and the servers that its programs are to talk to."""
 
-    def __init__(self, interpreter: str, programs: Path, namesrv: str, broker: str, logs: Path) -> None:
+    def __init__(
+        self,
+        interpreter: str,
+        programs: Path,
+        namesrv: str,
+        broker: str,
+        logs: Path,
+        operator: Credentials | None = None,
+    ) -> None:
+        self._operator = operator
         self.namesrv = namesrv
         self.broker = broker
         self._interpreter = interpreter
@@ -125,9 +135,9 @@ class Client:
         finally:
             running.kill()
 
-    def send(self, lines: Sequence[object], group: str = "producers") -> list[dict[str, Any]]:
+    def send(self, lines: Sequence[object], group: str = "producers", **arguments: Any) -> list[dict[str, Any]]:
         """Send messages one after the other; what the client says of each."""
-        with self.program("producer", group=group) as producer:
+        with self.program("producer", group=group, **arguments) as producer:
             for line in lines:
                 producer.tell(line)
             return producer.finish()
@@ -137,7 +147,7 @@ class Client:
         topic = f"T{uuid.uuid4().hex}"
 
         async def create() -> None:
-            async with AdminClient(self.namesrv) as admin:
+            async with AdminClient(self.namesrv, credentials=self._operator) as admin:
                 config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
                 await admin.topics.create_or_update(self.broker, config)
 

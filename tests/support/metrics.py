@@ -11,6 +11,8 @@ from support.cluster import HOST
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
+COUNTERS = {"rocketmq_internal_put_failures", "rocketmq_access_denied", "rocketmq_audit_dropped"}
+
 
 BROKER_LABELS = {"cluster": "DefaultCluster", "broker": "broker-a"}
 

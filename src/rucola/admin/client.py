@@ -10,6 +10,7 @@
     client.dead_letters   dead letters, and sending them again
     client.traces         message traces
     client.traffic        message rates of topics and their consumer groups
+    client.access         accounts, users and policies of access control
     client.export         documents that describe a whole cluster
     client.monitor        problems of consumer groups
 
@@ -26,6 +27,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from rucola.acl.credentials import Credentials
+from rucola.admin.access import AccessAdmin
 from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.dead_letters import DeadLetterAdmin
@@ -47,13 +50,19 @@ class AdminClient:
     """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
 
     `namesrv` lists the name servers, "host:port;host:port", by default as for clients; `timeout_ms` bounds each
-    request. A client belongs to one event loop. Every method of its parts raises RemotingConnectError or
-    RemotingTimeout if a server does not answer, BrokerError if it answers with an error code, and TopicNotFound for a
-    topic without a route.
+    request, which is signed with `credentials`, by default those of the environment. A client belongs to one event
+    loop. Every method of its parts raises RemotingConnectError or RemotingTimeout if a server does not answer,
+    BrokerError if it answers with an error code, and TopicNotFound for a topic without a route.
     """
 
-    def __init__(self, namesrv: str | None = None, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
-        requests = AdminRequests(namesrv, timeout_ms=timeout_ms)
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        *,
+        timeout_ms: float = REQUEST_TIMEOUT_MS,
+        credentials: Credentials | None = None,
+    ) -> None:
+        requests = AdminRequests(namesrv, timeout_ms=timeout_ms, credentials=credentials)
         self._requests = requests
         self.cluster = ClusterAdmin(requests)
         self.brokers = BrokerAdmin(requests)
@@ -67,8 +76,9 @@ class AdminClient:
         self.dead_letters = DeadLetterAdmin(requests, self.cluster, self.topics, self.offsets, self.messages)
         self.traces = TraceAdmin(self.messages)
         self.traffic = TrafficAdmin(self.brokers, self.topics, self.groups)
+        self.access = AccessAdmin(requests)
         self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
-        self.monitor = MonitorAdmin(requests.namesrv, self.groups, self.dead_letters)
+        self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property
     def namesrv(self) -> str:

@@ -28,6 +28,12 @@ class ClusterAdmin:
             raise ConfigError(f"there is no cluster {cluster}; the name server knows {known}")
         return masters_of(info.broker_addr_table[name] for name in sorted(info.cluster_addr_table[cluster]))
 
+    async def addresses(self, cluster: str) -> list[str]:
+        """Return the addresses of all masters and slaves of a cluster. ConfigError if it does not exist."""
+        masters = await self.masters(cluster)
+        table = (await self.info()).broker_addr_table
+        return [address for name in masters for address in table[name].broker_addrs.values()]
+
     async def broker_name(self, address: str) -> str:
         """Return the name of the broker at an address. ConfigError if no broker is registered there."""
         for data in (await self.info()).broker_addr_table.values():

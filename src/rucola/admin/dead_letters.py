@@ -90,7 +90,9 @@ class DeadLetterAdmin:
         topic = dlq_topic(group)
         stats = DeadLetterStats(group, 0, 0, 0, 0)
         oldest = []
-        async with PullConsumer(REDRIVE_GROUP, self._requests.namesrv) as consumer:
+        async with PullConsumer(
+            REDRIVE_GROUP, self._requests.namesrv, credentials=self._requests.credentials
+        ) as consumer:
             try:
                 offsets_by_queue = await self._topics.stats(topic)
             except TopicNotFound:
@@ -117,7 +119,10 @@ class DeadLetterAdmin:
         """
         namesrv = self._requests.namesrv
         # Two consumers: messages are pulled as TOOLS_CONSUMER, and the offset is that of TOOLS_REDRIVE.
-        async with PullConsumer(TOOLS_GROUP, namesrv) as reader, PullConsumer(REDRIVE_GROUP, namesrv) as redriver:
+        async with (
+            PullConsumer(TOOLS_GROUP, namesrv, credentials=self._requests.credentials) as reader,
+            PullConsumer(REDRIVE_GROUP, namesrv, credentials=self._requests.credentials) as redriver,
+        ):
             for queue in await self._queues(group):
                 redriven = await redrive_offset(redriver, queue)
                 messages = read_queue(reader, queue, begin_ms=begin_ms, end_ms=end_ms)
@@ -151,7 +156,11 @@ class DeadLetterAdmin:
         # No retries, so that no copy is stored twice. The frame limit as maximum size, because a message that one
         # broker accepted may be larger than the default of another.
         async with Producer(
-            REDRIVE_GROUP, self._requests.namesrv, retry_times=0, max_message_size=MAX_FRAME_SIZE
+            REDRIVE_GROUP,
+            self._requests.namesrv,
+            retry_times=0,
+            max_message_size=MAX_FRAME_SIZE,
+            credentials=self._requests.credentials,
         ) as producer:
             client_id = producer.instance.client_id
             locks = None if dry_run else RedriveLocks(self._requests, self._cluster, client_id)

@@ -17,6 +17,7 @@ from typing import Any
 from rucola.admin.dead_letters import DeadLetterAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
+from rucola.admin.requests import AdminRequests
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.errors import MQError, TopicNotFound
 from rucola.message.topics import OFFSET_MOVED_EVENT
@@ -37,8 +38,8 @@ class Finding:
 class MonitorAdmin:
     """The part `client.monitor` of an AdminClient."""
 
-    def __init__(self, namesrv: str, groups: GroupAdmin, dead_letters: DeadLetterAdmin) -> None:
-        self._namesrv = namesrv
+    def __init__(self, requests: AdminRequests, groups: GroupAdmin, dead_letters: DeadLetterAdmin) -> None:
+        self._requests = requests
         self._groups = groups
         self._dead_letters = dead_letters
 
@@ -89,7 +90,9 @@ class MonitorAdmin:
 
     async def _moved_offsets(self, since_ms: int) -> list[Finding]:
         findings = []
-        async with PullConsumer(TOOLS_GROUP, self._namesrv) as consumer:
+        async with PullConsumer(
+            TOOLS_GROUP, self._requests.namesrv, credentials=self._requests.credentials
+        ) as consumer:
             try:
                 queues = await consumer.queues(OFFSET_MOVED_EVENT)
             except TopicNotFound:

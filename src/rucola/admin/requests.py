@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
+from rucola.acl.credentials import Credentials, default_credentials
 from rucola.client.hedging import hedged
 from rucola.client.route import HEDGE_MS, NameServers
 from rucola.errors import BrokerError, ConfigError, MQError
@@ -32,10 +33,17 @@ class AdminRequests:
     `timeout_ms` bounds each request, connecting included.
     """
 
-    def __init__(self, namesrv: str | None, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        namesrv: str | None,
+        *,
+        timeout_ms: float = REQUEST_TIMEOUT_MS,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.timeout_ms = timeout_ms
+        self.credentials = credentials or default_credentials()
         # Shared with `_name_servers`, so that each server has one connection.
-        self._remoting = RemotingClient()
+        self._remoting = RemotingClient(credentials=self.credentials)
         self._name_servers = NameServers(namesrv, self._remoting)
 
     @property

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from rucola import settings
@@ -33,7 +34,7 @@ from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port,
 from rucola.store.config import StoreConfig
 
 _UNUSED: Final = """
-    aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
+    adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
     clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums commercialBaseCount commercialBigCount
     commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
     commitCommitLogThoroughInterval commitIntervalCommitLog configBlackList
@@ -52,7 +53,7 @@ _UNUSED: Final = """
     processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
     putMessageFutureThreadPoolNums putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity readOnlyCommitLogStorePaths redeleteHangedFileInterval
-    replyThreadPoolQueueCapacity rocketmqHome scheduleAsyncDeliverMaxPendingLimit
+    replyThreadPoolQueueCapacity scheduleAsyncDeliverMaxPendingLimit
     scheduleAsyncDeliverMaxResendNum2Blocked sendMessageThreadPoolNums sendThreadPoolQueueCapacity
     startAcceptSendRequestTimeStamp storePathDLedgerCommitLog transferMsgByHeap transientStorePoolEnable
     transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
@@ -61,7 +62,6 @@ WITHOUT_EFFECT: Final = frozenset(_UNUSED.split()) | NETTY_CLIENT_KEYS | NETTY_S
 """Keys of Apache's broker.conf that have no meaning here."""
 
 _REFUSED: Final = {
-    "aclEnable": "there is no access control, and the broker would serve everyone",
     "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
 }
 """Switches of Apache's broker.conf that promise what this broker does not do, and the consequence of ignoring them."""
@@ -263,6 +263,30 @@ class BrokerConfig:
     filter_data_clean_time_span: Milliseconds = 24 * 3600 * 1000
     """Time for which the filter of a group without members is kept."""
 
+    # Access control
+
+    acl_enable: bool = False
+    """Whether requests need an account of plain_acl.yml (ACL 1.0), or a white address; see docs/access-control.md."""
+    rocketmq_home: Path | None = None
+    """Directory of conf/plain_acl.yml and conf/acl/; by default the environment variable ROCKETMQ_HOME."""
+    authentication_enabled: bool = False
+    """Whether requests need a user of this broker (ACL 2.0 of RocketMQ 5.3). Not together with aclEnable."""
+    authorization_enabled: bool = False
+    """Whether policies decide what a user may do; without it, every user may do everything."""
+    init_authentication_user: str = dataclasses.field(default="", metadata={"secret": True})
+    """First super user, as JSON: {"username":"...","password":"..."}. Better in ROCKETMQ_INIT_AUTHENTICATION_USER."""
+    credentials_file: Path | None = None
+    """File with the accessKey and secretKey with which this broker signs requests to name servers and its master.
+
+    By default they come from the environment, as for clients.
+    """
+    audit_log_path: Path | None = None
+    """File of the audit log; by default audit/audit.jsonl in the store directory, with access control only."""
+    audit_log_max_size: Bytes = 64 * 1024 * 1024
+    """Size at which the audit log begins a new file."""
+    audit_log_max_files: int = 8
+    """Number of files of the audit log; the oldest is deleted."""
+
     # Metrics
 
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
@@ -280,6 +304,11 @@ class BrokerConfig:
             self.broker_ip2 = self.broker_ip1
         if self.ha_listen_port < 0:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
+
+    @property
+    def has_access_control(self) -> bool:
+        """Whether every request needs an account with the right permission, or a white address."""
+        return self.acl_enable or (self.authentication_enabled and self.authorization_enabled)
 
     @property
     def namesrv_addresses(self) -> list[str]:
@@ -343,6 +372,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             host_and_port(broker.ha_master_address)
         except RemotingConnectError as error:
             raise ConfigError(f"haMasterAddress: {error}") from None
+    _check_access(broker)
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
     parse_delay_levels(store.message_delay_level)
     # A master always has id 0, whatever brokerId says: clients find the master by it.
@@ -351,6 +381,19 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     elif broker.broker_id <= MASTER_ID:
         raise ConfigError(f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs a unique id above 0")
     return broker, store, unused
+
+
+def _check_access(broker: BrokerConfig) -> None:
+    if broker.acl_enable and broker.authentication_enabled:
+        raise ConfigError("aclEnable=true and authenticationEnabled=true: choose one version of access control")
+    if broker.authorization_enabled and not broker.authentication_enabled:
+        raise ConfigError("authorizationEnabled=true needs authenticationEnabled=true: users must be known first")
+    for key, value in (
+        ("auditLogMaxSize", broker.audit_log_max_size),
+        ("auditLogMaxFiles", broker.audit_log_max_files),
+    ):
+        if value < 1:
+            raise ConfigError(f"{key}={value}: expected 1 or more")
 
 
 def _fields_of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:

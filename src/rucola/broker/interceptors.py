@@ -1,17 +1,24 @@
 """The broker's interceptors: the checks before every service.
 
+    AccessControl   the user of the request may carry out the action on the resource (`rucola.acl`), if it is enabled
     SlaveRefusal    a slave rejects every request that would make its log or tables differ from its master's
     FlowControl     requests that would wait for too long are rejected (`rucola.broker.flow_control`)
     Permission      the permission of the broker, of the topic and of the group allows the action
 
 `broker_interceptors` returns them in this order, behind those that the embedding program adds (see `rucola.access`).
+
+Some resources are known only while a request is carried out: the topic of a message that is read by its id, of a half
+message, and of a message that is sent back; and a held pull is answered long after its checks. `LateChecks` holds the
+checks for these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from rucola.access import Action, Caller, Check, Interceptor, Reason, Refused, Resource
+from rucola.acl.access_control import AccessControl
 from rucola.broker.config import BrokerConfig
 from rucola.broker.flow_control import FlowControl
 from rucola.broker.tables.groups import SubscriptionGroupTable
@@ -20,14 +27,45 @@ from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 
 
+@dataclass(frozen=True, slots=True)
+class LateChecks:
+    """Checks of a chain that services and adapters run themselves."""
+
+    fetch: Check
+    """Before each retry of a held pull: access control and permission."""
+    publish: Check
+    """Before a half message is committed or rolled back: access control."""
+    read: Check | None
+    """Before a message that was found by key or offset is returned, or sent back for a retry: access control."""
+
+
+def late_checks(access: AccessControl | None, permission: Permission) -> LateChecks:
+    """Return the late checks of a broker; `access` is None without access control."""
+    if access is None:
+        return LateChecks(permission.check_fetch, _pass, None)
+    may_fetch, may_publish, may_read = map(access.check_for, (Action.FETCH, Action.END_TRANSACTION, Action.READ))
+
+    def check_fetch(caller: Caller, resource: Resource) -> None:
+        may_fetch(access.renew(caller), resource)
+        permission.check_fetch(caller, resource)
+
+    return LateChecks(check_fetch, may_publish, may_read)
+
+
+def _pass(caller: Caller, resource: Resource) -> None:
+    """Refuse nothing."""
+
+
 def broker_interceptors(
     added: Iterable[Interceptor],
+    access: AccessControl | None,
     slave_refusal: SlaveRefusal | None,
     flow_control: FlowControl,
     permission: Permission,
 ) -> list[Interceptor]:
-    """Return the whole chain of a broker; `slave_refusal` is None on a master."""
-    return [*added, *([slave_refusal] if slave_refusal is not None else []), flow_control, permission]
+    """Return the whole chain of a broker. `access` is None without access control, `slave_refusal` on a master."""
+    chain: list[Interceptor | None] = [*added, access, slave_refusal, flow_control, permission]
+    return [interceptor for interceptor in chain if interceptor is not None]
 
 
 _NO_MESSAGES = (Reason.UNAVAILABLE, "this broker is a slave and takes no messages")
@@ -40,7 +78,9 @@ _REFUSED_BY_SLAVE = {
     Action.RETRY: _NO_MESSAGES,
     Action.END_TRANSACTION: (Reason.NOT_MASTER, "this broker is a slave and ends no transactions"),
     Action.ALTER_TOPIC: _NO_CHANGES,
+    Action.DELETE_TOPIC: _NO_CHANGES,
     Action.ALTER_GROUP: _NO_CHANGES,
+    Action.DELETE_GROUP: _NO_CHANGES,
 }
 
 

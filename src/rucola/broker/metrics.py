@@ -46,6 +46,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from rucola.broker.assembly.access import AccessFigures
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.state import BrokerState
 from rucola.errors import RemotingError
@@ -104,6 +105,7 @@ class BrokerCollector(Collector):
     """Collects the metrics of one broker.
 
     `figures` returns those of GET_BROKER_RUNTIME_INFO, `replication_lag` bytes by slave; `directory` is the store's.
+    `access_figures` returns those of access control.
     """
 
     def __init__(
@@ -114,9 +116,11 @@ class BrokerCollector(Collector):
         directory: str | Path,
         memory: ConnectionMemory,
         hold: PullRequestHold,
+        access_figures: Callable[[], AccessFigures],
     ) -> None:
         self._memory = memory
         self._hold = hold
+        self._access_figures = access_figures
         self._config = state.config
         self._store = state.store
         self._puts = state.puts
@@ -137,6 +141,7 @@ class BrokerCollector(Collector):
         yield self._failures()
         yield from self._connections()
         yield self._limit_refusals()
+        yield from self._access()
         yield from self._runtime()
         yield from self._topic_metrics()
         yield from self._group_metrics()
@@ -200,6 +205,19 @@ class BrokerCollector(Collector):
         for key, count in sorted(self._limits.refusals.items()):
             family.add_metric((*own, key), count)
         return family
+
+    def _access(self) -> Iterator[Metric]:
+        figures = self._access_figures()
+        labels, own = ("cluster", "broker"), (self._config.broker_cluster_name, self._config.broker_name)
+        broken = GaugeMetricFamily(
+            "rocketmq_acl_broken_files", "files that keep their last good accounts", labels=labels
+        )
+        broken.add_metric(own, figures.broken_files)
+        denied = CounterMetricFamily("rocketmq_access_denied", "requests that access control denied", labels=labels)
+        denied.add_metric(own, figures.denied)
+        dropped = CounterMetricFamily("rocketmq_audit_dropped", "lines that the audit log lost", labels=labels)
+        dropped.add_metric(own, figures.dropped)
+        yield from (broken, denied, dropped)
 
     def _runtime(self) -> Iterator[GaugeMetricFamily]:
         figures, config = self._figures(), self._config

@@ -6,6 +6,7 @@ order of their own; `request_reply`, `operator_requests`; `router`; `stats`, `me
 `sync`.
 """
 
+from rucola.acl.credentials import Credentials
 from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeKeywords, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
@@ -44,6 +45,7 @@ __all__ = [
     "ConsumeKeywords",
     "ConsumeOptions",
     "ConsumerStats",
+    "Credentials",
     "Durations",
     "InvalidBody",
     "InvalidExpression",

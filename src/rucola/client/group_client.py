@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rucola.acl.credentials import Credentials
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle
 from rucola.message.topics import check_group
@@ -10,18 +11,23 @@ from rucola.message.topics import check_group
 class GroupClient(Lifecycle):
     """A client with a group and an instance, which may be shared with other clients.
 
-    Without `instance` the client makes one of its own from `namesrv`, and opens and closes it. A shared instance is
-    opened by its first client, and closed by its owner. Opening sends no request (except for a consumer's first
-    heartbeat), so a wrong address only shows with the first use.
+    Without `instance` the client makes one of its own from `namesrv` and `credentials`, and opens and closes it. A
+    shared instance is opened by its first client, and closed by its owner. Opening sends no request (except for a
+    consumer's first heartbeat), so a wrong address only shows with the first use.
     """
 
     def __init__(
-        self, group: str, namesrv: str | None, instance: ClientInstance | None, instance_name: str | None = None
+        self,
+        group: str,
+        namesrv: str | None,
+        instance: ClientInstance | None,
+        instance_name: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
         check_group(group)
         self.group = group
-        self.instance = instance or ClientInstance(namesrv, instance_name=instance_name)
+        self.instance = instance or ClientInstance(namesrv, instance_name=instance_name, credentials=credentials)
         self._owns_instance = instance is None
 
     @property

@@ -37,6 +37,7 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
+from rucola.acl.credentials import Credentials, default_credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.broker_outages import BrokerOutages
 from rucola.client.lifecycle import Lifecycle, run_close_steps
@@ -112,11 +113,17 @@ class ClientInstance(Lifecycle):
     """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
 
     `namesrv` has the form "host:port;host:port"; its default is that of `name_server_addresses`. `client_id` replaces
-    the default of address and instance name.
+    the default of address and instance name. Requests are signed with `credentials`, by default those of the
+    environment (see `rucola.acl.credentials`).
     """
 
     def __init__(
-        self, namesrv: str | None = None, *, client_id: str | None = None, instance_name: str | None = None
+        self,
+        namesrv: str | None = None,
+        *,
+        client_id: str | None = None,
+        instance_name: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
         processors: dict[int, Processor] = {
@@ -126,7 +133,8 @@ class ClientInstance(Lifecycle):
         processors |= OperatorRequests(lambda: self.client_id, self._operations_of).table()
         self.replies = PendingReplies()
         processors |= self.replies.table()
-        self.remoting = RemotingClient(processors, on_close=self._connection_closed)
+        self.credentials = credentials or default_credentials()
+        self.remoting = RemotingClient(processors, on_close=self._connection_closed, credentials=self.credentials)
         self.name_servers = NameServers(namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()

@@ -23,6 +23,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
+from rucola.acl.credentials import Credentials
 from rucola.client.consumer import pull_consumer as pull_module
 from rucola.client.consumer import push_consumer as push_module
 from rucola.client.consumer.options import ConsumeKeywords
@@ -169,9 +170,12 @@ class Producer(_Blocking[producer_module.Producer]):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(producer_module.Producer(group, namesrv, instance=instance, **options))
+        super().__init__(
+            producer_module.Producer(group, namesrv, instance=instance, credentials=credentials, **options)
+        )
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's write queues, ordered by broker name and queue id."""
@@ -241,10 +245,11 @@ class TransactionProducer(Producer):
         check: Callable[[MessageExt], LocalTransactionState],
         topics: Iterable[str] = (),
         instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self._transactions = transaction_module.TransactionProducer(
-            group, namesrv, check=check, topics=topics, instance=instance, **options
+            group, namesrv, check=check, topics=topics, instance=instance, credentials=credentials, **options
         )
         _Blocking.__init__(self, self._transactions)
 
@@ -261,8 +266,15 @@ class TransactionProducer(Producer):
 class PullConsumer(_Blocking[pull_module.PullConsumer]):
     """Reads queues at offsets that the caller chooses."""
 
-    def __init__(self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None) -> None:
-        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance))
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance, credentials=credentials))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's read queues, ordered by broker name and queue id."""

@@ -27,6 +27,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
 from rucola.client.instance import ClientInstance
@@ -77,11 +78,18 @@ class MessageTrace(Lifecycle):
     """A message trace. `async with` opens and closes it; closing sends the remaining entries."""
 
     def __init__(
-        self, namesrv: str | None = None, *, topic: str = TRACE_TOPIC, instance: ClientInstance | None = None
+        self,
+        namesrv: str | None = None,
+        *,
+        topic: str = TRACE_TOPIC,
+        instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
         self.topic = topic
-        self._producer = Producer(f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, instance=instance)
+        self._producer = Producer(
+            f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, instance=instance, credentials=credentials
+        )
         self._background = BackgroundTasks()
         self._pending: list[tuple[str, tuple[str, ...]]] = []
         """The encoded entries that wait to be sent, each with the message's id and keys."""

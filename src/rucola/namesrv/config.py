@@ -17,10 +17,17 @@ from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
 from rucola.settings import INT_MAX, Bytes, Count, Port, Range, Seconds
 
-WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
+WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
 
 _LIMITS: Final = {field.name for field in dataclasses.fields(ConnectionLimits)}
+
+
+_FIXED: Final = {
+    "aclEnable", "auditLogMaxFiles", "auditLogMaxSize", "auditLogPath", "bindAddress", "configBlackList",
+    "configStorePath", "kvConfigPath", "listenPort", "rocketmqHome",
+}  # fmt: skip
+"""Keys that are read at the start only."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +48,19 @@ class NamesrvConfig:
     """Time after which an idle connection is closed; 0 never closes one."""
     max_topics_per_broker: Count = 100_000
     """Maximum number of topics in the registration of one broker."""
+    acl_enable: bool = False
+    """Whether requests need an account of plain_acl.yml, or a white address; see docs/access-control.md.
+
+    Then only admin accounts register brokers, and a second address for a registered broker id is refused.
+    """
+    rocketmq_home: Path | None = None
+    """Directory of conf/plain_acl.yml and conf/acl/; by default the environment variable ROCKETMQ_HOME."""
+    audit_log_path: Path | None = None
+    """File of the audit log; by default there is none."""
+    audit_log_max_size: Bytes = 64 * 1024 * 1024
+    """Size at which the audit log begins a new file."""
+    audit_log_max_files: int = 8
+    """Number of files of the audit log; the oldest is deleted."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 
@@ -82,7 +102,7 @@ class NamesrvConfig:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
         limits = {settings.key_of(field) for field in dataclasses.fields(self) if field.name in _LIMITS}
-        return listed | limits | {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort"}
+        return listed | limits | _FIXED
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:

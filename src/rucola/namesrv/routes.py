@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rucola import slices
+from rucola.access import Reason, Refused
 from rucola.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, RegisterBrokerBody, TopicRouteData
 from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 
@@ -73,9 +74,14 @@ class _Broker:
 
 
 class RouteTable:
-    """The route tables of a name server. Results are snapshots, which the caller may keep."""
+    """The route tables of a name server. Results are snapshots, which the caller may keep.
 
-    def __init__(self) -> None:
+    With `keeps_addresses`, a second address for the name and id of a registered broker is refused until the first one
+    unregisters, loses its connection, or expires. Otherwise it replaces the first one, as in Apache RocketMQ.
+    """
+
+    def __init__(self, *, keeps_addresses: bool = False) -> None:
+        self._keeps_addresses = keeps_addresses
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
@@ -112,8 +118,15 @@ class RouteTable:
         """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
         Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
-        a master. If the address is removed or registers other topics between two steps, the rest is left out.
+        a master. If the address is removed or registers other topics between two steps, the rest is left out. Raises
+        Refused for a second address of a registered broker, see the class.
         """
+        broker = self._brokers.get(broker_name)
+        known = broker.addresses.get(broker_id, address) if broker is not None else address
+        if self._keeps_addresses and known != address:
+            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
+            logger.warning("refused a registration: %s", text)
+            raise Refused(Reason.FAILED, text)
         before = self._live.get(address)
         if before is None:
             logger.info("broker %s at %s registered in cluster %s", broker_name, address, cluster)

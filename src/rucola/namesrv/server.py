@@ -10,26 +10,58 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rucola.access import Interceptor
+from rucola.acl.access_control import AccessControl, PlainAccounts
+from rucola.acl.audit import AuditLog
+from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
 from rucola.namesrv.routes import RouteTable
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
+from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.connection import Connection
 from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.endpoints import processor_table
 from rucola.remoting.server import RemotingServer
+
+logger = logging.getLogger(__name__)
 
 SCAN_INTERVAL_S = 10
 
 
 def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Access:
+    """Access control and audit log as configured. Raises ConfigError if files are missing or broken."""
+
+    def __init__(self, config: NamesrvConfig) -> None:
+        self.files = PlainAclFiles(acl_home(config.rocketmq_home), _wall_clock_ms) if config.acl_enable else None
+        self.control = AccessControl(PlainAccounts(self.files)) if self.files is not None else None
+        path, size, count = config.audit_log_path, config.audit_log_max_size, config.audit_log_max_files
+        self.audit = AuditLog(path, size, count, _wall_clock_ms) if path is not None else None
+        self.gate = AccessGate(self.control, self.audit) if self.control is not None or self.audit is not None else None
+
+
+async def _refresh(files: PlainAclFiles) -> None:
+    """Look for changed accounts until cancelled."""
+    while True:
+        await asyncio.sleep(REFRESH_INTERVAL_MS / 1000)
+        try:
+            await asyncio.to_thread(files.refresh)
+        except Exception:
+            logger.exception("access control: the accounts could not be read; the last good ones apply")
 
 
 class Namesrv:
@@ -56,7 +88,8 @@ class Namesrv:
             bind_address=config.bind_address if host is None else host,
             listen_port=config.listen_port if port is None else port,
         )
-        self.routes = RouteTable()
+        self.routes = RouteTable(keeps_addresses=config.acl_enable)
+        self._access = _Access(config)
         self._clock_ms = clock_ms
         self._kv_config = KVConfig(config.kv_config_path)
         self._configuration = ConfigurationService(config, config_file)
@@ -66,14 +99,16 @@ class Namesrv:
             ConfigurationAdapter(self._configuration),
         )
         endpoints = [endpoint for adapter in adapters for endpoint in adapter.endpoints()]
+        chain = [*interceptors, *([self._access.control] if self._access.control is not None else [])]
         self._server = RemotingServer(
             config.bind_address,
             config.listen_port,
-            processor_table(endpoints, interceptors),
+            processor_table(endpoints, chain, gate=self._access.gate),
             on_close=self._closed,
             memory=ConnectionMemory(config.connection_limits),
         )
         self._scanning: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> list[Connection]:
@@ -91,9 +126,13 @@ class Namesrv:
     async def start(self) -> None:
         """Read the key-value table and listen. Raises ConfigError, or RemotingError if the address is in use."""
         self._kv_config.load()
+        if self._access.audit is not None:
+            self._access.audit.open()
         await self._server.start()
         self._configuration.config = dataclasses.replace(self._configuration.config, listen_port=self.port)
         self._scanning = asyncio.create_task(self._scan())
+        if self._access.files is not None:
+            self._refreshing = asyncio.create_task(_refresh(self._access.files))
 
     async def reload(self) -> None:
         """Read `config_file` again. Raises ConfigError, and then nothing is changed."""
@@ -104,7 +143,12 @@ class Namesrv:
         if self._scanning is not None:
             self._scanning.cancel()
             self._scanning = None
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            self._refreshing = None
         await self._server.stop()
+        if self._access.audit is not None:
+            await asyncio.to_thread(self._access.audit.close)
 
     async def __aenter__(self) -> Namesrv:
         await self.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from rucola.acl.credentials import Credentials
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.protocol.codes import ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
@@ -27,7 +28,8 @@ class RemotingClient:
     """Sends commands to addresses of the form "host:port". Belongs to one event loop.
 
     `processors` answer requests from the peers, for example from a broker. `on_close` is called with each connection
-    that closes. A timeout covers both connecting and waiting for the response.
+    that closes. Requests are signed with `credentials`, if given. A timeout covers both connecting and waiting for the
+    response.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class RemotingClient:
         *,
         on_close: Callable[[Connection], None] | None = None,
         max_frame_size: int = MAX_FRAME_SIZE,
+        credentials: Credentials | None = None,
     ) -> None:
+        self._credentials = credentials
         self._processors = processors or {}
         self._on_close = on_close
         self._max_frame_size = max_frame_size
@@ -118,7 +122,13 @@ class RemotingClient:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(
-                        self._processors, self._buffer, self._max_frame_size, None, None, self._on_close
+                        self._processors,
+                        self._buffer,
+                        self._max_frame_size,
+                        None,
+                        None,
+                        self._on_close,
+                        self._credentials,
                     ),
                     host,
                     port,

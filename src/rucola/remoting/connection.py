@@ -59,6 +59,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from rucola.access import Caller, Refused
+from rucola.acl.credentials import Credentials
 from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
@@ -115,7 +116,8 @@ class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
     `memory` is that of the server's connections, None for a client's. `on_open` and `on_close` are called with the
-    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed.
+    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
+    with `credentials`, if given.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         memory: ConnectionMemory | None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
@@ -135,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
         self._memory = memory
+        self._credentials = credentials
         self._on_open = on_open
         self._on_close = on_close
         # Whether an unreadable frame was logged: only the first one is.
@@ -202,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, command: RemotingCommand | bytes) -> None:
         """Send a one-way request or the response of a held request. A closed connection drops it."""
         if self._transport is not None and not self._transport.is_closing():
-            frame = command if isinstance(command, bytes) else command.encode()
+            frame = command if isinstance(command, bytes) else self._encode(command)
             if self._outgoing:
                 self._outgoing.append(frame)  # keeps the order: earlier frames wait for the end of the iteration
             else:
@@ -248,8 +252,15 @@ class Connection(asyncio.BufferedProtocol):
         if is_alone:
             self.send(command)
         else:
-            self._write_at_iteration_end(command.encode())
+            self._write_at_iteration_end(self._encode(command))
         return answer
+
+    def _encode(self, command: RemotingCommand) -> bytes:
+        """Return the frame of a command, signed if it is a request and this client has credentials."""
+        if self._credentials is not None and not command.flag & FLAG_RESPONSE:
+            command.ext = command.ext_fields
+            self._credentials.sign(command.ext, command.body)
+        return command.encode()
 
     def forget(self, command: RemotingCommand) -> None:
         """Cancel the future of a posted request; its response will be ignored."""

@@ -8,6 +8,9 @@ the handler that answers it. `processor_table` compiles each endpoint into one p
     3  run the checks of all interceptors that apply to the action; the first Refused ends the request
     4  call the handler with the decoded request
 
+With access control or an audit log, an `AccessGate` (`rucola.remoting.access_gate`) encloses these steps: it
+authenticates the request before the first, and records the outcome of denied and administrative ones.
+
 A request that cannot be decoded passes the checks as one of the whole server before its error is answered: a caller
 without access learns nothing from it.
 
@@ -29,6 +32,7 @@ from rucola.access import Action, Check, Interceptor, Resource
 from rucola.errors import MQError
 from rucola.protocol.body import MAX_JSON_BODY_SIZE, Body, decode_request
 from rucola.protocol.command import Header, RemotingCommand
+from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.connection import Connection, Processor, Reply
 
 Handler: TypeAlias = Callable[[Connection, RemotingCommand, Any], Reply]
@@ -54,8 +58,32 @@ class Endpoint:
     resource: Callable[[Any], Resource | Iterable[Resource]] = server_resource
     """Reads the resource from a decoded request; several if it names several, each of which is checked."""
 
-    def compile(self, interceptors: Iterable[Interceptor], max_json_body_size: int = MAX_JSON_BODY_SIZE) -> Processor:
+    def compile(
+        self,
+        interceptors: Iterable[Interceptor],
+        max_json_body_size: int = MAX_JSON_BODY_SIZE,
+        gate: AccessGate | None = None,
+    ) -> Processor:
         """Return the processor that runs the checks of these interceptors, in their order, and then the handler."""
+        process = self._compile(interceptors, max_json_body_size)
+        return process if gate is None else gate.enclose(self.code, self.action, self.resources_of, process)
+
+    def resources_of(self, command: RemotingCommand) -> list[Resource]:
+        """Return the resources that a request names; none if it cannot be decoded."""
+        try:
+            if self.request is None:
+                return []
+            decoded = (
+                command.decode_header(self.request)
+                if issubclass(self.request, Header)
+                else decode_request(self.request, command.body)
+            )
+            named = self.resource(decoded)
+        except MQError:
+            return []
+        return [named] if isinstance(named, Resource) else list(named)
+
+    def _compile(self, interceptors: Iterable[Interceptor], max_json_body_size: int) -> Processor:
         checks = [check for interceptor in interceptors if (check := interceptor.check_for(self.action)) is not None]
         if self.request is not None and issubclass(self.request, Header):
             return _of_header(self.request, self.resource, checks, self.handler)
@@ -66,6 +94,7 @@ def processor_table(
     endpoints: Iterable[Endpoint],
     interceptors: Iterable[Interceptor],
     max_json_body_size: int = MAX_JSON_BODY_SIZE,
+    gate: AccessGate | None = None,
 ) -> dict[int, Processor]:
     """Return the processors of a server by request code; a larger JSON body is refused.
 
@@ -76,7 +105,7 @@ def processor_table(
     for endpoint in endpoints:
         if endpoint.code in table:
             raise ValueError(f"request code {endpoint.code} has two endpoints")
-        table[endpoint.code] = endpoint.compile(chain, max_json_body_size)
+        table[endpoint.code] = endpoint.compile(chain, max_json_body_size, gate)
     return table
 
 

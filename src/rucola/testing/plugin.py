@@ -61,12 +61,14 @@ def rocketmq(
     ROCKETMQ_NAMESRV and NAMESRV_ADDR are set while the test runs.
 
     `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` passes settings by their keys in broker.conf; the marker closest
-    to the test takes precedence.
+    to the test takes precedence. `credentials=Credentials(...)` is no such key: the fixture signs its requests with it,
+    for brokers with access control.
     """
     settings: dict[str, Any] = {}
     for marker in request.node.iter_markers("rocketmq"):
         settings = marker.kwargs | settings
-    with _start(tmp_path_factory, settings) as running:
+    credentials = settings.pop("credentials", None)
+    with _start(tmp_path_factory, settings, credentials) as running:
         _export(running, monkeypatch)
         yield running
 
@@ -85,7 +87,9 @@ def _export(running: RocketMQ, environment: pytest.MonkeyPatch) -> None:
         environment.setenv(name, address)
 
 
-def _start(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> AbstractContextManager[RocketMQ]:
+def _start(
+    tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any], credentials: Any = None
+) -> AbstractContextManager[RocketMQ]:
     from rucola.testing.rocketmq import RocketMQ  # imported here, so that runs without a broker do not pay for it
 
-    return RocketMQ(tmp_path_factory.mktemp("rocketmq"), settings)
+    return RocketMQ(tmp_path_factory.mktemp("rocketmq"), settings, credentials)

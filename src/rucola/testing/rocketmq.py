@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from rucola.acl.credentials import Credentials
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
@@ -66,13 +67,20 @@ class RocketMQ:
     """A name server and a broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
 
     `namesrv` is the address for clients, "127.0.0.1:port"; `broker` is the broker's address. `settings` maps keys of
-    broker.conf to values; ConfigError names unknown keys.
+    broker.conf to values; ConfigError names unknown keys. With `credentials` the fixture's own requests are signed, for
+    brokers with access control; by default they have those of the environment.
     """
 
     namesrv: str
     broker: str
 
-    def __init__(self, directory: Path, settings: Mapping[str, str | int | bool] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str | int | bool] | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._credentials = credentials
         self.store = directory / "store"
         self._settings = {key: _text(value) for key, value in (settings or {}).items()}
         # 0 until the first start; a restarted broker keeps its port.
@@ -206,9 +214,10 @@ class RocketMQ:
         self.namesrv = f"{HOST}:{namesrv.port}"
         self._running.push_async_callback(lambda: self._running_broker.aclose())
         await self._start_broker()
-        self._admin = await self._running.enter_async_context(AdminClient(self.namesrv))
-        self._producer = await self._running.enter_async_context(Producer(GROUP, self.namesrv))
-        self._reader = await self._running.enter_async_context(PullConsumer(GROUP, self.namesrv))
+        keys = self._credentials
+        self._admin = await self._running.enter_async_context(AdminClient(self.namesrv, credentials=keys))
+        self._producer = await self._running.enter_async_context(Producer(GROUP, self.namesrv, credentials=keys))
+        self._reader = await self._running.enter_async_context(PullConsumer(GROUP, self.namesrv, credentials=keys))
 
     async def _start_broker(self) -> None:
         config, store_config, unknown = from_properties(

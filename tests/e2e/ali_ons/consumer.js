@@ -6,6 +6,7 @@
 //   broadcast           every consumer gets every message
 //   failures            how often a message is failed before it is taken
 //   maxReconsumeTimes   how often the broker lets a message come again
+//   accessKey           with secretKey: the credentials
 //
 // Lines are {queues: [ids]} when its share has changed, {message: {...}} for every call of its listener, and {error}.
 // It leaves its group and ends when stdin does.
@@ -13,8 +14,9 @@
 
 const { Consumer } = require('ali-ons');
 
-const { namesrv, group, topic, expression = '*', broadcast = false, failures = 0, maxReconsumeTimes = 16 } =
-  JSON.parse(process.argv[2]);
+const {
+  namesrv, group, topic, expression = '*', broadcast = false, failures = 0, maxReconsumeTimes = 16, accessKey, secretKey,
+} = JSON.parse(process.argv[2]);
 
 function print(line) {
   process.stdout.write(JSON.stringify(line) + '\n');
@@ -23,6 +25,8 @@ function print(line) {
 const consumer = new Consumer({
   nameSrv: namesrv,
   consumerGroup: group,
+  accessKey,
+  secretKey,
   isBroadcast: broadcast,
   maxReconsumeTimes,
   consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET',

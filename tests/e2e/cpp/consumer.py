@@ -7,6 +7,7 @@ The only argument is JSON: {namesrv, group, topic}, and where wanted
     orderly      one message of a queue at a time
     pull         ask for what is there, queue by queue, instead of being called
     failures     how often a message is failed before it is taken
+    accessKey    with secretKey: the credentials
 
 Lines are {message: {...}} for every call of its listener. It leaves its group and ends when stdin does.
 """
@@ -54,6 +55,8 @@ def main(arguments: dict[str, Any]) -> None:
     if arguments.get("pull"):
         puller = PullConsumer(arguments["group"])
         puller.set_namesrv_addr(arguments["namesrv"])
+        if "accessKey" in arguments:
+            puller.set_session_credentials(arguments["accessKey"], arguments["secretKey"], "")
         puller.start()
         for message in puller.pull(arguments["topic"], expression):
             tell(message)
@@ -63,6 +66,8 @@ def main(arguments: dict[str, Any]) -> None:
     model = MessageModel.BROADCASTING if arguments.get("broadcast") else MessageModel.CLUSTERING
     consumer = PushConsumer(arguments["group"], orderly=arguments.get("orderly", False), message_model=model)
     consumer.set_namesrv_addr(arguments["namesrv"])
+    if "accessKey" in arguments:
+        consumer.set_session_credentials(arguments["accessKey"], arguments["secretKey"], "")
     consumer.set_thread_count(1)  # so that what it tells of a queue is in order
 
     def listen(message: RecvMessage) -> None:

@@ -1,9 +1,9 @@
 """Sends with the C++ client, in order, one at a time.
 
-The only argument is JSON: {namesrv, group}. Every line on stdin is a message: {topic, body, tags, keys, delayLevel,
-properties}, the last four optional, and {oneway: true}, {background: true} or {shardingKey: number} for another way of
-sending. A line with a list of messages is a batch. For each line, one on stdout: {msgId, queueOffset}, which one-way
-messages lack, or {error}.
+The only argument is JSON: {namesrv, group, accessKey, secretKey}, the last two optional. Every line on stdin is a
+message: {topic, body, tags, keys, delayLevel, properties}, the last four optional, and {oneway: true},
+{background: true} or {shardingKey: number} for another way of sending. A line with a list of messages is a batch. For
+each line, one on stdout: {msgId, queueOffset}, which one-way messages lack, or {error}.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def send(producer: Producer, line: Any) -> dict[str, Any]:
 def main(arguments: dict[str, str]) -> None:
     producer = Producer(arguments["group"])
     producer.set_namesrv_addr(arguments["namesrv"])
+    if "accessKey" in arguments:
+        producer.set_session_credentials(arguments["accessKey"], arguments["secretKey"], "")
     producer.start()
     for line in sys.stdin:
         try:

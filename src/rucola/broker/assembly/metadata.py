@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+from rucola.acl.credentials import credentials_of_file, default_credentials
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler, in_thread
@@ -37,7 +38,9 @@ class Metadata:
         )
         self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
-        self.client = RemotingClient()
+        file = config.credentials_file
+        self.credentials = credentials_of_file(file) if file is not None else default_credentials()
+        self.client = RemotingClient(credentials=self.credentials)
         self.registration = Registration(config, self.topics, self.client)
 
     def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.replication import Replication
@@ -14,6 +15,7 @@ from rucola.errors import ConfigError, missing_extra
 
 async def start_metrics(
     environment: BrokerEnvironment,
+    access: Access,
     serving: Serving,
     connections: Connections,
     replication: Replication,
@@ -37,6 +39,7 @@ async def start_metrics(
         environment.store_config.store_path_root_dir,
         connections.memory,
         connections.hold,
+        access.figures,
     )
     host = config.metrics_prom_exporter_host or config.bind_address
     metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
@@ -41,18 +42,20 @@ class Replication(Protocol):
         ...
 
 
-def build_replication(environment: BrokerEnvironment, storage: Storage, metadata: Metadata) -> Replication:
+def build_replication(
+    environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata
+) -> Replication:
     """Return the side that brokerRole names."""
     if environment.is_slave:
-        return _SlaveSide(environment, storage, metadata)
-    return _MasterSide(environment, storage)
+        return _SlaveSide(environment, access, storage, metadata)
+    return _MasterSide(environment, access, storage)
 
 
 class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
-    def __init__(self, environment: BrokerEnvironment, storage: Storage) -> None:
-        self._ha_service = HAService(environment.config, storage.store)
+    def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage) -> None:
+        self._ha_service = HAService(environment.config, storage.store, access.admit_slave)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
@@ -72,8 +75,9 @@ class _MasterSide:
 class _SlaveSide:
     """Copies the log and the tables of the master."""
 
-    def __init__(self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata) -> None:
+    def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata) -> None:
         self._environment = environment
+        self._credentials = metadata.credentials if access.control is not None else None
         self._storage = storage
         self._registration = metadata.registration
         self.durability = Durability(storage.store, storage.group_commit, None)
@@ -98,7 +102,13 @@ class _SlaveSide:
         # The first run precedes the log, so that arriving messages find their topics.
         await self._synchronize.synchronize()
         scheduler.every(table_sync.SYNC_INTERVAL_MS, "synchronize tables", self._synchronize.synchronize)
-        client = HAClient(self._environment.config, self._storage.store, self._storage.group_commit, self._registration)
+        client = HAClient(
+            self._environment.config,
+            self._storage.store,
+            self._storage.group_commit,
+            self._registration,
+            self._credentials,
+        )
         client.start()
         running.push_async_callback(client.stop)
 

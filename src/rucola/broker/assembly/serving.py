@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -12,7 +13,7 @@ from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
-from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors
+from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.services.broker_services import build_services
@@ -32,6 +33,7 @@ class Serving:
     def __init__(
         self,
         environment: BrokerEnvironment,
+        access: Access,
         metadata: Metadata,
         connections: Connections,
         storage: Storage,
@@ -60,20 +62,23 @@ class Serving:
             clock=environment.clock,
         )
         permission = Permission(config, metadata.topics, metadata.groups)
+        late = late_checks(access.interceptor, permission)
         self.services = build_services(
             self.state,
             replication.durability,
             connections.calls,
             permission.check_publish,
+            late,
+            access.service,
             registration.wait_registered,
             environment.config_file,
         )
-        endpoints = broker_endpoints(
-            self.services, self.state, connections.calls, connections.hold, permission.check_fetch
-        )
+        endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
         slave_refusal = SlaveRefusal(lambda: registration.master_address) if environment.is_slave else None
-        chain = broker_interceptors(environment.interceptors, slave_refusal, self._flow_control, permission)
-        connections.processors |= processor_table(endpoints, chain, config.max_json_body_size)
+        chain = broker_interceptors(
+            environment.interceptors, access.interceptor, slave_refusal, self._flow_control, permission
+        )
+        connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:

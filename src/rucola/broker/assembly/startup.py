@@ -7,8 +7,9 @@ part fails to start, so the order below defines both directions:
     1. open the store (recovery)                   flush and close the store
     2. load the tables                             write the tables, close the client
     3. bind the port, which records contain        close the port
-    4. build replication; load delivery            write delivery offsets, put what is buffered
-    5. build the services and their endpoints      -
+    4. open access control                         close the audit log
+    5. build replication; load delivery            write delivery offsets, put what is buffered
+       build the services and their endpoints      -
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
     7. serve metrics, listen for slaves            stop serving them
     8. listen for clients                          answer held pulls, close the connections
@@ -25,6 +26,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -69,10 +71,12 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     # 3. to 5. Take the port, and load the state that requests need.
     connections.bind(running)
     storage.store.set_host(environment.store_config.store_host)
-    replication = build_replication(environment, storage, metadata)
+    access = Access(environment)
+    access.open(running)
+    replication = build_replication(environment, access, storage, metadata)
     delivery = DeliveryServices(environment, storage, metadata, connections)
     delivery.open(running)
-    serving = Serving(environment, metadata, connections, storage, delivery, replication)
+    serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
 
     # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.
     scheduler = Scheduler()
@@ -82,9 +86,10 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     delivery.start(scheduler)
     connections.schedule(scheduler)
     serving.schedule(scheduler)
+    access.schedule(scheduler)
 
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
-    await start_metrics(environment, serving, connections, replication, running)
+    await start_metrics(environment, access, serving, connections, replication, running)
     replication.start(scheduler, running)
     await connections.listen(running)
     await metadata.register(running)

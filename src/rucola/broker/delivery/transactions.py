@@ -36,7 +36,7 @@ commit, where Apache loses it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rucola.broker.config import BrokerConfig
@@ -169,10 +169,16 @@ class TransactionalMessageService:
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
-    def end(self, header: EndTransactionRequestHeader, now_ms: int) -> str | None:
+    def end(
+        self,
+        header: EndTransactionRequestHeader,
+        now_ms: int,
+        check_topic: Callable[[str], None] = lambda topic: None,
+    ) -> str | None:
         """Commit or roll back a half message. Returns None, or the remark of a refusal.
 
         The header addresses the half message by physical offset; both the first message and every copy are accepted.
+        `check_topic` is called with the topic of the message, and may raise Refused.
         """
         # 1. Validate the request against the half message it refers to.
         try:
@@ -185,6 +191,7 @@ class TransactionalMessageService:
             return f"The producer group wrong: {header.producer_group} did not send this message"
         if half.queue_offset != header.tran_state_table_offset:
             return f"The transaction state table offset wrong: it is {half.queue_offset}"
+        check_topic(half.properties.get(properties.REAL_TOPIC, ""))
         # 2. Follow the copies of earlier checks: the op message must name the newest one.
         newest = half.queue_offset
         while newest in self._copies:

@@ -8,6 +8,7 @@ INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) are forwarded to clients, and the res
 from __future__ import annotations
 
 from rucola.access import Action, Resource
+from rucola.acl.signature import CREDENTIAL_FIELDS
 from rucola.broker.config import BrokerConfig
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.services.client_inspection import InspectionService
@@ -56,7 +57,7 @@ class ConnectionAdapter:
                 Action.QUERY,
                 self.producer_connections,
                 GetProducerConnectionListRequestHeader,
-                lambda header: Resource(group=header.producer_group),
+                lambda header: Resource(producer_group=header.producer_group),
             ),
             Endpoint(RequestCode.GET_ALL_PRODUCER_INFO, Action.QUERY, self.all_producers),
             Endpoint(
@@ -102,7 +103,7 @@ class ConnectionAdapter:
     ) -> Answer:
         channel = self._service.consumer(header.consumer_group, header.client_id)
         request = RemotingCommand.request(command.code)
-        request.ext = command.ext_fields
+        request.ext = _without_credentials(command)
         return await self._calls.forward(command, channel, request, f"<{header.consumer_group}> <{header.client_id}>")
 
     async def consume_directly(
@@ -113,7 +114,7 @@ class ConnectionAdapter:
         channel = self._service.consumer(group, client_id)
         request = RemotingCommand.request(command.code, body=record)
         # The client gets the request as it came, with the record as body and the name of this broker.
-        request.ext = command.ext_fields | {"brokerName": self._config.broker_name}
+        request.ext = _without_credentials(command) | {"brokerName": self._config.broker_name}
         return await self._calls.forward(command, channel, request, f"<{group}> <{client_id}>")
 
     async def consumer_status(
@@ -121,3 +122,8 @@ class ConnectionAdapter:
     ) -> Answer:
         status = await self._service.consumer_status(header)
         return command.response(ResponseCode.SUCCESS, body=encode_consumer_status(status))
+
+
+def _without_credentials(command: RemotingCommand) -> dict[str, str]:
+    """Return the ext fields that a client may see: with a signature, it could send the operator's request again."""
+    return {name: value for name, value in command.ext_fields.items() if name not in CREDENTIAL_FIELDS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rucola.access import Check
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.remoting.access import AccessAdapter
 from rucola.broker.remoting.cleanup import CleanupAdapter
 from rucola.broker.remoting.connections import ConnectionAdapter
 from rucola.broker.remoting.consume_stats import ConsumeStatsAdapter
@@ -52,5 +53,6 @@ def broker_endpoints(
         ConnectionAdapter(services.inspection, calls, state.config),
         RuntimeAdapter(services.configuration, services.runtime_info),
         CleanupAdapter(services.cleanup),
+        AccessAdapter(services.access, state.config),
     )
     return [endpoint for adapter in adapters for endpoint in adapter.endpoints()]

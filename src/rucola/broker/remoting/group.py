@@ -48,7 +48,7 @@ class GroupAdapter:
             Endpoint(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Action.QUERY, self.all),
             Endpoint(
                 RequestCode.DELETE_SUBSCRIPTIONGROUP,
-                Action.ALTER_GROUP,
+                Action.DELETE_GROUP,
                 self.delete,
                 DeleteSubscriptionGroupRequestHeader,
                 lambda header: Resource(group=header.group_name),

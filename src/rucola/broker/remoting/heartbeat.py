@@ -26,13 +26,15 @@ def _announced(heartbeat: HeartbeatData) -> Iterator[Resource]:
     for consumer in heartbeat.consumer_data_set:
         yield Resource(group=consumer.group_name)
         yield from (Resource(wanted.topic, consumer.group_name) for wanted in consumer.subscription_data_set)
-    yield from (Resource(group=producer.group_name) for producer in heartbeat.producer_data_set)
+    yield from (Resource(producer_group=producer.group_name) for producer in heartbeat.producer_data_set)
     if not heartbeat.consumer_data_set and not heartbeat.producer_data_set:
         yield Resource()
 
 
 def _left_groups(header: UnregisterClientRequestHeader) -> list[Resource]:
-    return [Resource(group=group) for group in (header.producer_group, header.consumer_group) if group] or [Resource()]
+    producer = [Resource(producer_group=header.producer_group)] if header.producer_group else []
+    consumer = [Resource(group=header.consumer_group)] if header.consumer_group else []
+    return producer + consumer or [Resource()]
 
 
 def _checked_subscription(request: CheckClientRequestBody) -> Resource:

@@ -24,12 +24,12 @@ class QueryAdapter:
     def endpoints(self) -> tuple[Endpoint, ...]:
         by_key, by_id = QueryMessageRequestHeader, ViewMessageRequestHeader
         return (
-            Endpoint(RequestCode.QUERY_MESSAGE, Action.QUERY, self.query, by_key, _topic),
-            Endpoint(RequestCode.VIEW_MESSAGE_BY_ID, Action.QUERY, self.view, by_id, server_resource),
+            Endpoint(RequestCode.QUERY_MESSAGE, Action.READ, self.query, by_key, _topic),
+            Endpoint(RequestCode.VIEW_MESSAGE_BY_ID, Action.READ, self.view, by_id, server_resource),
         )
 
     def query(self, connection: Connection, command: RemotingCommand, header: QueryMessageRequestHeader) -> Reply:
-        found = self._service.by_key(header)
+        found = self._service.by_key(connection.caller, header)
         reach = QueryMessageResponseHeader(
             index_last_update_timestamp=found.index_last_update_timestamp,
             index_last_update_phyoffset=found.index_last_update_physical_offset,
@@ -43,4 +43,5 @@ class QueryAdapter:
         return command.response(ResponseCode.SUCCESS, reach, b"".join(found.records))
 
     def view(self, connection: Connection, command: RemotingCommand, header: ViewMessageRequestHeader) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=self._service.by_physical_offset(header.offset))
+        record = self._service.by_physical_offset(connection.caller, header.offset)
+        return command.response(ResponseCode.SUCCESS, body=record)

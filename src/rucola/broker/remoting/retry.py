@@ -32,5 +32,5 @@ class RetryAdapter:
     def send_back(
         self, connection: Connection, command: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> Reply:
-        self._service.retry(header, command.version)
+        self._service.retry(connection.caller, header, command.version)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))

@@ -34,7 +34,7 @@ class TopicAdapter:
             Endpoint(RequestCode.UPDATE_AND_CREATE_TOPIC, Action.ALTER_TOPIC, self.create_or_update, create, _topic),
             Endpoint(RequestCode.GET_ALL_TOPIC_CONFIG, Action.QUERY, self.all),
             Endpoint(RequestCode.GET_TOPIC_STATS_INFO, Action.QUERY, self.queue_ends, named, _topic),
-            Endpoint(RequestCode.DELETE_TOPIC_IN_BROKER, Action.ALTER_TOPIC, self.delete, named, _topic),
+            Endpoint(RequestCode.DELETE_TOPIC_IN_BROKER, Action.DELETE_TOPIC, self.delete, named, _topic),
             Endpoint(RequestCode.QUERY_CONSUME_QUEUE, Action.QUERY, self.consume_queue, units, _topic),
         )
 

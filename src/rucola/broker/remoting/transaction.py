@@ -22,4 +22,4 @@ class TransactionAdapter:
         return (Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, request, server_resource),)
 
     def end(self, connection: Connection, command: RemotingCommand, header: EndTransactionRequestHeader) -> Reply:
-        return command.response(ResponseCode.SUCCESS) if self._service.end(header) else None
+        return command.response(ResponseCode.SUCCESS) if self._service.end(connection.caller, header) else None

@@ -26,10 +26,12 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from rucola.acl.credentials import Credentials
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION, in_thread
 from rucola.broker.config import BrokerConfig
+from rucola.broker.replication.ha_authentication import prove
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.outages import Outages
 from rucola.protocol.replication import TransferDecoder, encode_report
@@ -64,9 +66,16 @@ class HAClient:
     """Follows the master of one store. All methods must be called in one event loop."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, group_commit: GroupCommit, registration: Registration
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        group_commit: GroupCommit,
+        registration: Registration,
+        credentials: Credentials | None = None,
     ) -> None:
         assert store.replica is not None
+        self._credentials = credentials
+        """The keys with which this slave authenticates; None if its master needs none."""
         self._config = config
         self._store = store
         self._replica = store.replica
@@ -128,6 +137,8 @@ class HAClient:
 
     async def _run_session(self, stream: Stream) -> None:
         try:
+            if self._credentials is not None:
+                await prove(stream, self._credentials, self._config.ha_housekeeping_interval)
             await _ReplicationSession(
                 self._config, self._store, self._replica, self._group_commit, stream, self._on_compared
             ).run()

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
@@ -60,8 +61,12 @@ class _HAConnection:
 class HAService:
     """Replicates one store to its slaves. All methods must be called in one event loop."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore) -> None:
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, admission: Callable[[Stream], Awaitable[bytes]] | None = None
+    ) -> None:
         self._config = config
+        self._admission = admission
+        """Authenticates a slave, and returns the bytes of its first report that it read."""
         self._store = store
         self._connections: set[_HAConnection] = set()
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
@@ -143,6 +148,9 @@ class HAService:
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
+        if self._admission is not None:
+            for physical_offset in decoder.receive_data(await self._admission(stream)):
+                self._on_report(connection, physical_offset)
         while True:
             try:
                 async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):

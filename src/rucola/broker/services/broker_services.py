@@ -9,6 +9,8 @@ from pathlib import Path
 from rucola.access import Check
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.durability import Durability
+from rucola.broker.interceptors import LateChecks
+from rucola.broker.services.access import AccessService
 from rucola.broker.services.cleanup import CleanupService
 from rucola.broker.services.client_inspection import InspectionService
 from rucola.broker.services.clients import ClientService
@@ -48,6 +50,7 @@ class BrokerServices:
     configuration: ConfigurationService
     runtime_info: RuntimeInfoService
     cleanup: CleanupService
+    access: AccessService
 
 
 def build_services(
@@ -55,22 +58,25 @@ def build_services(
     durability: Durability,
     calls: ClientCalls,
     check_publish: Check,
+    late: LateChecks,
+    access: AccessService,
     topics_registered: Callable[[], Awaitable[None]],
     config_file: Path | None = None,
 ) -> BrokerServices:
     """Build all services.
 
-    `calls` reaches connected clients. `check_publish` is the permission check of topics that a message creates.
+    `calls` reaches connected clients. `check_publish` is the permission check of topics that a message creates, `late`
+    has the checks of access control.
     `topics_registered` waits until the name servers know all topics. Changes of the settings go to `config_file`.
     """
     publish = PublishService(state, durability, check_publish, topics_registered)
     return BrokerServices(
         publish=publish,
         reply=ReplyService(state, publish, calls),
-        retry=RetryService(state),
-        transactions=TransactionService(state.transactions, state.clock),
+        retry=RetryService(state, late.read),
+        transactions=TransactionService(state.transactions, state.clock, late.publish),
         fetch=FetchService(state),
-        query=QueryService(state.config, state.store),
+        query=QueryService(state.config, state.store, late.read),
         offsets=OffsetService(state.store, state.offsets, state.delayed),
         clients=ClientService(state),
         locks=LockService(state.locks, state.clock),
@@ -81,4 +87,5 @@ def build_services(
         configuration=ConfigurationService(state, config_file, topics_registered),
         runtime_info=RuntimeInfoService(state, state.delayed),
         cleanup=CleanupService(state.store, state.topics),
+        access=access,
     )

@@ -7,9 +7,10 @@ how far back the index reaches.
 
 from __future__ import annotations
 
-from rucola.access import Reason, Refused
+from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.message.properties import is_true
+from rucola.message.record import decode
 from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.store.config import QueryResult
 from rucola.store.index import MAX_LONG
@@ -19,15 +20,16 @@ from rucola.store.message_store import MessageStore
 class QueryService:
     """Finds messages through the index and in the CommitLog."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore) -> None:
+    def __init__(self, config: BrokerConfig, store: MessageStore, check_read: Check | None = None) -> None:
         self._config = config
         self._store = store
+        self._check_read = check_read
 
-    def by_key(self, request: QueryMessageRequestHeader) -> QueryResult:
+    def by_key(self, caller: Caller, request: QueryMessageRequestHeader) -> QueryResult:
         """Return records whose key has the hash of the requested key; callers compare the keys themselves."""
         max_num = self._config.default_query_max_num if is_true(request.unique_key_query) else request.max_num
         before = request.before_physical_offset
-        return self._store.query(
+        found = self._store.query(
             request.topic,
             request.key,
             max_num,
@@ -35,10 +37,35 @@ class QueryService:
             request.end_timestamp,
             MAX_LONG if before is None else before,
         )
+        if self._check_read is None:
+            return found
+        # Keys of different topics can have one hash, and a caller can choose its key accordingly.
+        allowed = [
+            (record, physical_offset)
+            for record, physical_offset in zip(found.records, found.physical_offsets, strict=True)
+            if self._may_read(caller, record)
+        ]
+        return found._replace(
+            records=[record for record, _ in allowed],
+            physical_offsets=[physical_offset for _, physical_offset in allowed],
+        )
 
-    def by_physical_offset(self, physical_offset: int) -> bytes:
+    def by_physical_offset(self, caller: Caller, physical_offset: int) -> bytes:
         """Return the record that begins at a physical offset. Raises Refused."""
         record = self._store.record_at(physical_offset)
         if record is None:
             raise Refused(Reason.NOT_FOUND, f"can not find message by the offset, {physical_offset}")
+        self._check(caller, record)
         return bytes(record)
+
+    def _may_read(self, caller: Caller, record: bytes) -> bool:
+        try:
+            self._check(caller, record)
+        except Refused:
+            return False
+        return True
+
+    def _check(self, caller: Caller, record: bytes | memoryview) -> None:
+        """Raise Refused unless access control lets the caller read the topic of a record."""
+        if self._check_read is not None:
+            self._check_read(caller, Resource(decode(record, decompress=False).topic))

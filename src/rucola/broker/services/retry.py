@@ -23,7 +23,7 @@ import logging
 import random
 from dataclasses import replace
 
-from rucola.access import Reason, Refused
+from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
 from rucola.broker.state import BrokerState
@@ -45,11 +45,12 @@ MAX_RECONSUME_TIMES = (1 << 31) - 1
 class RetryService:
     """Stores messages again that consumers failed to process."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, check_read: Check | None) -> None:
         self._state = state
+        self._check_read = check_read
         self._delay_level_count = state.delay_level_count
 
-    def retry(self, request: ConsumerSendMsgBackRequestHeader, version: int) -> None:
+    def retry(self, caller: Caller, request: ConsumerSendMsgBackRequestHeader, version: int) -> None:
         """Store a message for another attempt of its group. `version` is that of the client. Raises Refused."""
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
@@ -68,6 +69,9 @@ class RetryService:
             message = stored_message(self._state.store, request.offset)
         except InvalidMessage as error:
             raise Refused(Reason.NOT_FOUND, f"look message by offset failed, {request.offset}: {error}") from None
+        # Without this, a consumer could copy any message of the log into its own retry topic.
+        if self._check_read is not None:
+            self._check_read(caller, Resource(message.topic))
         limit = max_reconsume_times(group, version, request.max_reconsume_times)
         is_dead = message.reconsume_times >= limit or request.delay_level < 0
         retry_queue = (topic.topic_name, random.randrange(group.retry_queue_nums))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rucola.access import Reason, Refused
+from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.message import sysflag
 from rucola.protocol.transaction import EndTransactionRequestHeader
@@ -19,11 +19,14 @@ from rucola.protocol.transaction import EndTransactionRequestHeader
 class TransactionService:
     """Ends transactions."""
 
-    def __init__(self, transactions: TransactionalMessageService, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, transactions: TransactionalMessageService, clock: Callable[[], int], check_publish: Check
+    ) -> None:
         self._transactions = transactions
         self._clock = clock
+        self._check_publish = check_publish
 
-    def end(self, request: EndTransactionRequestHeader) -> bool:
+    def end(self, caller: Caller, request: EndTransactionRequestHeader) -> bool:
         """Commit or roll back. Returns False if the producer does not know the outcome yet. Raises Refused."""
         outcome = request.commit_or_rollback
         if outcome == sysflag.TRANSACTION_NOT:
@@ -34,7 +37,9 @@ class TransactionService:
                 f"commitOrRollback is {outcome}; {sysflag.TRANSACTION_COMMIT} (commit), "
                 f"{sysflag.TRANSACTION_ROLLBACK} (rollback) or {sysflag.TRANSACTION_NOT} (not known yet) is expected",
             )
-        failure = self._transactions.end(request, self._clock())
+        failure = self._transactions.end(
+            request, self._clock(), lambda topic: self._check_publish(caller, Resource(topic))
+        )
         if failure is not None:
             raise Refused(Reason.FAILED, failure)
         return True

@@ -13,6 +13,7 @@ Corresponds to org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Delib
 """
 
 from rucola.cli.admin import (
+    accounts,
     cleanup,
     cluster,
     config_export,
@@ -26,10 +27,12 @@ from rucola.cli.admin import (
     send,
     topics,
     trace,
+    users,
 )
 from rucola.cli.admin.command import admin
 
 __all__ = [
+    "accounts",
     "admin",
     "cleanup",
     "cluster",
@@ -44,4 +47,5 @@ __all__ = [
     "send",
     "topics",
     "trace",
+    "users",
 ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient, MessageQueue
 from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, namesrv_option
-from rucola.cli.output import wide_option
+from rucola.cli.output import print_json, wide_option
 from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import ConfigError
 from rucola.name_server_addresses import DEFAULT_NAMESRV
@@ -42,6 +45,11 @@ class AdminCommands(SuggestingGroup):
             "clusterList", "brokerStatus", "statsAll", "getBrokerConfig", "updateBrokerConfig", "getNamesrvConfig",
             "updateNamesrvConfig", "updateKvConfig", "deleteKvConfig", "wipeWritePerm", "addWritePerm",
         ),
+        "Access control": (
+            "updateAclConfig", "deleteAclConfig", "updateGlobalWhiteAddr", "clusterAclConfigVersion", "createUser",
+            "updateUser", "deleteUser", "getUser", "listUser", "createAcl", "updateAcl", "deleteAcl", "getAcl",
+            "listAcl",
+        ),
         "Measuring and monitoring": ("clusterRT", "checkMsgSendRT", "sendMsgStatus", "startMonitoring"),
         "Clean-up and export": (
             "cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog", "exportMetadata", "exportConfigs",
@@ -62,6 +70,7 @@ def admin() -> None:
       rucola admin clusterList                       the cluster at localhost:9876
       rucola admin queryMsgByKey -n host:9876 -t Orders -k 4711
       ROCKETMQ_NAMESRV=host:9876 rucola admin topicStatus -t Orders --json
+      rucola admin topicList --credentials tools.yml       a cluster with access control
     """
 
 
@@ -71,10 +80,62 @@ def command(name: str) -> Callable[[F], click.Command]:
     def decorate(function: F) -> click.Command:
         # click shows the option that was added last first: help texts begin with -n and --json.
         with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
-        with_namesrv = namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)
-        return admin.command(name)(wide_option(with_namesrv(with_json)))
+        with_namesrv = namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)(with_json)
+        with_credentials = click.option(
+            "--credentials", type=click.Path(dir_okay=False, path_type=Path), envvar=CREDENTIALS_FILE_VARIABLE,
+            show_envvar=True, expose_value=False, callback=_use_credentials,
+            help="File with accessKey and secretKey, like tools.yml.",
+        )(with_namesrv)  # fmt: skip
+        return admin.command(name)(wide_option(with_credentials))
 
     return decorate
+
+
+def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    """Have all clients of this command sign with the keys of a file, rather than with those of the environment."""
+    if path is None:
+        return
+    before = dict(os.environ)
+    for name in (ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE):
+        os.environ.pop(name, None)
+    os.environ[CREDENTIALS_FILE_VARIABLE] = str(path)
+
+    def restore() -> None:
+        os.environ.clear()
+        os.environ.update(before)
+
+    ctx.call_on_close(restore)
+
+
+def secret(text: str, name: str) -> str:
+    """Return a secret, asked for at the terminal if `text` is `-`: command lines are visible to other users."""
+    return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
+
+
+def every_broker(
+    namesrv_addr: str,
+    address: str | None,
+    cluster: str | None,
+    change: Callable[[AdminClient, str], Awaitable[None]],
+) -> list[str]:
+    """Change one broker, or all masters and slaves of a cluster in turn; return their addresses."""
+
+    async def request(client: AdminClient) -> list[str]:
+        addresses = [address] if address is not None else await client.cluster.addresses(cluster or "")
+        for one in addresses:
+            await change(client, one)
+        return addresses
+
+    return call_admin(namesrv_addr, request)
+
+
+def report_brokers(addresses: list[str], as_json: bool, text: str, **members: Any) -> None:
+    """Print `text` with each address for `{}`, or the addresses with `members` as JSON."""
+    if as_json:
+        print_json({"brokerAddrs": addresses, **members})
+        return
+    for one in addresses:
+        click.echo(text.format(one))
 
 
 def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:

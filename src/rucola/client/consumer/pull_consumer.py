@@ -26,6 +26,7 @@ from enum import Enum
 
 import msgspec
 
+from rucola.acl.credentials import Credentials
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
@@ -102,8 +103,15 @@ class PulledRecords(msgspec.Struct, frozen=True):
 class PullConsumer(GroupClient):
     """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`."""
 
-    def __init__(self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None) -> None:
-        super().__init__(group, namesrv, instance)
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        super().__init__(group, namesrv, instance, credentials=credentials)
         self._suggested_broker_ids: dict[MessageQueue, int] = {}
         """The broker id that the latest response suggested for the next pull of each queue."""
 

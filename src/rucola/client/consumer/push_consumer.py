@@ -29,6 +29,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any, Unpack
 
+from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
 from rucola.client.consumer.assigned_queue import AssignedQueue
@@ -83,8 +84,9 @@ class PushConsumer(GroupClient):
             async for message in consumer:
                 ...
 
-    `options` are the fields of ConsumeOptions. When `open` returns, the member has its first assignment. With
-    broadcasting, several members of a group on one machine need an `instance` each, with a fixed client id of its own.
+    `credentials` sign requests, see `rucola.acl.credentials`. `options` are the fields of ConsumeOptions. When `open`
+    returns, the member has its first assignment. With broadcasting, several members of a group on one machine need an
+    `instance` each, with a fixed client id of its own.
     """
 
     def __init__(
@@ -93,11 +95,12 @@ class PushConsumer(GroupClient):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
         **options: Unpack[ConsumeKeywords],
     ) -> None:
         self.options = ConsumeOptions(**options)
         broadcasting, orderly = self.options.broadcasting, self.options.orderly
-        super().__init__(group, namesrv, instance, BROADCASTING_INSTANCE if broadcasting else None)
+        super().__init__(group, namesrv, instance, BROADCASTING_INSTANCE if broadcasting else None, credentials)
         self._background = BackgroundTasks()
         self._context = context = ConsumerContext(group, self.instance, self.options, self._background, {})
         self._counters = ConsumeCounters()

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from typing import Any, Unpack
 
+from rucola.acl.credentials import Credentials
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.in_flight_sends import InFlightRequests
@@ -52,7 +53,7 @@ CLOSE_GRACE_MS = 3000
 class Producer(GroupClient):
     """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
 
-    `options` are the fields of ProducerOptions.
+    `credentials` sign requests, see `rucola.acl.credentials`. `options` are the fields of ProducerOptions.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Producer(GroupClient):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(group, namesrv, instance)
+        super().__init__(group, namesrv, instance, credentials=credentials)
         self.options = ProducerOptions(**options)
         self._values = Values(self.options.value)
         self._sender = Sender(group, self.instance, self.options)

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
 from typing import Any, TypeAlias, Unpack
 
+from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.callbacks import invoke, is_addressed_to
 from rucola.client.instance import ClientInstance
@@ -89,9 +90,10 @@ class TransactionProducer(Producer):
         check: Check,
         topics: Iterable[str] = (),
         instance: ClientInstance | None = None,
+        credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(group, namesrv, instance=instance, **options)
+        super().__init__(group, namesrv, instance=instance, credentials=credentials, **options)
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()

@@ -140,7 +140,7 @@ class LogSources:
 
 
 async def _masters(options: ReadOptions) -> set[str]:
-    async with PullConsumer(options.consumer_group, options.name_server) as consumer:
+    async with PullConsumer(options.consumer_group, options.name_server, credentials=options.credentials) as consumer:
         return await consumer.registered_masters()
 
 

@@ -7,6 +7,13 @@ Names and meanings follow Spark's Kafka source where it has an equivalent. Optio
                              Default, if no store is given: the environment variable ROCKETMQ_NAMESRV or NAMESRV_ADDR
                              of the driver when its session starts
 
+the credentials for live brokers with access control, by default those of the driver's environment:
+
+    accessKey                the name of the account
+    secretKey                its secret key; Spark's pages show it as redacted
+    securityToken            a token that belongs to these keys
+    credentialsFile          a file with the keys on the driver, like Apache's tools.yml, in place of the other three
+
 the selection of messages:
 
     brokerName               a name for each store, in the same order; default: the path of the store
@@ -68,6 +75,7 @@ Options of a write:
 
     nameServer               name servers of the brokers that store the messages; default as above, but a table of a
                              store has none
+    accessKey ...            credentials as in a read
     topic                    topic of every message; without it each row names its topic in the column topic
     producerGroup            producer group of the messages; default rucola_spark
     deliveryTimeoutMs        how long a failed request is retried before its task fails; default 30000
@@ -85,6 +93,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, TypeVar
 
+from rucola.acl.credentials import Credentials, credentials_of_file, default_credentials
 from rucola.errors import ConfigError
 from rucola.name_server_addresses import NAMESRV_VARIABLES, name_servers_in_environment
 from rucola.spark.source import option_values as values
@@ -199,6 +208,7 @@ class ReadOptions:
     consumer_group: str = GROUP
     push_filters: bool = False
     queue_filter: QueueFilter = QueueFilter()
+    credentials: Credentials | None = None
 
     @property
     def by_queue(self) -> bool:
@@ -216,8 +226,10 @@ class SinkOptions:
     producer_group: str = GROUP
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     skip_invalid_rows: bool = False
+    credentials: Credentials | None = None
 
 
+CREDENTIAL_OPTION_NAMES: Final = ("accessKey", "secretKey", "securityToken", "credentialsFile")
 READ_OPTION_NAMES: Final = (
     "storePath",
     "nameServer",
@@ -253,8 +265,16 @@ READ_OPTION_NAMES: Final = (
     "minPartitions",
     "consumerGroup",
     "pushFilters",
+    *CREDENTIAL_OPTION_NAMES,
 )
-SINK_OPTION_NAMES: Final = ("nameServer", "topic", "producerGroup", "deliveryTimeoutMs", "invalidRows")
+SINK_OPTION_NAMES: Final = (
+    "nameServer",
+    "topic",
+    "producerGroup",
+    "deliveryTimeoutMs",
+    "invalidRows",
+    *CREDENTIAL_OPTION_NAMES,
+)
 
 
 class _OptionParser:
@@ -315,7 +335,20 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         given.take("producerGroup", values.group, GROUP),
         given.take("deliveryTimeoutMs", values.number, DELIVERY_TIMEOUT_MS),
         given.take("invalidRows", values.is_skip, False),
+        _credentials(given),
     )
+
+
+def _credentials(given: _OptionParser) -> Credentials | None:
+    """Return the credentials of the options, or else of this process: workers get them with the options."""
+    access_key, secret_key = given.take("accessKey", str, ""), given.take("secretKey", str, "")
+    given.exclude("accessKey", "credentialsFile")
+    if access_key or secret_key:
+        if not access_key or not secret_key:
+            raise ConfigError("options accessKey and secretKey belong together: give both, or neither")
+        return Credentials(access_key, secret_key, given.take("securityToken", str, None))
+    path = given.take("credentialsFile", Path, None)
+    return credentials_of_file(path) if path is not None else default_credentials()
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -344,6 +377,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     parsed = ReadOptions(
         stores={} if name_server else _stores(paths, take("brokerName", values.words, None)),
         name_server=name_server,
+        credentials=_credentials(given) if name_server else None,
         topics=take("subscribe", values.word_set, None) or take("topic", values.one_topic, None),
         pattern=take("subscribePattern", values.pattern, None),
         assigned=take("assign", lambda text: frozenset(parse_queues(text)), None),

@@ -64,7 +64,7 @@ class PullPartition(InputPartition):
 
 def consumer_of(options: ReadOptions) -> PullConsumer:
     """Return a new consumer for these options, not opened."""
-    return PullConsumer(options.consumer_group, options.name_server)
+    return PullConsumer(options.consumer_group, options.name_server, credentials=options.credentials)
 
 
 async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tuple[str, str], int]:

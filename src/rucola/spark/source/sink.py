@@ -89,7 +89,8 @@ class TaskWriter:
         origin = f"{query}/{task.getLocalProperty('streaming.sql.batchId')}" if query else self._run
         # The event loop has its own thread, so that heartbeats are sent while Spark computes the next rows.
         thread = EventLoopThread(f"sink of partition {task.partitionId()}")
-        producer = Producer(self._options.producer_group, self._options.name_server)
+        options = self._options
+        producer = Producer(options.producer_group, options.name_server, credentials=options.credentials)
         sender = _ChunkSender(producer, self._options, origin, task.partitionId())
         try:
             thread.run(producer.open())

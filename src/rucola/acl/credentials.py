@@ -1,0 +1,101 @@
+"""Credentials of a client: access key, secret key, and an optional security token.
+
+A client signs every request with its credentials. Without an explicit object it takes those of the environment:
+
+    ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY, ROCKETMQ_SECURITY_TOKEN    the keys themselves
+    ROCKETMQ_CREDENTIALS_FILE                                            a file with them, see below
+
+A file has the format of Apache's `conf/tools.yml`; `securityToken` is optional:
+
+    accessKey: RocketMQ
+    secretKey: 12345678
+
+Secret key and token occur in no `repr`, log line or error.
+
+Corresponds to `SessionCredentials` and `AclClientRPCHook` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Final
+
+from rucola.acl.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
+from rucola.acl.yaml_file import read_yaml
+from rucola.errors import ConfigError
+
+ACCESS_KEY_VARIABLE: Final = "ROCKETMQ_ACCESS_KEY"
+SECRET_KEY_VARIABLE: Final = "ROCKETMQ_SECRET_KEY"
+SECURITY_TOKEN_VARIABLE: Final = "ROCKETMQ_SECURITY_TOKEN"
+CREDENTIALS_FILE_VARIABLE: Final = "ROCKETMQ_CREDENTIALS_FILE"
+
+
+class Credentials:
+    """The keys of one user. ConfigError if a key is empty."""
+
+    __slots__ = ("_secret_key", "_security_token", "_signer", "access_key")
+
+    def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
+        if not access_key or not secret_key:
+            raise ConfigError("credentials need an access key and a secret key")
+        self.access_key = access_key
+        self._secret_key = secret_key
+        self._security_token = security_token or None
+        self._signer = Signer(secret_key)
+
+    def sign(self, fields: MutableMapping[str, str], body: bytes) -> None:
+        """Add access key, security token and signature to the ext fields of a request."""
+        fields[ACCESS_KEY] = self.access_key
+        if self._security_token is not None:
+            fields[SECURITY_TOKEN] = self._security_token
+        fields[SIGNATURE] = self._signer.sign(fields, body)
+
+    def proof(self, challenge: bytes) -> bytes:
+        """Return the proof that this user knows the secret key, for the peer that sent the challenge."""
+        return self._signer.proof(challenge, self.access_key)
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.access_key!r})"
+
+    def __reduce__(self) -> tuple[type[Credentials], tuple[str, str, str | None]]:
+        return Credentials, (self.access_key, self._secret_key, self._security_token)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Credentials) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__()[1])
+
+
+def credentials_of_file(path: Path) -> Credentials:
+    """Return the credentials in a file like tools.yml. ConfigError if it cannot be read or lacks a key."""
+    document = read_yaml(path)
+    keys = document if isinstance(document, Mapping) else {}
+    access_key, secret_key, token = (_text(keys.get(name)) for name in ("accessKey", "secretKey", "securityToken"))
+    if not access_key or not secret_key:
+        raise ConfigError(f"{path}: expected the lines `accessKey: ...` and `secretKey: ...`")
+    return Credentials(access_key, secret_key, token)
+
+
+def default_credentials(environment: Mapping[str, str] = os.environ) -> Credentials | None:
+    """Return the credentials of the environment; None if it has none.
+
+    ConfigError if one key is set without the other, or if the file cannot be read.
+    """
+    access_key, secret_key = environment.get(ACCESS_KEY_VARIABLE), environment.get(SECRET_KEY_VARIABLE)
+    if access_key and secret_key:
+        return Credentials(access_key, secret_key, environment.get(SECURITY_TOKEN_VARIABLE))
+    if access_key or secret_key:
+        present, missing = ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+        if secret_key:
+            present, missing = missing, present
+        raise ConfigError(f"the environment has {present} but not {missing}: set both, or neither")
+    path = environment.get(CREDENTIALS_FILE_VARIABLE)
+    return credentials_of_file(Path(path)) if path else None
+
+
+def _text(value: object) -> str:
+    """Return a YAML scalar as text: `secretKey: 12345678` is a number in YAML."""
+    return "" if value is None else str(value).strip()

@@ -1,0 +1,125 @@
+"""Signatures of requests: HMAC-SHA1 over the ext fields and the body.
+
+The signed content is the values of all ext fields in the order of their names, without separators, followed by the
+body. The signature is base64 text in the ext field `Signature`:
+
+    ext fields   AccessKey=RocketMQ  queueId=0  topic=Orders        body   hello
+    content      RocketMQ0Ordershello
+
+Names, request code and time are not part of the content. A peer that can read a signed request can therefore send it
+again, and only TLS prevents that (docs/access-control.md, "Replay").
+
+`_UNIQUE_KEY_QUERY`, the field that marks a query by unique key, is excluded: clients before 4.9.4 add it after they
+signed. Later clients of Apache include it, so verification accepts both.
+
+Corresponds to `AclUtils`, `AclSigner` and `PlainAccessValidator` of Apache RocketMQ 4.9.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from binascii import b2a_base64
+from collections.abc import Callable, Iterable, Mapping
+from hmac import compare_digest
+from operator import itemgetter
+from typing import Final
+
+ACCESS_KEY: Final = "AccessKey"
+"""Ext field of the user's name."""
+SECURITY_TOKEN: Final = "SecurityToken"
+"""Ext field of a temporary token, which is signed like any other field and not interpreted."""
+SIGNATURE: Final = "Signature"
+"""Ext field of the signature."""
+CREDENTIAL_FIELDS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
+"""Ext fields that must never be passed on to a third party, which could send the request again."""
+UNIQUE_MSG_QUERY_FLAG: Final = "_UNIQUE_KEY_QUERY"
+"""Ext field that marks a query by unique key."""
+
+_BLOCK_SIZE: Final = 64
+
+
+class Signer:
+    """Computes signatures with one secret key.
+
+    The two SHA-1 states that HMAC derives from the key are computed once and copied per signature, which takes 0.8 µs
+    instead of the 1.6 µs of `hmac.digest`.
+    """
+
+    __slots__ = ("_inner", "_key", "_outer")
+
+    def __init__(self, secret_key: str) -> None:
+        key = self._key = secret_key.encode("utf-8", "surrogatepass")
+        if len(key) > _BLOCK_SIZE:
+            key = hashlib.sha1(key, usedforsecurity=False).digest()
+        key = key.ljust(_BLOCK_SIZE, b"\0")
+        # SHA-1 is what the protocol prescribes; HMAC does not depend on its resistance to collisions.
+        self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in key), usedforsecurity=False)
+        self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in key), usedforsecurity=False)
+
+    def sign(self, fields: Mapping[str, str], body: bytes) -> str:
+        """Return the signature of a request with these ext fields; `Signature` itself is not among the content."""
+        return self._signature(signed_text(fields), body).decode("ascii")
+
+    def verifies(self, fields: Mapping[str, str], body: bytes) -> bool:
+        """Tell, in a time that does not depend on the signature, whether the field `Signature` is right."""
+        given = fields.get(SIGNATURE, "").encode("utf-8", "replace")
+        if compare_digest(self._signature(signed_text(fields), body), given):
+            return True
+        if UNIQUE_MSG_QUERY_FLAG not in fields:
+            return False
+        names = _ordered(name for name in fields if name != SIGNATURE)
+        text = "".join([fields[name] for name in names]).encode("utf-8", "surrogatepass")
+        return compare_digest(self._signature(text, body), given)
+
+    def proof(self, challenge: bytes, access_key: str) -> bytes:
+        """Return the proof of a replication peer: HMAC-SHA256, which no signature of a request can equal."""
+        return hmac.digest(self._key, challenge + access_key.encode("utf-8", "surrogatepass"), "sha256")
+
+    def __repr__(self) -> str:
+        return "Signer(...)"
+
+    def _signature(self, text: bytes, body: bytes) -> bytes:
+        inner = self._inner.copy()
+        inner.update(text)
+        if body:
+            inner.update(body)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return b2a_base64(outer.digest(), newline=False)
+
+
+def signed_text(fields: Mapping[str, str]) -> bytes:
+    """Return the part of the signed content that precedes the body.
+
+    Requests of one code have the same fields, so their order is remembered: 0.7 µs instead of 2.3 µs.
+    """
+    names = tuple(fields)
+    values_of = _orders.get(names)
+    if values_of is None:
+        values_of = _values_getter([name for name in names if name not in (SIGNATURE, UNIQUE_MSG_QUERY_FLAG)])
+        if len(_orders) >= MAX_ORDERS:
+            _orders.clear()
+        if len(names) <= MAX_NAMES:
+            _orders[names] = values_of
+    return "".join(values_of(fields)).encode("utf-8", "surrogatepass")
+
+
+MAX_ORDERS: Final = 1000
+"""Sets of names whose order is remembered."""
+MAX_NAMES: Final = 64
+
+_orders: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] = {}
+"""By the names of the ext fields of a request, as they came: returns the signed values in their order."""
+
+
+def _values_getter(names: Iterable[str]) -> Callable[[Mapping[str, str]], tuple[str, ...]]:
+    ordered = _ordered(names)
+    if len(ordered) >= 2:
+        return itemgetter(*ordered)  # returns a tuple, in C
+    return lambda fields: tuple(fields[name] for name in ordered)
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Return names as Java compares them, by UTF-16 units; that differs from code points beyond U+FFFF only."""
+    return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

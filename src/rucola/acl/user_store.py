@@ -1,0 +1,327 @@
+"""The file of users and policies (ACL 2.0), `config/auth.json` in the store directory.
+
+    {"users": [{"username": ..., "password": ..., "userType": ..., "userStatus": ...}, ...],
+     "acls":  [{"subject": "User:...", "policies": [{"policyType": ..., "entries": [...]}, ...]}, ...]}
+
+Passwords are stored as they are, since HMAC needs them; the file has mode 0600. A change is on disk before it is
+answered, and applies at once. Changes that would leave no enabled super user are refused.
+
+The first super user is made from `initAuthenticationUser` of broker.conf, or from the environment variable
+ROCKETMQ_INIT_AUTHENTICATION_USER, if no user of that name exists: {"username": "...", "password": "..."}.
+
+Corresponds to `AuthenticationMetadataManagerImpl` and `AuthorizationMetadataManagerImpl` of Apache RocketMQ 5.3, which
+keep the same in RocksDB.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rucola.access import Reason, Refused
+from rucola.acl.policies import (
+    CUSTOM,
+    DEFAULT,
+    USER_SUBJECT,
+    PolicyEntry,
+    PolicyUser,
+    UserStatus,
+    UserType,
+    parse_entry,
+    parse_pattern,
+)
+from rucola.errors import ConfigError, MQError, RemoteProtocolError
+from rucola.files import replace_file
+from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rucola.protocol.body import Body, decode_body, encode_body
+
+INIT_USER_VARIABLE: Final = "ROCKETMQ_INIT_AUTHENTICATION_USER"
+MAX_USERS: Final = 10_000
+MAX_ENTRIES: Final = 1000
+"""Most entries of all policies of one user."""
+
+Policies = dict[str, list[PolicyEntry]]
+
+
+class AuthFile(Body, kw_only=True):
+    """The content of the file."""
+
+    users: list[UserInfo] = msgspec.field(default_factory=list)
+    acls: list[AclInfo] = msgspec.field(default_factory=list)
+
+
+class UserStore:
+    """Users by name, with their policies. ConfigError if the file is broken, or if there is no super user.
+
+    `current` is replaced as a whole by every change. Changes block on the disk for one small file.
+    """
+
+    def __init__(self, path: Path, cluster: str, first_user: str = "") -> None:
+        self._path = path
+        self._cluster = cluster
+        self._users: dict[str, UserInfo] = {}
+        self._policies: dict[str, Policies] = {}
+        self.current: Mapping[str, PolicyUser] = {}
+        """The principal of each user."""
+        self._load()
+        self._create_first(first_user or os.environ.get(INIT_USER_VARIABLE, ""))
+        if not _has_super(self._users):
+            raise ConfigError(
+                "authenticationEnabled=true: there is no super user; name the first one by initAuthenticationUser or "
+                f'the environment variable {INIT_USER_VARIABLE}: {{"username":"admin","password":"..."}}'
+            )
+
+    # Users.
+
+    def users(self, text: str = "") -> list[UserInfo]:
+        """Return the users whose names contain a text, without passwords."""
+        return [_without_password(user) for name, user in self._users.items() if text in name]
+
+    def user(self, name: str) -> UserInfo | None:
+        """Return a user without its password; None if there is none."""
+        found = self._users.get(name)
+        return None if found is None else _without_password(found)
+
+    def create_user(self, name: str, given: UserInfo, by: str, *, by_super: bool) -> None:
+        """Create a user. Raises Refused; only super users create super users."""
+        if name in self._users:
+            raise Refused(Reason.INVALID, f"user {name} exists already")
+        if len(self._users) >= MAX_USERS:
+            raise Refused(Reason.FAILED, f"there are {MAX_USERS} users already")
+        if not name or not given.password:
+            raise Refused(Reason.INVALID, "a user needs a name and a password")
+        type_, status = _type(given) or UserType.NORMAL, _status(given) or UserStatus.ENABLE
+        self._check_super(type_ is UserType.SUPER, by, by_super)
+        user = UserInfo(username=name, password=given.password, user_type=type_.value, user_status=status.value)
+        self._save(self._users | {name: user}, self._policies)
+
+    def update_user(self, name: str, given: UserInfo, by: str, *, by_super: bool) -> None:
+        """Change password, type or status of a user. Raises Refused."""
+        before = self._existing(name)
+        type_ = _type(given) or _type(before) or UserType.NORMAL
+        status = _status(given) or _status(before) or UserStatus.ENABLE
+        self._check_super(UserType.SUPER in (type_, _type(before)), by, by_super)
+        user = UserInfo(
+            username=name,
+            password=given.password or before.password,
+            user_type=type_.value,
+            user_status=status.value,
+        )
+        self._save(self._users | {name: user}, self._policies)
+
+    def delete_user(self, name: str, by: str, *, by_super: bool) -> None:
+        """Delete a user and its policies; nothing if there is none. Raises Refused."""
+        before = self._users.get(name)
+        if before is None:
+            return
+        self._check_super(_type(before) is UserType.SUPER, by, by_super)
+        users, policies = dict(self._users), dict(self._policies)
+        del users[name]
+        policies.pop(name, None)
+        self._save(users, policies)
+
+    # Policies.
+
+    def set_policies(self, subject: str, acl: AclInfo) -> None:
+        """Add entries to the policies of a user; an entry for the same resource is replaced. Raises Refused."""
+        name = self._user_of(subject)
+        if not acl.policies:
+            raise Refused(Reason.INVALID, "the policies are empty")
+        policies = {kind: list(entries) for kind, entries in self._policies.get(name, {}).items()}
+        try:
+            for policy in acl.policies:
+                kind = _policy_type(policy.policy_type)
+                for entry in _entries(policy):
+                    kept = [one for one in policies.get(kind, ()) if one.pattern != entry.pattern]
+                    policies[kind] = [*kept, entry]
+        except ConfigError as error:
+            raise Refused(Reason.INVALID, str(error)) from None
+        if sum(map(len, policies.values())) > MAX_ENTRIES:
+            raise Refused(Reason.INVALID, f"a user has at most {MAX_ENTRIES} entries of policies")
+        self._save(self._users, self._policies | {name: policies})
+
+    def delete_policies(self, subject: str, policy_type: str | None, resource: str | None) -> None:
+        """Delete the entry of one resource, or all of a user. Raises Refused."""
+        name = self._user_of(subject)
+        before = self._policies.get(name)
+        if not before:
+            raise Refused(Reason.INVALID, f"{subject} has no policies")
+        after: Policies = {}
+        if resource:
+            try:
+                pattern, kind = parse_pattern(resource), _policy_type(policy_type)
+            except ConfigError as error:
+                raise Refused(Reason.INVALID, str(error)) from None
+            for one, entries in before.items():
+                kept = [entry for entry in entries if one != kind or entry.pattern != pattern]
+                if kept:
+                    after[one] = kept
+        self._save(self._users, self._policies | {name: after})
+
+    def policies(self, subject: str) -> AclInfo | None:
+        """Return the policies of a user; None if it has none. Raises Refused."""
+        name = self._user_of(subject)
+        return _acl_info(name, self._policies[name]) if self._policies.get(name) else None
+
+    def all_policies(self, subject: str = "", resource: str = "") -> list[AclInfo]:
+        """Return the policies of all users, restricted to subjects and resources that contain a text."""
+        found = []
+        for name, policies in self._policies.items():
+            chosen = {
+                kind: [entry for entry in entries if resource in str(entry.pattern)]
+                for kind, entries in policies.items()
+            }
+            if subject in USER_SUBJECT + name and any(chosen.values()):
+                found.append(_acl_info(name, {kind: entries for kind, entries in chosen.items() if entries}))
+        return found
+
+    def _existing(self, name: str) -> UserInfo:
+        user = self._users.get(name)
+        if user is None:
+            raise Refused(Reason.INVALID, f"there is no user {name}")
+        return user
+
+    def _user_of(self, subject: str) -> str:
+        if not subject.startswith(USER_SUBJECT):
+            raise Refused(Reason.INVALID, f"subject {subject!r}: expected User:NAME")
+        name = subject[len(USER_SUBJECT) :]
+        self._existing(name)
+        return name
+
+    def _check_super(self, concerns_super: bool, by: str, by_super: bool) -> None:
+        if concerns_super and not by_super:
+            raise Refused(Reason.DENIED, f"{by} is no super user, and only super users create or change super users")
+
+    # The file.
+
+    def _load(self) -> None:
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            content = b"{}"
+        except OSError as error:
+            raise ConfigError(f"cannot read {self._path}: {error.strerror}") from None
+        try:
+            document = decode_body(AuthFile, content)
+            self._users = {user.username: user for user in document.users if user.username}
+            for name, user in self._users.items():
+                _type(user), _status(user)
+                if not user.password:
+                    raise ConfigError(f"user {name} has no password")
+            self._policies = {
+                str(acl.subject)[len(USER_SUBJECT) :]: {
+                    _policy_type(policy.policy_type): _entries(policy) for policy in acl.policies
+                }
+                for acl in document.acls
+            }
+        except (RemoteProtocolError, ConfigError, Refused) as error:
+            raise ConfigError(f"{self._path}: {error}") from None
+        self._apply()
+
+    def _create_first(self, text: str) -> None:
+        if not text:
+            return
+        try:
+            given = decode_body(UserInfo, text.encode("utf-8"))
+            if not given.username or not given.password:
+                raise ConfigError("username or password is missing")
+        except MQError:
+            # The text contains a password, and so may the error.
+            raise ConfigError('initAuthenticationUser: expected {"username":"...","password":"..."}') from None
+        if given.username not in self._users:
+            super_user = UserInfo(password=given.password, user_type=UserType.SUPER.value)
+            self.create_user(given.username, super_user, "broker.conf", by_super=True)
+
+    def _save(self, users: dict[str, UserInfo], policies: dict[str, Policies]) -> None:
+        if _has_super(self._users) and not _has_super(users):
+            raise Refused(Reason.INVALID, "this would leave no enabled super user; create or enable another one first")
+        content = encode_body(
+            AuthFile(
+                users=list(users.values()),
+                acls=[_acl_info(name, of_user) for name, of_user in policies.items() if of_user],
+            )
+        )
+        try:
+            replace_file(self._path, content, mode=0o600)
+        except OSError as error:
+            raise Refused(Reason.FAILED, f"{self._path} cannot be written: {error.strerror}") from None
+        self._users, self._policies = users, policies
+        self._apply()
+
+    def _apply(self) -> None:
+        self.current = {
+            name: PolicyUser(
+                name,
+                user.password or "",
+                _type(user) or UserType.NORMAL,
+                _status(user) or UserStatus.ENABLE,
+                self._policies.get(name, {}),
+                self._cluster,
+            )
+            for name, user in self._users.items()
+        }
+
+
+def _has_super(users: Mapping[str, UserInfo]) -> bool:
+    return any(_type(user) is UserType.SUPER and _status(user) is UserStatus.ENABLE for user in users.values())
+
+
+def _type(user: UserInfo) -> UserType | None:
+    if not user.user_type:
+        return None
+    for one in UserType:
+        if one.value.lower() == user.user_type.lower():
+            return one
+    raise Refused(Reason.INVALID, f"user type {user.user_type!r}: expected Super or Normal")
+
+
+def _status(user: UserInfo) -> UserStatus | None:
+    if not user.user_status:
+        return None
+    for one in UserStatus:
+        if one.value.lower() == user.user_status.lower():
+            return one
+    raise Refused(Reason.INVALID, f"user status {user.user_status!r}: expected enable or disable")
+
+
+def _policy_type(text: str | None) -> str:
+    for kind in (CUSTOM, DEFAULT):
+        if (text or CUSTOM).lower() == kind.lower():
+            return kind
+    raise ConfigError(f"policy type {text!r}: expected {CUSTOM} or {DEFAULT}")
+
+
+def _entries(policy: PolicyInfo) -> list[PolicyEntry]:
+    return [
+        parse_entry(entry.resource or "", entry.actions, entry.source_ips or [], entry.decision or "")
+        for entry in policy.entries
+    ]
+
+
+def _acl_info(name: str, policies: Policies) -> AclInfo:
+    return AclInfo(
+        subject=USER_SUBJECT + name,
+        policies=[
+            PolicyInfo(
+                policy_type=kind,
+                entries=[
+                    PolicyEntryInfo(
+                        resource=str(entry.pattern),
+                        actions=list(entry.actions),
+                        source_ips=list(entry.source_ips) or None,
+                        decision="Allow" if entry.allows else "Deny",
+                    )
+                    for entry in entries
+                ],
+            )
+            for kind, entries in policies.items()
+        ],
+    )
+
+
+def _without_password(user: UserInfo) -> UserInfo:
+    return UserInfo(username=user.username, user_type=user.user_type, user_status=user.user_status)

@@ -1,0 +1,58 @@
+"""YAML files of access control: plain_acl.yml and tools.yml.
+
+PyYAML belongs to the extra `security` and is imported with the first file. Scalars stay text: a secret key of digits
+such as 00123456 is no number, and `admin: true` is compared as text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rucola.errors import ConfigError, missing_extra
+from rucola.files import replace_file
+
+MAX_SIZE = 4 * 1024 * 1024
+"""Largest file that is read, in bytes."""
+OWNER_ONLY = 0o600
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the document of a file with all scalars as text; None if it is empty. ConfigError names file and line."""
+    try:
+        if path.stat().st_size > MAX_SIZE:
+            raise ConfigError(f"{path} is larger than {MAX_SIZE} bytes")
+        return parse_yaml(path.read_bytes(), path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def parse_yaml(content: bytes, path: Path) -> Any:
+    """Return the document in `content`; `path` is for errors, which contain no part of the content."""
+    yaml = _yaml()
+    try:
+        # BaseLoader makes text of every scalar and constructs no objects. Aliases are refused: a few lines of them
+        # expand to any size.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, yaml.BaseLoader)):
+            raise ConfigError(f"{path}: aliases (*name) are not supported")
+        return yaml.load(content, yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ConfigError(f"{path}: {where}{error.problem or 'not valid YAML'}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise ConfigError(f"{path}: not valid YAML in UTF-8") from None
+
+
+def write_yaml(path: Path, document: Any) -> None:
+    """Replace a file atomically, readable by its owner only. OSError."""
+    text = _yaml().safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    replace_file(path, text.encode("utf-8"), mode=OWNER_ONLY)
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"files of access control: {missing_extra(error, 'security')}") from None
+    return yaml

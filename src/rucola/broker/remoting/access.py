@@ -1,0 +1,135 @@
+"""Adapter of requests about access control.
+
+UPDATE_AND_CREATE_ACL_CONFIG (50), DELETE_ACL_CONFIG (51), GET_BROKER_CLUSTER_ACL_INFO (52),
+UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53), and AUTH_CREATE_USER (3001) to AUTH_LIST_ACL (3010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rucola import fastjson
+from rucola.access import Action
+from rucola.broker.config import BrokerConfig
+from rucola.broker.services.access import AccessService
+from rucola.protocol.access import (
+    AclInfo,
+    AclRequestHeader,
+    CreateAccessConfigRequestHeader,
+    DeleteAccessConfigRequestHeader,
+    DeleteAclRequestHeader,
+    GetBrokerAclConfigResponseHeader,
+    ListAclsRequestHeader,
+    ListUsersRequestHeader,
+    UpdateGlobalWhiteAddrsConfigRequestHeader,
+    UserInfo,
+    UserRequestHeader,
+)
+from rucola.protocol.body import Body, decode_body, encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.remoting.connection import Answer, Connection, Reply
+from rucola.remoting.endpoints import Endpoint
+
+
+class AccessAdapter:
+    """Accounts, users and policies, for operators."""
+
+    def __init__(self, service: AccessService, config: BrokerConfig) -> None:
+        self._service = service
+        self._config = config
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        alter, query, code = Action.ALTER_ACCESS, Action.QUERY_ACCESS, RequestCode
+        account, removed = CreateAccessConfigRequestHeader, DeleteAccessConfigRequestHeader
+        white, user, acl = UpdateGlobalWhiteAddrsConfigRequestHeader, UserRequestHeader, AclRequestHeader
+        return (
+            Endpoint(code.UPDATE_AND_CREATE_ACL_CONFIG, alter, self.update_account, account),
+            Endpoint(code.DELETE_ACL_CONFIG, alter, self.delete_account, removed),
+            Endpoint(code.GET_BROKER_CLUSTER_ACL_INFO, query, self.versions),
+            Endpoint(code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, alter, self.update_white_addresses, white),
+            Endpoint(code.AUTH_CREATE_USER, alter, self.create_user, user),
+            Endpoint(code.AUTH_UPDATE_USER, alter, self.update_user, user),
+            Endpoint(code.AUTH_DELETE_USER, alter, self.delete_user, user),
+            Endpoint(code.AUTH_GET_USER, query, self.user, user),
+            Endpoint(code.AUTH_LIST_USER, query, self.users, ListUsersRequestHeader),
+            Endpoint(code.AUTH_CREATE_ACL, alter, self.set_policies, acl),
+            Endpoint(code.AUTH_UPDATE_ACL, alter, self.set_policies, acl),
+            Endpoint(code.AUTH_DELETE_ACL, alter, self.delete_policies, DeleteAclRequestHeader),
+            Endpoint(code.AUTH_GET_ACL, query, self.policies, acl),
+            Endpoint(code.AUTH_LIST_ACL, query, self.all_policies, ListAclsRequestHeader),
+        )
+
+    async def update_account(
+        self, connection: Connection, command: RemotingCommand, header: CreateAccessConfigRequestHeader
+    ) -> Answer:
+        await self._service.update_account(header)
+        return command.response(ResponseCode.SUCCESS)
+
+    async def delete_account(
+        self, connection: Connection, command: RemotingCommand, header: DeleteAccessConfigRequestHeader
+    ) -> Answer:
+        await self._service.delete_account(header.access_key)
+        return command.response(ResponseCode.SUCCESS)
+
+    def versions(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+        version, versions = self._service.versions()
+        config = self._config
+        header = GetBrokerAclConfigResponseHeader(
+            version=fastjson.dumps(dict(version)).decode(),
+            all_acl_file_version=fastjson.dumps({path: dict(one) for path, one in versions.items()}).decode(),
+            broker_name=config.broker_name,
+            broker_addr=f"{config.broker_ip1}:{config.listen_port}",
+            cluster_name=config.broker_cluster_name,
+        )
+        return command.response(ResponseCode.SUCCESS, header)
+
+    async def update_white_addresses(
+        self, connection: Connection, command: RemotingCommand, header: UpdateGlobalWhiteAddrsConfigRequestHeader
+    ) -> Answer:
+        await self._service.update_white_addresses(header.global_white_addrs, header.acl_file_full_path)
+        return command.response(ResponseCode.SUCCESS)
+
+    async def create_user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Answer:
+        await self._service.create_user(connection.caller, header.username, decode_body(UserInfo, command.body))
+        return command.response(ResponseCode.SUCCESS)
+
+    async def update_user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Answer:
+        await self._service.update_user(connection.caller, header.username, decode_body(UserInfo, command.body))
+        return command.response(ResponseCode.SUCCESS)
+
+    async def delete_user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Answer:
+        await self._service.delete_user(connection.caller, header.username)
+        return command.response(ResponseCode.SUCCESS)
+
+    def user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Reply:
+        user = self._service.user(header.username)
+        return command.response(ResponseCode.SUCCESS, body=encode_body(user) if user is not None else b"")
+
+    def users(self, connection: Connection, command: RemotingCommand, header: ListUsersRequestHeader) -> Reply:
+        return command.response(ResponseCode.SUCCESS, body=_encode_list(self._service.users(header.filter or "")))
+
+    async def set_policies(self, connection: Connection, command: RemotingCommand, header: AclRequestHeader) -> Answer:
+        await self._service.set_policies(header.subject, decode_body(AclInfo, command.body))
+        return command.response(ResponseCode.SUCCESS)
+
+    async def delete_policies(
+        self, connection: Connection, command: RemotingCommand, header: DeleteAclRequestHeader
+    ) -> Answer:
+        await self._service.delete_policies(header.subject, header.policy_type, header.resource)
+        return command.response(ResponseCode.SUCCESS)
+
+    def policies(self, connection: Connection, command: RemotingCommand, header: AclRequestHeader) -> Reply:
+        acl = self._service.policies(header.subject)
+        return command.response(ResponseCode.SUCCESS, body=encode_body(acl) if acl is not None else b"")
+
+    def all_policies(self, connection: Connection, command: RemotingCommand, header: ListAclsRequestHeader) -> Reply:
+        found = self._service.all_policies(header.subject_filter or "", header.resource_filter or "")
+        return command.response(ResponseCode.SUCCESS, body=_encode_list(found))
+
+
+def _encode_list(bodies: Sequence[Body]) -> bytes:
+    """Return a list as Apache sends it: no body for an empty one."""
+    return fastjson.dumps([msgspec.json.decode(encode_body(body)) for body in bodies]) if bodies else b""

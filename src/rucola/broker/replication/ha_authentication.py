@@ -1,0 +1,87 @@
+"""Authentication of a slave by its master on the replication connection.
+
+Apache's protocol has none: every peer that reaches haListenPort gets the whole log. With access control on both sides,
+a slave proves, before its first report, that it knows the secret key of an account with UPDATE on the cluster (ACL 1.0:
+an admin):
+
+    slave  -> master   8  the number HELLO, which no report is, since it is negative
+                       2  size, and the access key
+    master -> slave   32  a random challenge
+    slave  -> master  32  HMAC-SHA256 of the challenge and the access key, with the secret key
+
+Integers are big-endian. A proof is worth nothing for another connection, and is no signature of a request. A slave of
+Apache cannot do this: its address has to be a global white address of the master. A slave with access control cannot
+follow a master of Apache. Without access control, a master accepts both kinds of slaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from struct import Struct
+from typing import Final
+
+from rucola.access import Action, Caller, Reason, Refused, Resource
+from rucola.acl.access_control import AccessControl
+from rucola.acl.credentials import Credentials
+from rucola.errors import RemotingConnectError
+from rucola.remoting.byte_stream import Stream
+
+HELLO: Final = -int.from_bytes(b"rucolaHA", "big")
+CHALLENGE_SIZE: Final = 32
+PROOF_SIZE: Final = 32
+MAX_ACCESS_KEY_SIZE: Final = 1024
+
+_REPORT: Final = Struct(">q")
+_SIZE: Final = Struct(">H")
+
+
+async def prove(stream: Stream, credentials: Credentials, timeout_ms: int) -> None:
+    """Prove the identity of this slave to its master. RemotingConnectError if the master does not answer."""
+    access_key = credentials.access_key.encode("utf-8")
+    await stream.write(_REPORT.pack(HELLO) + _SIZE.pack(len(access_key)), access_key)
+    challenge = await _read(stream, CHALLENGE_SIZE, timeout_ms)
+    await stream.write(credentials.proof(challenge))
+
+
+async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) -> bytes:
+    """Authenticate a slave on the master; return the bytes of its first report that were read.
+
+    Raises Refused, or RemotingConnectError if the slave is too slow or closes the connection. `control` is None
+    without access control.
+    """
+    first = await _read(stream, _REPORT.size, timeout_ms)
+    caller = Caller(stream.peer)
+    if _REPORT.unpack(first) != (HELLO,):
+        if control is not None and not control.is_white(caller.host):
+            raise Refused(
+                Reason.DENIED,
+                "it did not authenticate: a slave of Rucola does with aclEnable=true and an admin's credentials; the "
+                "address of a slave of Apache must be a global white address",
+            )
+        return first
+    (size,) = _SIZE.unpack(await _read(stream, _SIZE.size, timeout_ms))
+    if size > MAX_ACCESS_KEY_SIZE:
+        raise RemotingConnectError(f"an access key of {size} bytes")
+    access_key = str(await _read(stream, size, timeout_ms), "utf-8", "replace")
+    challenge = secrets.token_bytes(CHALLENGE_SIZE)
+    await stream.write(challenge)
+    proof = await _read(stream, PROOF_SIZE, timeout_ms)
+    if control is not None:
+        user = control.authenticate_peer(access_key, challenge, proof)
+        control.check_for(Action.REPLICATE)(Caller(stream.peer, user), Resource())
+    return b""
+
+
+async def _read(stream: Stream, size: int, timeout_ms: int) -> bytes:
+    data = b""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while len(data) < size:
+                piece = await stream.read(size - len(data))
+                if not piece:
+                    raise RemotingConnectError("it closed the connection during authentication")
+                data += piece
+    except TimeoutError:
+        raise RemotingConnectError(f"no authentication within {timeout_ms} ms (haHousekeepingInterval)") from None
+    return data

@@ -1,0 +1,170 @@
+"""Accounts: commands about plain_acl.yml, the access control of RocketMQ 4 (ACL 1.0)."""
+
+from __future__ import annotations
+
+import click
+
+from rucola.admin import AdminClient
+from rucola.admin.access import AclVersions
+from rucola.cli.admin.command import (
+    broker_option,
+    call_admin,
+    cluster_option,
+    command,
+    confirm,
+    every_broker,
+    one_of,
+    report_brokers,
+    secret,
+    targets,
+    yes_option,
+)
+from rucola.cli.output import print_json, print_table, time_text
+from rucola.protocol.access import CreateAccessConfigRequestHeader
+
+access_key_option = click.option("-a", "--accessKey", "access_key", required=True, help="Name of the account.")
+
+
+@command("updateAclConfig")
+@broker_option
+@cluster_option
+@access_key_option
+@click.option("-s", "--secretKey", "secret_key", required=True, help="Secret key; - asks for it.")
+@click.option("-w", "--whiteRemoteAddress", "white_address", help="Addresses that need no signature, 10.0.0.*.")
+@click.option("-i", "--defaultTopicPerm", "default_topic_perm", help="DENY, PUB, SUB or PUB|SUB.")
+@click.option("-u", "--defaultGroupPerm", "default_group_perm", help="DENY, PUB, SUB or PUB|SUB.")
+@click.option("-t", "--topicPerms", "topic_perms", help="Permissions of topics: topicA=PUB,topicB=SUB.")
+@click.option("-g", "--groupPerms", "group_perms", help="Permissions of groups: groupA=SUB.")
+@click.option("-m", "--admin", "is_admin", type=bool, default=False, help="Whether the account may do everything.")
+def update_acl_config(
+    namesrv_addr: str,
+    as_json: bool,
+    address: str | None,
+    cluster: str | None,
+    access_key: str,
+    secret_key: str,
+    white_address: str | None,
+    default_topic_perm: str | None,
+    default_group_perm: str | None,
+    topic_perms: str | None,
+    group_perms: str | None,
+    is_admin: bool,
+) -> None:
+    """Create or change an account on one broker (-b), or on all masters and slaves of a cluster (-c).
+
+    What is not given keeps its value, except --admin. Name servers read files of their own.
+
+    \b
+    Examples:
+      rucola admin updateAclConfig -b localhost:10911 -a billing1 -s - -t Orders=SUB -g billing=SUB
+    """
+    one_of(address, cluster)
+    account = CreateAccessConfigRequestHeader(
+        access_key=access_key,
+        secret_key=secret(secret_key, "Secret key"),
+        white_remote_address=white_address,
+        admin=is_admin,
+        default_topic_perm=default_topic_perm,
+        default_group_perm=default_group_perm,
+        topic_perms=topic_perms,
+        group_perms=group_perms,
+    )
+    addresses = every_broker(
+        namesrv_addr, address, cluster, lambda client, one: client.access.update_account(one, account)
+    )
+    report_brokers(addresses, as_json, "create or update plain access config to {} success.", accessKey=access_key)
+
+
+@command("deleteAclConfig")
+@broker_option
+@cluster_option
+@access_key_option
+@yes_option
+def delete_acl_config(
+    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, access_key: str, yes: bool
+) -> None:
+    """Delete an account on one broker (-b), or on all masters and slaves of a cluster (-c).
+
+    \b
+    Examples:
+      rucola admin deleteAclConfig -c DefaultCluster -a billing1 --yes
+    """
+    one_of(address, cluster)
+    confirm(yes, f"Delete account {access_key}")
+    addresses = every_broker(
+        namesrv_addr, address, cluster, lambda client, one: client.access.delete_account(one, access_key)
+    )
+    report_brokers(addresses, as_json, "delete plain access config account from {} success.", accessKey=access_key)
+
+
+@command("updateGlobalWhiteAddr")
+@broker_option
+@cluster_option
+@click.option(
+    "-g", "--globalWhiteRemoteAddresses", "patterns", required=True, help="Patterns: 10.10.103.*,192.168.0.*."
+)
+@click.option("-p", "--aclFileFullPath", "file", help="File on the broker; by default conf/plain_acl.yml.")
+@yes_option
+def update_global_white_addr(
+    namesrv_addr: str,
+    as_json: bool,
+    address: str | None,
+    cluster: str | None,
+    patterns: str,
+    file: str | None,
+    yes: bool,
+) -> None:
+    """Replace the addresses that need no signature and may do everything.
+
+    \b
+    Examples:
+      rucola admin updateGlobalWhiteAddr -b localhost:10911 -g 10.10.103.7 --yes
+    """
+    one_of(address, cluster)
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    confirm(yes, f"Let {', '.join(wanted) or 'no address'} do everything without a signature")
+    addresses = every_broker(
+        namesrv_addr, address, cluster, lambda client, one: client.access.update_white_addresses(one, wanted, file)
+    )
+    report_brokers(addresses, as_json, "update global white remote addresses to {} success.", globalWhiteAddrs=wanted)
+
+
+@command("clusterAclConfigVersion")
+@broker_option
+@cluster_option
+def cluster_acl_config_version(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+    """Show the versions of the files with accounts, of one broker (-b) or of all masters of a cluster (-c).
+
+    \b
+    Examples:
+      rucola admin clusterAclConfigVersion -c DefaultCluster
+    """
+    one_of(address, cluster)
+
+    async def request(client: AdminClient) -> list[AclVersions]:
+        return [await client.access.versions(one) for one in await targets(client, address, cluster)]
+
+    found = call_admin(namesrv_addr, request)
+    rows = [(broker, path, *version) for broker in found for path, version in sorted(broker.files.items())]
+    if as_json:
+        print_json(
+            [
+                {
+                    "clusterName": broker.cluster,
+                    "brokerName": broker.broker_name,
+                    "brokerAddr": broker.address,
+                    "aclFilePath": path,
+                    "version": counter,
+                    "updatedMs": timestamp,
+                }
+                for broker, path, counter, timestamp in rows
+            ]
+        )
+        return
+    print_table(
+        ("#Cluster Name", "#Broker Name", "#Addr", "#AclFilePath", "#Version", "#LastUpdate"),
+        [
+            (broker.cluster, broker.broker_name, broker.address, path, counter, time_text(timestamp))
+            for broker, path, counter, timestamp in rows
+        ],
+    )

@@ -1,0 +1,119 @@
+"""Requests about access control.
+
+ACL 1.0, of Apache RocketMQ 4.9.8: UPDATE_AND_CREATE_ACL_CONFIG (50), DELETE_ACL_CONFIG (51),
+GET_BROKER_CLUSTER_ACL_INFO (52), UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53). Lists in headers are joined by commas.
+
+ACL 2.0, of 5.3: AUTH_CREATE_USER (3001) to AUTH_LIST_USER (3005), AUTH_CREATE_ACL (3006) to AUTH_LIST_ACL (3010). Users
+and policies are JSON bodies; a response without a body means none. Subjects have the form `User:name`.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from rucola.protocol.body import Body
+from rucola.protocol.command import Header
+
+
+class CreateAccessConfigRequestHeader(Header, kw_only=True):
+    """An account of plain_acl.yml. Members that are missing keep their value, except `admin`."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool | str = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+class DeleteAccessConfigRequestHeader(Header, kw_only=True):
+    """The account to delete."""
+
+    access_key: str
+
+
+class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, kw_only=True):
+    """The new global white addresses, of plain_acl.yml unless a file is named."""
+
+    global_white_addrs: str
+    acl_file_full_path: str | None = None
+
+
+class GetBrokerAclConfigResponseHeader(Header, kw_only=True):
+    """Versions of the files: `version` is the DataVersion of plain_acl.yml as JSON, the other an object by path."""
+
+    version: str
+    all_acl_file_version: str | None = None
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+
+
+class UserRequestHeader(Header, kw_only=True):
+    """The user of AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER and AUTH_GET_USER."""
+
+    username: str
+
+
+class ListUsersRequestHeader(Header, kw_only=True):
+    """Users whose names contain `filter`; all without it."""
+
+    filter: str | None = None
+
+
+class AclRequestHeader(Header, kw_only=True):
+    """The subject of AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL."""
+
+    subject: str
+
+
+class DeleteAclRequestHeader(Header, kw_only=True):
+    """The entries to delete: of one resource and policy, or all of the subject."""
+
+    subject: str
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class ListAclsRequestHeader(Header, kw_only=True):
+    """Policies whose subject, and of whose entries the resource, contain these texts."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None
+
+
+class UserInfo(Body, kw_only=True):
+    """A user. Responses contain no password."""
+
+    username: str | None = None
+    password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
+
+    def __repr__(self) -> str:
+        return f"UserInfo({self.username!r}, {self.user_type!r}, {self.user_status!r})"
+
+
+class PolicyEntryInfo(Body, kw_only=True):
+    """An entry of a policy."""
+
+    resource: str | None = None
+    actions: list[str] = field(default_factory=list)
+    source_ips: list[str] | None = None
+    decision: str | None = None
+
+
+class PolicyInfo(Body, kw_only=True):
+    """A policy, Custom or Default, and its entries."""
+
+    policy_type: str | None = None
+    entries: list[PolicyEntryInfo] = field(default_factory=list)
+
+
+class AclInfo(Body, kw_only=True):
+    """The policies of a subject."""
+
+    subject: str | None = None
+    policies: list[PolicyInfo] = field(default_factory=list)
