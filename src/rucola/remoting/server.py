@@ -8,20 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from rucola.errors import RemotingError
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
+from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor, ReceiveBuffer
+from rucola.remoting.tls import ServerTls
+from rucola.remoting.tls_acceptor import TlsAcceptor
 
 logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024
+"""Number of connections that the kernel keeps until they are accepted."""
 
 
 class RemotingServer:
     """A server on one address. Belongs to one event loop.
 
-    `processors` may be filled until `start`. `on_open` and `on_close` are called with each connection. `connections`
-    holds the open ones.
+    `processors` may be filled until `start`. Without `tls` it serves plain text. `on_open` and `on_close` are called
+    with each connection. `connections` holds the open ones.
     """
 
     def __init__(
@@ -31,6 +38,7 @@ class RemotingServer:
         processors: Mapping[int, Processor],
         *,
         max_frame_size: int = MAX_FRAME_SIZE,
+        tls: ServerTls | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -39,10 +47,12 @@ class RemotingServer:
         self.processors = processors
         self.connections: set[Connection] = set()
         self._max_frame_size = max_frame_size
+        self._tls = tls
         self._on_open = on_open
         self._on_close = on_close
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._acceptor: TlsAcceptor | None = None
         self._is_stopped = False
 
     def bind(self) -> None:
@@ -69,12 +79,21 @@ class RemotingServer:
         assert self._socket is not None
         self._is_stopped = False
         buffer = ReceiveBuffer()
+        loop = asyncio.get_running_loop()
 
         def connection() -> Connection:
             return Connection(self.processors, buffer, self._max_frame_size, True, self._opened, self._closed)
 
+        async def connect(sock: socket.socket, context: ssl.SSLContext | None) -> None:
+            limits: dict[str, Any] = {"ssl": context, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S} if context else {}
+            await loop.connect_accepted_socket(connection, sock, **limits)
+
         try:
-            self._server = await asyncio.get_running_loop().create_server(connection, sock=self._socket, backlog=1024)
+            if self._tls is None:
+                self._server = await loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
+            else:
+                self._socket.listen(BACKLOG)
+                self._acceptor = TlsAcceptor(self._socket, self._tls, connect)
         except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
             self._socket.close()
             self._socket = None
@@ -85,7 +104,10 @@ class RemotingServer:
         self._is_stopped = True
         server, self._server = self._server, None
         bound, self._socket = self._socket, None
-        if server is not None:
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            await acceptor.stop()
+        elif server is not None:
             server.close()
         elif bound is not None:
             bound.close()
