@@ -19,6 +19,7 @@ from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, BrokerData
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -32,10 +33,12 @@ class AdminRequests:
     `timeout_ms` bounds each request, connecting included.
     """
 
-    def __init__(self, namesrv: str | None, *, timeout_ms: float = REQUEST_TIMEOUT_MS) -> None:
+    def __init__(
+        self, namesrv: str | None, *, timeout_ms: float = REQUEST_TIMEOUT_MS, tls: ClientTls | None = None
+    ) -> None:
         self.timeout_ms = timeout_ms
         # Shared with `_name_servers`, so that each server has one connection.
-        self._remoting = RemotingClient()
+        self._remoting = RemotingClient(tls=tls or ClientTls.from_environment())
         self._name_servers = NameServers(namesrv, self._remoting)
 
     @property

@@ -60,6 +60,7 @@ from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -111,11 +112,17 @@ class ClientInstance(Lifecycle):
     """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
 
     `namesrv` has the form "host:port;host:port"; its default is that of `name_server_addresses`. `client_id` replaces
-    the default of address and instance name.
+    the default of address and instance name. Without `tls` it connects as the file that ROCKETMQ_TLS_CONFIG_FILE names
+    says, and in plain text without that variable.
     """
 
     def __init__(
-        self, namesrv: str | None = None, *, client_id: str | None = None, instance_name: str | None = None
+        self,
+        namesrv: str | None = None,
+        *,
+        client_id: str | None = None,
+        instance_name: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         super().__init__()
         processors: dict[int, Processor] = {
@@ -125,7 +132,8 @@ class ClientInstance(Lifecycle):
         processors |= OperatorRequests(lambda: self.client_id, self._operations_of).table()
         self.replies = PendingReplies()
         processors |= self.replies.table()
-        self.remoting = RemotingClient(processors, on_close=self._connection_closed)
+        tls = tls or ClientTls.from_environment()
+        self.remoting = RemotingClient(processors, on_close=self._connection_closed, tls=tls)
         self.name_servers = NameServers(namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()

@@ -42,6 +42,7 @@ from rucola.errors import MQError
 from rucola.message import Message, MessageExt
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
+from rucola.remoting.tls import ClientTls
 
 __all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -169,9 +170,10 @@ class Producer(_Blocking[producer_module.Producer]):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(producer_module.Producer(group, namesrv, instance=instance, **options))
+        super().__init__(producer_module.Producer(group, namesrv, instance=instance, tls=tls, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's write queues, ordered by broker name and queue id."""
@@ -241,10 +243,11 @@ class TransactionProducer(Producer):
         check: Callable[[MessageExt], LocalTransactionState],
         topics: Iterable[str] = (),
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self._transactions = transaction_module.TransactionProducer(
-            group, namesrv, check=check, topics=topics, instance=instance, **options
+            group, namesrv, check=check, topics=topics, instance=instance, tls=tls, **options
         )
         _Blocking.__init__(self, self._transactions)
 
@@ -261,8 +264,15 @@ class TransactionProducer(Producer):
 class PullConsumer(_Blocking[pull_module.PullConsumer]):
     """Reads queues at offsets that the caller chooses."""
 
-    def __init__(self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None) -> None:
-        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance))
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance, tls=tls))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's read queues, ordered by broker name and queue id."""
@@ -310,9 +320,10 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         **options: Unpack[ConsumeKeywords],
     ) -> None:
-        super().__init__(push_module.PushConsumer(group, namesrv, instance=instance, **options))
+        super().__init__(push_module.PushConsumer(group, namesrv, instance=instance, tls=tls, **options))
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
         """Subscribe to messages by tags, or by an SQL92 expression."""

@@ -7,12 +7,14 @@ key that neither has is an error, while Apache ignores it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from rucola import settings
+from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
+from rucola.remoting.tls_config import TlsConfig, with_tls_file
 from rucola.settings import Port, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
@@ -23,10 +25,16 @@ WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "r
 class NamesrvConfig:
     """Where the name server listens and what it stores."""
 
-    bind_address: str = "0.0.0.0"
-    """Address on which the name server listens. Set it to 127.0.0.1 to admit only this machine."""
+    bind_address: str = LOOPBACK
+    """Address on which the name server listens.
+
+    An address that other machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
+    """
     listen_port: Port = 9876
     """Port on which the name server listens; 0 selects a free port."""
+    insecure: bool = False
+    """Whether to serve other machines without TLS and access control. Only for a network of trusted machines."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
     kv_config_path: Path | None = None
     """File of the key-value table; by default it is kept in memory. Set it if ordered topics are configured in it."""
     config_store_path: Path | None = None
@@ -42,7 +50,13 @@ class NamesrvConfig:
     def fixed_keys(self) -> set[str]:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
-        return listed | {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort"}
+        own = {"configBlackList", "configStorePath", "kvConfigPath", "bindAddress", "listenPort", "insecure"}
+        return listed | own | settings.keys_of([TlsConfig])
+
+    @property
+    def is_access_controlled(self) -> bool:
+        """Whether requests need an account."""
+        return bool(getattr(self, "acl_enable", False))
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:
@@ -50,5 +64,6 @@ def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[
 
     Raises ConfigError, which names the key, for an invalid value or an unknown key.
     """
+    properties = with_tls_file(properties)
     unused = settings.without_effect((NamesrvConfig,), WITHOUT_EFFECT, properties)
     return settings.fill(NamesrvConfig, properties), unused

@@ -22,7 +22,9 @@ from rucola.namesrv.routes import RouteTable
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.remoting.connection import Connection
 from rucola.remoting.endpoints import processor_table
+from rucola.remoting.exposure import check_exposure
 from rucola.remoting.server import RemotingServer
+from rucola.remoting.tls import ServerTls
 
 SCAN_INTERVAL_S = 10
 
@@ -36,7 +38,7 @@ class Namesrv:
 
     `host` and `port` override those of `config`, and `reload` reads `config_file` again. With port 0 the system chooses
     one, and `port` has it after the start. Each of `interceptors` sees every request (see `rucola.access`). `routes`
-    may be read on the server's event loop.
+    may be read on the server's event loop. ConfigError if the certificates that `config.tls` names cannot be used.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Namesrv:
             listen_port=config.listen_port if port is None else port,
         )
         self.routes = RouteTable()
+        self._tls = ServerTls.of(config.tls)
         self._clock_ms = clock_ms
         self._kv_config = KVConfig(config.kv_config_path)
         self._configuration = ConfigurationService(config, config_file)
@@ -66,7 +69,11 @@ class Namesrv:
         )
         endpoints = [endpoint for adapter in adapters for endpoint in adapter.endpoints()]
         self._server = RemotingServer(
-            config.bind_address, config.listen_port, processor_table(endpoints, interceptors), on_close=self._closed
+            config.bind_address,
+            config.listen_port,
+            processor_table(endpoints, interceptors),
+            tls=self._tls,
+            on_close=self._closed,
         )
         self._scanning: asyncio.Task[None] | None = None
 
@@ -85,14 +92,28 @@ class Namesrv:
 
     async def start(self) -> None:
         """Read the key-value table and listen. Raises ConfigError, or RemotingError if the address is in use."""
+        config = self._configuration.config
+        check_exposure(
+            "the name server",
+            config.bind_address,
+            is_tls_enforced=config.tls.is_enforced,
+            is_access_controlled=config.is_access_controlled,
+            insecure=config.insecure,
+        )
         self._kv_config.load()
         await self._server.start()
         self._configuration.config = dataclasses.replace(self._configuration.config, listen_port=self.port)
         self._scanning = asyncio.create_task(self._scan())
 
     async def reload(self) -> None:
-        """Read `config_file` again. Raises ConfigError, and then nothing is changed."""
+        """Load the certificates, and read `config_file` again. ConfigError, and then what failed is unchanged."""
+        self.reload_certificates()
         self._configuration.reload()
+
+    def reload_certificates(self) -> None:
+        """Load the certificates now, if there are any. ConfigError, and then the ones before stay in use."""
+        if self._tls is not None:
+            self._tls.reload()
 
     async def stop(self) -> None:
         """Stop listening and close every connection."""

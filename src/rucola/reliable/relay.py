@@ -125,7 +125,8 @@ class Relay:
         self._wakeup = Wakeup()
         if self._owns_producer:
             await self._producer.open()
-        self._admin = AdminClient(";".join(self._producer.instance.name_servers.addresses))
+        instance = self._producer.instance
+        self._admin = AdminClient(";".join(instance.name_servers.addresses), tls=instance.remoting.tls)
         await self._admin.__aenter__()
         self._checker = Checker(self._producer.instance, self._admin, self.policy)
         self._sender = BatchSender(self._producer, self.policy)

@@ -118,9 +118,8 @@ class TlsStream(Stream):
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         try:
-            self._tls.write(head)
-            if body:
-                self._tls.write(body)
+            self._encrypt(head)
+            self._encrypt(body)
             await self._send_pending()
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
@@ -132,6 +131,11 @@ class TlsStream(Stream):
             if self._outgoing.pending and not self._sending.locked():
                 self._socket.send(self._outgoing.read())
         super().close()
+
+    def _encrypt(self, data: memoryview | bytes) -> None:
+        written = 0
+        while written < len(data):
+            written += self._tls.write(memoryview(data)[written:])
 
     async def _receive(self) -> bool:
         """Wait for encrypted bytes; return False if the peer has closed."""

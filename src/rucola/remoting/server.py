@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from rucola.errors import RemotingError
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor, ReceiveBuffer
+from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
 from rucola.remoting.tls import ServerTls
-from rucola.remoting.tls_acceptor import TlsAcceptor
+from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
 logger = logging.getLogger(__name__)
 
@@ -79,21 +78,18 @@ class RemotingServer:
         assert self._socket is not None
         self._is_stopped = False
         buffer = ReceiveBuffer()
-        loop = asyncio.get_running_loop()
 
         def connection() -> Connection:
             return Connection(self.processors, buffer, self._max_frame_size, True, self._opened, self._closed)
 
-        async def connect(sock: socket.socket, context: ssl.SSLContext | None) -> None:
-            limits: dict[str, Any] = {"ssl": context, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S} if context else {}
-            await loop.connect_accepted_socket(connection, sock, **limits)
-
         try:
             if self._tls is None:
-                self._server = await loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
+                self._server = await asyncio.get_running_loop().create_server(
+                    connection, sock=self._socket, backlog=BACKLOG
+                )
             else:
                 self._socket.listen(BACKLOG)
-                self._acceptor = TlsAcceptor(self._socket, self._tls, connect)
+                self._acceptor = TlsAcceptor(self._socket, self._tls, connect_to(connection))
         except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
             self._socket.close()
             self._socket = None

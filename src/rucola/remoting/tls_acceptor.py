@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from rucola.outages import Outages
+from rucola.remoting.connection import CLOSE_TIMEOUT_S
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_config import TlsMode
 
@@ -39,6 +40,19 @@ RETRY_S: Final = 1.0
 
 Connect: TypeAlias = Callable[[socket.socket, ssl.SSLContext | None], Awaitable[None]]
 """Takes over a socket: with a context it does the handshake before it returns. Raises OSError or TimeoutError."""
+
+
+def connect_to(factory: Callable[[], asyncio.BaseProtocol]) -> Connect:
+    """Return the Connect that gives each socket a transport and a protocol."""
+
+    async def connect(sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        if context is None:
+            await loop.connect_accepted_socket(factory, sock)
+        else:
+            await loop.connect_accepted_socket(factory, sock, ssl=context, ssl_shutdown_timeout=CLOSE_TIMEOUT_S)
+
+    return connect
 
 
 class TlsAcceptor:

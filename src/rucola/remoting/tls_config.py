@@ -12,7 +12,7 @@ client verifies the server's certificate, and its name, unless it is told otherw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 
@@ -97,6 +97,10 @@ class TlsConfig:
     def is_enforced(self) -> bool:
         """Whether nothing but TLS is served."""
         return self.server_mode is TlsMode.enforcing
+
+    def of_own_client(self) -> TlsConfig:
+        """Return the settings with which a process connects to a server of its own that has these."""
+        return replace(self, enable=self.enable or self.is_enforced)
 
     @property
     def verifies_servers(self) -> bool:

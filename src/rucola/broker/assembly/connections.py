@@ -14,6 +14,7 @@ from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Processor
+from rucola.remoting.exposure import check_exposure
 from rucola.remoting.server import RemotingServer
 from rucola.store.dispatch import TopicArrivals
 
@@ -38,14 +39,25 @@ class Connections:
         self.calls = RemotingClientCalls()
         self.clients = ClientRegistry(self._should_notify, self.calls.notify_consumer_ids_changed, self._on_group_left)
         self._server = RemotingServer(
-            config.bind_address, config.listen_port, self.processors, on_close=self.clients.closed
+            config.bind_address,
+            config.listen_port,
+            self.processors,
+            tls=environment.tls,
+            on_close=self.clients.closed,
         )
 
     def bind(self, running: AsyncExitStack) -> None:
-        """Take the port, without listening yet, and store it in both configurations. Raises RemotingError."""
+        """Take the port, without listening yet, and store it in both configurations. RemotingError, ConfigError."""
+        config = self._environment.config
+        check_exposure(
+            "the broker",
+            config.bind_address,
+            is_tls_enforced=config.tls.is_enforced,
+            is_access_controlled=config.is_access_controlled,
+            insecure=config.insecure,
+        )
         self._server.bind()
         running.push_async_callback(self._server.stop)
-        config = self._environment.config
         config.listen_port = self._server.port
         self._environment.store_config.store_host = config.store_host
 

@@ -33,7 +33,7 @@ class Metadata:
         self.groups = SubscriptionGroupTable(directory / "subscriptionGroup.json", config, self._on_groups_changed)
         self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
-        self.client = RemotingClient()
+        self.client = RemotingClient(tls=environment.client_tls)
         self.registration = Registration(config, self.topics, self.client)
 
     def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None) -> None:

@@ -52,7 +52,7 @@ class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
     def __init__(self, environment: BrokerEnvironment, storage: Storage) -> None:
-        self._ha_service = HAService(environment.config, storage.store)
+        self._ha_service = HAService(environment.config, storage.store, environment.tls)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
@@ -98,7 +98,10 @@ class _SlaveSide:
         # The first run precedes the log, so that arriving messages find their topics.
         await self._synchronize.synchronize()
         scheduler.every(table_sync.SYNC_INTERVAL_MS, "synchronize tables", self._synchronize.synchronize)
-        client = HAClient(self._environment.config, self._storage.store, self._storage.group_commit, self._registration)
+        environment, storage = self._environment, self._storage
+        client = HAClient(
+            environment.config, storage.store, storage.group_commit, self._registration, environment.client_tls
+        )
         client.start()
         running.push_async_callback(client.stop)
 

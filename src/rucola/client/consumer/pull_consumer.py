@@ -53,6 +53,7 @@ from rucola.protocol.pull import (
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, ClusterInfo, TopicList
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +103,15 @@ class PulledRecords(msgspec.Struct, frozen=True):
 class PullConsumer(GroupClient):
     """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`."""
 
-    def __init__(self, group: str, namesrv: str | None = None, *, instance: ClientInstance | None = None) -> None:
-        super().__init__(group, namesrv, instance)
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | None = None,
+        *,
+        instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        super().__init__(group, namesrv, instance, tls)
         self._suggested_broker_ids: dict[MessageQueue, int] = {}
         """The broker id that the latest response suggested for the next pull of each queue."""
 

@@ -43,6 +43,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,10 @@ class TransactionProducer(Producer):
         check: Check,
         topics: Iterable[str] = (),
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(group, namesrv, instance=instance, **options)
+        super().__init__(group, namesrv, instance=instance, tls=tls, **options)
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()
