@@ -13,14 +13,16 @@ import hypothesis
 import pytest
 
 from rucola.client.name_server_addresses import NAMESRV_VARIABLES
+from rucola.remoting.tls import TLS_CONFIG_VARIABLE
 from rucola.testing.rocketmq import RocketMQ
+from support.certificates import Certificates
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
 pytest_plugins = ["support.database_fixtures"]
-for _name in NAMESRV_VARIABLES:  # a developer's own cluster must get no message of a test
+for _name in (*NAMESRV_VARIABLES, TLS_CONFIG_VARIABLE):  # a developer's own cluster must get no message of a test
     os.environ.pop(_name, None)
 
 ARCHIVES = Path(__file__).parent / "golden"
@@ -48,6 +50,12 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with lzma.open(ARCHIVES / "wire.jsonl.xz") as packed, open(directory / "wire.jsonl", "wb") as wire:
         shutil.copyfileobj(packed, wire)
     return directory
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority, and certificates for the loopback addresses. For all tests of a run: copy before writing."""
+    return Certificates(tmp_path_factory.mktemp("tls") / "certificates")
 
 
 @pytest.fixture(scope="session")

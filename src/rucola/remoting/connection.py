@@ -62,7 +62,7 @@ from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand,
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
+from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms, kernel_received_bytes
 from rucola.remoting.refusals import refusal_response
 
 logger = logging.getLogger(__name__)
@@ -290,6 +290,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        why = f"{exc or self._close_reason}{self._tls_hint() if self._in_flight else ''}"
         self._transport = None
         if self._abort_timer is not None:
             self._abort_timer.cancel()
@@ -297,9 +298,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("%s: closed in the middle of a frame", self.peer)
         for answer in self._in_flight.values():
             if not answer.done():
-                answer.set_exception(
-                    RemotingConnectError(f"the connection to {self.peer} broke: {exc or self._close_reason}")
-                )
+                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {why}"))
         self._in_flight.clear()
         self.closed.set()
         if self._on_close:
@@ -411,6 +410,14 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
         return kernel_idle_times_ms(sock) if self._measured_times is None else self._measured_times.read_ms(sock)
+
+    def _tls_hint(self) -> str:
+        """Return what a client in plain text may have to change if a server closed without any answer."""
+        if self._is_accepted or self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
+            return ""
+        if kernel_received_bytes(self._transport.get_extra_info("socket")) != 0:
+            return ""
+        return "; it sent nothing: if it enforces TLS, pass tls= or set ROCKETMQ_TLS_CONFIG_FILE"
 
     def _set_keepalive(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_BYTE: Final = b"\x16"
 """The first byte of a TLS connection: the type of a handshake record."""
-PENDING_AGE_S: Final = 1.0
+PENDING_AGE_S: Final = 0.5
 """Age at which a pending connection makes room for another one."""
 LOG_INTERVAL_S: Final = 10.0
 RETRY_S: Final = 1.0

@@ -71,8 +71,8 @@ class TlsConfig:
         default=10_000, metadata={"key": "tls.server.handshakeTimeoutMillis"}
     )
     """Time from the connection to the end of the handshake, after which it is closed."""
-    server_max_pending_handshakes: int = field(default=128, metadata={"key": "tls.server.maxPendingHandshakes"})
-    """Number of handshakes at a time. More connections wait; the oldest handshake is ended after a second for them."""
+    server_max_pending_handshakes: int = field(default=512, metadata={"key": "tls.server.maxPendingHandshakes"})
+    """Number of handshakes at a time. More connections wait; the oldest handshake is ended for them."""
 
     # Connections to other servers: name servers, the master, and of a client all
 
