@@ -62,7 +62,7 @@ from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand,
 from rucola.protocol.frame import FrameDecoder, FrameError
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms, kernel_received_bytes
+from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
 from rucola.remoting.refusals import refusal_response
 
 logger = logging.getLogger(__name__)
@@ -129,6 +129,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_accepted = is_accepted
         self._on_open = on_open
         self._on_close = on_close
+        # Whether any byte was received.
+        self._has_received = False
         # Whether an unreadable frame was logged: only the first one is.
         self._has_logged_unreadable = False
         # Whether the transport has more than WRITE_LIMIT unsent bytes, and the requests kept until it has fewer.
@@ -320,6 +322,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._has_received = True
         if self._measured_times is not None:
             self._measured_times.on_received()
         try:
@@ -412,12 +415,12 @@ class Connection(asyncio.BufferedProtocol):
         return kernel_idle_times_ms(sock) if self._measured_times is None else self._measured_times.read_ms(sock)
 
     def _tls_hint(self) -> str:
-        """Return what a client in plain text may have to change if a server closed without any answer."""
-        if self._is_accepted or self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
+        """Return what a client may have to change if a server closed the connection without any answer."""
+        if self._is_accepted or self._has_received or self._transport is None:
             return ""
-        if kernel_received_bytes(self._transport.get_extra_info("socket")) != 0:
-            return ""
-        return "; it sent nothing: if it enforces TLS, pass tls= or set ROCKETMQ_TLS_CONFIG_FILE"
+        if self._transport.get_extra_info("ssl_object") is None:
+            return "; it sent nothing: if it enforces TLS, pass tls= or set ROCKETMQ_TLS_CONFIG_FILE"
+        return "; it sent nothing: if it requires certificates, set tls.client.certPath to one that it accepts"
 
     def _set_keepalive(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

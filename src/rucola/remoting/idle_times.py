@@ -19,22 +19,12 @@ KERNEL_TELLS: Final = sys.platform == "linux" and hasattr(socket, "TCP_INFO")
 
 _TCP_INFO: Final = Struct("=44xI4xI")
 """tcpi_last_data_sent and tcpi_last_data_recv of the kernel's struct tcp_info, in milliseconds before now."""
-_TCP_RECEIVED: Final = Struct("=128xQ")
-"""tcpi_bytes_received of the same struct, since Linux 4.1."""
 
 
 def kernel_idle_times_ms(sock: socket.socket) -> tuple[int, int]:
     """Return the milliseconds since the last sent byte, and since the last received one. Linux only."""
     sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     return sent_ms, received_ms
-
-
-def kernel_received_bytes(sock: socket.socket) -> int | None:
-    """Return the number of bytes ever received, also after the connection broke; None if the kernel does not tell."""
-    if not KERNEL_TELLS:
-        return None
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_RECEIVED.size)
-    return int(_TCP_RECEIVED.unpack(info)[0]) if len(info) == _TCP_RECEIVED.size else None
 
 
 class MeasuredIdleTimes:

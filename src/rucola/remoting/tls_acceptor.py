@@ -132,7 +132,7 @@ class TlsAcceptor:
         except ssl.SSLError as error:
             self._failed(f"{host}: {(error.reason or str(error)).replace('_', ' ').lower()}")
         except OSError as error:
-            self._failed(f"{host}: {error.strerror or error}")
+            self._failed(f"{host}: {error.strerror or error or 'it closed the connection'}")
         finally:
             if not is_taken:
                 sock.close()
