@@ -6,6 +6,10 @@
 
 A power cut at any moment leaves a complete file under the name.
 
+Messages, offsets and settings are nobody else's business: new files are readable and writable by their owner only
+(0600), new directories as well (0700), whatever the umask allows. A replaced file keeps its mode, so that an operator
+can admit a group.
+
 Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
 leave both files truncated (apache/rocketmq#3401, #9705).
 """
@@ -13,9 +17,14 @@ leave both files truncated (apache/rocketmq#3401, #9705).
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+from typing import Final
 
 from rucola.system_calls import OPEN_FLAGS, sync_all
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -32,15 +41,15 @@ def replace_file(path: Path, content: bytes) -> None:
     if before == content and content:
         return
     if before:
-        _write(path.with_name(path.name + ".bak"), before)
-    _write(path, content)
+        _write(path.with_name(path.name + ".bak"), before, path)
+    _write(path, content, path)
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory and its parents if they are missing, and fsync the names of those created."""
+    """Create a directory and its parents if they are missing, for their owner only; fsync the names of those."""
     if not directory.is_dir():
         make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         sync_directory(directory.parent)
 
 
@@ -55,9 +64,11 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, model: Path) -> None:
+    """Write a file with the mode of `model`, if that exists."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, 0o644)
+    mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, mode)
     try:
         view = memoryview(content)
         while view:

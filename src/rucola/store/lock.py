@@ -14,17 +14,25 @@ import os
 from pathlib import Path
 
 from rucola.errors import StoreLocked
+from rucola.files import FILE_MODE
+from rucola.store.ownership import check_ownership
 
 _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""
 
 
 class DirectoryLock:
-    """A lock that is held from construction to `release`. Raises StoreLocked if another store has it."""
+    """A lock that is held from construction to `release`.
 
-    def __init__(self, store: Path) -> None:
+    Raises StoreLocked if another store has it, and StoreError if other users may change the directory or one of
+    `others`, which belong to the store as well.
+    """
+
+    def __init__(self, store: Path, *others: Path) -> None:
         path = store / "lock"
-        path.touch()
+        for directory in (store, *others):
+            check_ownership(directory)
+        path.touch(FILE_MODE)
         status = path.stat()
         self._identity = (status.st_dev, status.st_ino)
         if self._identity in _held:

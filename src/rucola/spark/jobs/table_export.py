@@ -38,7 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.errors import ConfigError, StoreError
-from rucola.files import replace_file
+from rucola.files import DIRECTORY_MODE, make_directory, replace_file
 from rucola.reliable import ReliableError, Tables, migration, table_ranges
 from rucola.reliable.database import engine_of
 from rucola.reliable.schema import now_ms
@@ -161,7 +161,7 @@ def write(
     done, total = 0, sum(map(len, parts.values()))
     read_at = 0
     for table in ORDER:
-        (directory / table).mkdir(parents=True)
+        (directory / table).mkdir(DIRECTORY_MODE)
         read_at = _clock(source)
         with (
             pq.ParquetWriter(directory / table / "part-00000.parquet", _schema(table)) as target,
@@ -224,7 +224,8 @@ def _write_commits(directory: Path, commits: Sequence[Commit]) -> None:
         unique[key] = min(committed, unique.get(key, committed))
     columns = list(zip(*((*key, committed) for key, committed in unique.items()), strict=True)) or [()] * 5
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _COMMITS, strict=True)]
-    (directory / OFFSET).mkdir(parents=True)
+    make_directory(directory)
+    (directory / OFFSET).mkdir(DIRECTORY_MODE)
     pq.write_table(pa.Table.from_arrays(arrays, schema=_COMMITS), directory / OFFSET / "part-00000.parquet")
 
 
