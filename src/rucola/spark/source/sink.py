@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
+from rucola.client import ClientTls, Message, MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
@@ -89,7 +89,9 @@ class TaskWriter:
         origin = f"{query}/{task.getLocalProperty('streaming.sql.batchId')}" if query else self._run
         # The event loop has its own thread, so that heartbeats are sent while Spark computes the next rows.
         thread = EventLoopThread(f"sink of partition {task.partitionId()}")
-        producer = Producer(self._options.producer_group, self._options.name_server)
+        options = self._options
+        tls = ClientTls.from_file(options.tls_config_file) if options.tls_config_file else None
+        producer = Producer(options.producer_group, options.name_server, tls=tls)
         sender = _ChunkSender(producer, self._options, origin, task.partitionId())
         try:
             thread.run(producer.open())
