@@ -22,7 +22,7 @@ from figures import Figure, machine, show
 from floors import Options
 
 BENCHMARKS = (
-    *("start", "send", "pull", "query", "delivery", "store", "disk"),
+    *("start", "send", "tls", "pull", "query", "delivery", "store", "disk"),
     *("columns", "read", "live", "archive", "search", "replay", "small", "scale", "reconcile", "reliable"),
 )
 OUTPUT = Path(__file__).resolve().parent.parent / "bench-output" / "bench.json"
