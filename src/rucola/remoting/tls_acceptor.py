@@ -20,6 +20,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
@@ -42,15 +43,34 @@ Connect: TypeAlias = Callable[[socket.socket, ssl.SSLContext | None], Awaitable[
 """Takes over a socket: with a context it does the handshake before it returns. Raises OSError or TimeoutError."""
 
 
-def connect_to(factory: Callable[[], asyncio.BaseProtocol]) -> Connect:
+class _SmallSSLProtocol(SSLProtocol):
+    """asyncio's TLS with a receive buffer of 32 instead of 256 KB, which every connection has for itself.
+
+    It must hold a record of 16 KB. A thousand idle connections take 60 MB instead of 280.
+    """
+
+    max_size = 32 * 1024
+
+
+def connect_to(factory: Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]) -> Connect:
     """Return the Connect that gives each socket a transport and a protocol."""
 
     async def connect(sock: socket.socket, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         if context is None:
             await loop.connect_accepted_socket(factory, sock)
-        else:
-            await loop.connect_accepted_socket(factory, sock, ssl=context, ssl_shutdown_timeout=CLOSE_TIMEOUT_S)
+            return
+        # As `connect_accepted_socket(ssl=context)` does, except for the buffer.
+        is_ready = loop.create_future()
+        tls = _SmallSSLProtocol(
+            loop, factory(), context, is_ready, server_side=True, ssl_shutdown_timeout=CLOSE_TIMEOUT_S
+        )
+        transport, _ = await loop.connect_accepted_socket(lambda: tls, sock)
+        try:
+            await is_ready
+        except BaseException:
+            transport.abort()
+            raise
 
     return connect
 
