@@ -234,7 +234,7 @@ class BrokerConfig:
         if not self.bind_address:
             self.bind_address = self.broker_ip1 or LOOPBACK
         if not self.broker_ip1:
-            self.broker_ip1 = local_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
+            self.broker_ip1 = local_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address  # noqa: S104 - compares
         if not self.metrics_prom_exporter_host:
             self.metrics_prom_exporter_host = LOOPBACK
         if not self.broker_ip2:
