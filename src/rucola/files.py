@@ -6,9 +6,9 @@
 
 A power cut at any moment leaves a complete file under the name.
 
-Messages, offsets and settings are nobody else's business: new files are readable and writable by their owner only
-(0600), new directories as well (0700), whatever the umask allows. A replaced file keeps its mode, so that an operator
-can admit a group.
+Files have messages, offsets and settings: new ones are readable and writable by their owner only (0600), new
+directories as well (0700), even if the umask allows more. A replaced file keeps its mode, so that an operator can admit
+a group.
 
 Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
 leave both files truncated (apache/rocketmq#3401, #9705).

@@ -47,7 +47,7 @@ Port = Annotated[int, "port"]
 
 
 class Secret:
-    """A password or key: written in the configuration file, or better, in a file or environment variable of its own.
+    """A password: in the configuration file or, better, in a file or environment variable of its own.
 
         file:PATH     the first line of a file
         env:NAME      an environment variable
@@ -71,7 +71,7 @@ class Secret:
         return hash(self._source)
 
     def reveal(self) -> str:
-        """Return the secret, read anew at each call. ConfigError, which does not contain it, if there is none."""
+        """Return the secret, read at each call. ConfigError, which does not contain it, if there is none."""
         kind, _, name = self._source.partition(":")
         if kind == "file":
             try:

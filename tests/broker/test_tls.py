@@ -25,7 +25,7 @@ from rucola.remoting.tls_config import ClientAuth, TlsConfig, TlsMode, with_tls_
 from rucola.store.config import BrokerRole, StoreConfig
 from rucola.store.tools.check import check
 from rucola.testing.rocketmq import RocketMQ
-from support.certificates import Certificates
+from support.certificates import Certificates, encrypt
 from support.cluster import HOST, SMALL_FILES
 from support.waiting import until
 
@@ -86,6 +86,7 @@ def test_blocking_clients_take_tls(certificates: Certificates, tmp_path: Path) -
         with sync.Producer("p", rocketmq.namesrv, tls=certificates.client()) as producer:
             assert producer.send(Message("T", b"blocking")).status is SendStatus.SEND_OK
         assert {message.body for message in rocketmq.messages("T")} == {b"from the fixture", b"blocking"}
+        assert rocketmq.variables["ROCKETMQ_TLS_CONFIG_FILE"] == conf
         with rocketmq.broker_down():
             pass
         rocketmq.send("T", b"again")
@@ -220,19 +221,6 @@ async def test_the_password_of_a_key_is_told_to_nobody(
     assert not {"swordfish", "hunter2"} & {*str(error.value).split()}
     assert "swordfish" not in caplog.text
     assert "hunter2" not in str(error.value) + caplog.text
-
-
-def encrypt(key: Path, password: bytes) -> None:
-    from cryptography.hazmat.primitives import serialization
-
-    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-    key.write_bytes(
-        loaded.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(password),
-        )
-    )
 
 
 def test_the_oldest_version_is_1_2(certificates: Certificates) -> None:

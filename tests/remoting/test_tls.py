@@ -20,7 +20,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.remoting.tls_config import ClientAuth, TlsMode
-from support.certificates import Certificates
+from support.certificates import Certificates, encrypt
 from support.remoting_peers import ECHO, RawPeer, echo, request, running_server
 
 OPENSSL = shutil.which("openssl")
@@ -363,6 +363,17 @@ def test_an_authority_file_without_certificates_is_an_error(certificates: Certif
         ClientTls(ca=certificates.directory / "server.key").follow()
     with pytest.raises(ConfigError, match=r"tls.client.keyPath is set without tls.client.certPath"):
         ClientTls(key=certificates.directory / "client.key").follow()
+
+
+def test_the_password_of_a_clients_key_is_not_shown(certificates: Certificates, tmp_path: Path) -> None:
+    own = certificates.copy(tmp_path / "own")
+    encrypt(own.directory / "client.key", b"swordfish")
+    files = {"certificate": own.directory / "client.pem", "key": own.directory / "client.key"}
+    with pytest.raises(ConfigError, match=r"client.key is encrypted; set tls.client.keyPassword"):
+        own.client(**files).follow()
+    client = own.client(**files, key_password="swordfish")
+    client.follow()
+    assert "swordfish" not in repr(client)
 
 
 def test_a_key_that_others_can_read_is_warned_about(

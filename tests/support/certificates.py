@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+
 from rucola import settings
 from rucola.cli.certificates import CertificateDirectory
 from rucola.remoting.tls import ClientTls, ServerTls
@@ -47,3 +49,15 @@ class Certificates:
                 file.write_text(file.read_text().replace(str(self.directory), str(path)))
 
         return Certificates(directory, make)
+
+
+def encrypt(key: Path, password: bytes) -> None:
+    """Encrypt a private key in its file."""
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(password),
+        )
+    )

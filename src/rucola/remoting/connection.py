@@ -419,7 +419,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_accepted or self._has_received or self._transport is None:
             return ""
         if self._transport.get_extra_info("ssl_object") is None:
-            return "; it sent nothing: if it enforces TLS, pass tls= or set ROCKETMQ_TLS_CONFIG_FILE"
+            needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
+            return f"; it sent nothing: if it enforces TLS, {needed}"
         return "; it sent nothing: if it requires certificates, set tls.client.certPath to one that it accepts"
 
     def _set_keepalive(self, sock: socket.socket) -> None:

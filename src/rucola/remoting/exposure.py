@@ -1,8 +1,8 @@
 """Exposure of a port: servers listen on the loopback address, and elsewhere only with TLS and access control.
 
-A port that other machines reach is open to all of them: whoever connects to a broker without access control reads and
-writes every message, and without TLS everyone on the way does. Therefore a server refuses to start like that, unless
-its configuration says that the network is trusted.
+A port that other machines reach is open to all of them: every client of a broker without access control reads and
+writes all messages, and without TLS so does every machine on the way. Therefore a server refuses to start like that,
+unless its configuration declares the network as trusted.
 """
 
 from __future__ import annotations

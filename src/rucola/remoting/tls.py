@@ -17,7 +17,7 @@ import ssl
 import stat
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -116,9 +116,14 @@ class ClientTls:
     certificate: Path | str | None = None
     """Certificate of this client with its chain, if servers require one."""
     key: Path | str | None = None
-    key_password: Secret | None = field(default=None)
+    key_password: Secret | str | None = None
+    """Written as in a configuration: "file:PATH", "env:NAME" or the password itself, which `repr` does not show."""
     check_hostname: bool = True
     verify: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.key_password, str):
+            object.__setattr__(self, "key_password", Secret(self.key_password))
 
     @classmethod
     def of(cls, config: TlsConfig) -> ClientTls | None:
@@ -164,6 +169,7 @@ class ClientTls:
             _load_authorities(context, Path(self.ca), "tls.client.trustCertPath")
         if self.certificate is not None:
             key = None if self.key is None else Path(self.key)
+            assert not isinstance(self.key_password, str)
             _load_certificate(context, Path(self.certificate), key, self.key_password, "tls.client")
         elif self.key is not None:
             raise ConfigError("tls.client.keyPath is set without tls.client.certPath, the certificate of that key")

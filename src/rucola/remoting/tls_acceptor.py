@@ -4,8 +4,7 @@ The first byte tells them apart: a TLS handshake begins with 22, and every proto
 It is peeked at, so that it stays in the socket, before there is a transport. A connection in plain text is then served
 as on a port without TLS, and costs nothing more.
 
-A connection is pending from its acceptance to the end of its handshake. What it can cost before it has proved anything
-is bounded:
+A connection is pending from its acceptance to the end of its handshake. Its cost until then is bounded:
 
 1. It is closed after the handshake timeout.
 2. At most `max_pending_handshakes` are pending; others wait in the kernel's queue. If that holds up a new connection

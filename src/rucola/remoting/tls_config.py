@@ -1,12 +1,12 @@
 """TlsConfig: the TLS settings of a broker, a name server or a client, by the keys of Apache's TlsSystemConfig.
 
-Apache reads these keys from system properties and from a file `tls.properties`. Here they stand in broker.conf and
-namesrv.conf, or in a file of their own that `tls.config.file` names; where both have a key, the configuration wins.
+Apache reads these keys from system properties and from a file `tls.properties`. Here they are keys of broker.conf and
+namesrv.conf, or of a file that `tls.config.file` names; if both have a key, the configuration takes precedence.
 Paths in that file are relative to its directory, so that a directory of certificates can be moved.
 
 Corresponds to `TlsSystemConfig` and `TlsMode` of Apache RocketMQ 4.9.8. Deliberate differences: the default mode is
 disabled, and there is no test mode of a server, because Apache's default is a certificate that nothing can verify; a
-client verifies the server's certificate, and its name, unless it is told otherwise; an unknown value is an error.
+client verifies the server's certificate and its name, unless its settings disable that; an unknown value is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = "tls.config.file"
 
 
 class TlsMode(Enum):
-    """What a server does with TLS on its ports. The names are Apache's values."""
+    """Mode of the ports of a server. The names are Apache's values."""
 
     disabled = 0
     """Plain text only."""

@@ -1,7 +1,7 @@
 """Ownership of a store directory: only its owner, and root, may be able to change it.
 
-Another user who may write to the directory could replace a file of the log, or by a link have the broker overwrite a
-file elsewhere. A broker therefore refuses a directory that belongs to somebody else or that every user may write to.
+Another user with write permission could replace a file of the log, or by a link have the broker overwrite a file
+elsewhere. A broker therefore refuses a directory that belongs to another user or that every user may write to.
 A directory of root's is accepted, since root can do everything anyway; a group that may write is, too, because an
 operator or Kubernetes (fsGroup) chose it. Root refuses the directory of another user as well: files that root creates
 in it could not be written by that user's broker later.

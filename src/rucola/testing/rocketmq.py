@@ -36,6 +36,7 @@ from rucola.namesrv.server import Namesrv
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import OffsetWrapper, TopicConfig
+from rucola.remoting.tls import TLS_CONFIG_VARIABLE
 
 T = TypeVar("T")
 
@@ -100,8 +101,12 @@ class RocketMQ:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables from which clients read the name server's address, all of them with it."""
-        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv)
+        """The environment variables from which clients read the name server's address, all of them with it.
+
+        With the setting `tls.config.file` also the one that names a client's.
+        """
+        file = self._settings.get("tls.config.file")
+        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv) | ({TLS_CONFIG_VARIABLE: file} if file else {})
 
     # Actions.
 

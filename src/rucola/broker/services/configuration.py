@@ -102,7 +102,7 @@ class ConfigurationService:
             raise settings.unknown_key(key, known)
         for kind in (BrokerConfig, StoreConfig):
             settings.changes(kind, wanted)
-        # A key that is not present has no value, or one that is told to nobody.
+        # A key that is not present has no value, or is a secret.
         fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present.get(key))
         if fixed:
             raise Refused(
