@@ -12,8 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from rucola.client import ClientTls
 from rucola.client.name_server_addresses import NAMESRV_VARIABLES
-from rucola.remoting.tls import TLS_CONFIG_VARIABLE
 from rucola.testing.rocketmq import RocketMQ
 from support.certificates import Certificates
 
@@ -22,7 +22,7 @@ hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.load_profile("rucola")
 
 pytest_plugins = ["support.database_fixtures"]
-for _name in (*NAMESRV_VARIABLES, TLS_CONFIG_VARIABLE):  # a developer's own cluster must get no message of a test
+for _name in (*NAMESRV_VARIABLES, ClientTls.VARIABLE):  # a developer's own cluster must get no message of a test
     os.environ.pop(_name, None)
 
 ARCHIVES = Path(__file__).parent / "golden"

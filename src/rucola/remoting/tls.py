@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from rucola import settings
 from rucola.errors import ConfigError
@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S: Final = 1.0
 """Least time between two looks at the files."""
-TLS_CONFIG_VARIABLE: Final = "ROCKETMQ_TLS_CONFIG_FILE"
-"""The environment variable that names a client's tls.properties."""
 
 _CERTIFICATES: Final = "TLS certificates"
 
@@ -111,6 +109,9 @@ class ClientTls:
     certificate, so that anyone on the way can read and change messages: for tests, and the log warns.
     """
 
+    VARIABLE: ClassVar[str] = "ROCKETMQ_TLS_CONFIG_FILE"
+    """The environment variable that names a client's tls.properties."""
+
     ca: Path | str | None = None
     """Certificate authorities of servers."""
     certificate: Path | str | None = None
@@ -147,7 +148,7 @@ class ClientTls:
     @classmethod
     def from_environment(cls) -> ClientTls | None:
         """Read the file that ROCKETMQ_TLS_CONFIG_FILE names; None, for plain text, without it. ConfigError."""
-        name = os.environ.get(TLS_CONFIG_VARIABLE)
+        name = os.environ.get(cls.VARIABLE)
         return cls.from_file(name) if name else None
 
     def follow(self) -> FollowedContext:

@@ -36,7 +36,6 @@ from rucola.namesrv.server import Namesrv
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import OffsetWrapper, TopicConfig
-from rucola.remoting.tls import TLS_CONFIG_VARIABLE
 
 T = TypeVar("T")
 
@@ -106,7 +105,7 @@ class RocketMQ:
         With the setting `tls.config.file` also the one that names a client's.
         """
         file = self._settings.get("tls.config.file")
-        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv) | ({TLS_CONFIG_VARIABLE: file} if file else {})
+        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv) | ({ClientTls.VARIABLE: file} if file else {})
 
     # Actions.
 
