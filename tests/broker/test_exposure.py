@@ -67,17 +67,17 @@ async def test_tls_alone_does_not_open_a_server(mode: TlsMode, certificates: Cer
 
 
 @pytest.mark.parametrize(
-    ("is_tls_enforced", "is_access_controlled", "insecure", "is_open"),
+    ("is_tls_enforced", "has_access_control", "insecure", "is_open"),
     [
         (True, True, False, True), (True, False, False, False), (False, True, False, False),
         (False, False, True, True), (True, False, True, True),
     ],
 )  # fmt: skip
 def test_tls_and_access_control_together_open_a_server(
-    is_tls_enforced: bool, is_access_controlled: bool, insecure: bool, is_open: bool, caplog: pytest.LogCaptureFixture
+    is_tls_enforced: bool, has_access_control: bool, insecure: bool, is_open: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ways = {"is_tls_enforced": is_tls_enforced, "is_access_controlled": is_access_controlled, "insecure": insecure}
-    check_exposure("the broker", "127.0.0.1", is_tls_enforced=False, is_access_controlled=False, insecure=False)
+    ways = {"is_tls_enforced": is_tls_enforced, "has_access_control": has_access_control, "insecure": insecure}
+    check_exposure("the broker", "127.0.0.1", is_tls_enforced=False, has_access_control=False, insecure=False)
     if is_open:
         check_exposure("the broker", "0.0.0.0", **ways)
     else:

@@ -243,8 +243,8 @@ class BrokerConfig:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
 
     @property
-    def is_access_controlled(self) -> bool:
-        """Whether requests need an account."""
+    def has_access_control(self) -> bool:
+        """Whether every request needs an account with the right permission."""
         return bool(getattr(self, "acl_enable", False))
 
     @property

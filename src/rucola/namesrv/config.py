@@ -54,8 +54,8 @@ class NamesrvConfig:
         return listed | own | settings.keys_of([TlsConfig])
 
     @property
-    def is_access_controlled(self) -> bool:
-        """Whether requests need an account."""
+    def has_access_control(self) -> bool:
+        """Whether every request needs an account with the right permission."""
         return bool(getattr(self, "acl_enable", False))
 
 

@@ -97,7 +97,7 @@ class Namesrv:
             "the name server",
             config.bind_address,
             is_tls_enforced=config.tls.is_enforced,
-            is_access_controlled=config.is_access_controlled,
+            has_access_control=config.has_access_control,
             insecure=config.insecure,
         )
         self._kv_config.load()

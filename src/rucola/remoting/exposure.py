@@ -26,11 +26,9 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def check_exposure(
-    server: str, host: str, *, is_tls_enforced: bool, is_access_controlled: bool, insecure: bool
-) -> None:
+def check_exposure(server: str, host: str, *, is_tls_enforced: bool, has_access_control: bool, insecure: bool) -> None:
     """Raise ConfigError if a server, such as "the broker", must not listen on `host`."""
-    if is_loopback(host) or (is_tls_enforced and is_access_controlled):
+    if is_loopback(host) or (is_tls_enforced and has_access_control):
         return
     if not insecure:
         raise ConfigError(

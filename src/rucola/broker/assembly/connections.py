@@ -53,7 +53,7 @@ class Connections:
             "the broker",
             config.bind_address,
             is_tls_enforced=config.tls.is_enforced,
-            is_access_controlled=config.is_access_controlled,
+            has_access_control=config.has_access_control,
             insecure=config.insecure,
         )
         self._server.bind()
