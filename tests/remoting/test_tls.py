@@ -240,6 +240,15 @@ async def test_silent_connections_are_closed_and_cannot_occupy_all_places(
     assert "it made room for others, 4 being pending" in caplog.text
 
 
+async def test_clients_that_connect_together_wait_for_their_turn(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_server({ECHO: echo}, tls=certificates.server(server_max_pending_handshakes=2)) as server:
+        bodies = await asyncio.gather(*[ask(server, certificates.client()) for _ in range(40)])
+        assert bodies == [b"body"] * 40
+    assert "connections failed" not in caplog.text
+
+
 @pytest.mark.parametrize("sent", [b"", tls_acceptor.HANDSHAKE_BYTE, b"\x16\x03\x01\x02\x00\x01"])
 async def test_an_unfinished_handshake_times_out(
     certificates: Certificates, sent: bytes, caplog: pytest.LogCaptureFixture
