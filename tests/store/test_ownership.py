@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreError
-from rucola.files import make_directory, replace_file
+from rucola.files import check_ownership, make_directory, replace_file
 from rucola.store.config import StoreConfig
 from rucola.store.lock import DirectoryLock
 from rucola.store.message_store import MessageStore
-from rucola.store.ownership import check_ownership
 from rucola.store.tools.check import check
 from support.stores import OpenStore, inner
 

@@ -14,8 +14,7 @@ import os
 from pathlib import Path
 
 from rucola.errors import StoreLocked
-from rucola.files import FILE_MODE
-from rucola.store.ownership import check_ownership
+from rucola.files import FILE_MODE, check_ownership
 
 _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""

@@ -62,6 +62,7 @@ def admin() -> None:
       rucola admin clusterList                       the cluster at localhost:9876
       rucola admin queryMsgByKey -n host:9876 -t Orders -k 4711
       ROCKETMQ_NAMESRV=host:9876 rucola admin topicStatus -t Orders --json
+      ROCKETMQ_TLS_CONFIG_FILE=client.properties rucola admin clusterList      by TLS, see docs/security.md
     """
 
 
