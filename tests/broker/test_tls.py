@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.replication import encode_report
+from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.tls import ClientTls
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, TlsMode, with_tls_file
@@ -72,6 +75,32 @@ async def test_a_cluster_works_by_tls_alone(certificates: Certificates, tmp_path
     assert check(tmp_path / "slave") == []
     logs = [(tmp_path / name / "commitlog" / f"{0:020d}").read_bytes() for name in ("master", "slave")]
     assert logs[0] == logs[1]
+
+
+async def test_a_permissive_master_has_slaves_and_clients_of_both_kinds(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """As while a cluster changes over: the name server and one slave still speak plain text."""
+    secured = certificates.config(TlsMode.permissive)
+    plain, heartbeats = replace(secured, enable=False), {"ha_send_heartbeat_interval": 50}
+    async with Namesrv(HOST, 0) as namesrv:
+        address = f"{HOST}:{namesrv.port}"
+        async with broker_of(tmp_path / "master", plain, address, "SYNC_MASTER", **heartbeats) as master:
+            ha_address = f"{HOST}:{master.config.ha_listen_port}"
+            for tls in (None, certificates.client().follow()):
+                stream = await open_stream(ha_address, tls)
+                await stream.write(encode_report(0))
+                head = await stream.read(12)
+                assert len(head) == 12  # a transfer, or the heartbeat of an empty log
+                stream.close()
+            async with broker_of(tmp_path / "slave", plain, address, "SLAVE"), Producer("p", address) as producer:
+                await until(lambda: is_replicated(producer))
+            for client in (RemotingClient(), RemotingClient(tls=certificates.client())):
+                request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+                assert (await client.invoke(master.address, request)).code == 0
+                await client.close()
+    assert check(tmp_path / "master") == []
+    assert check(tmp_path / "slave") == []
 
 
 async def is_replicated(producer: Producer) -> bool:
