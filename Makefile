@@ -19,7 +19,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP): .ci/setup pyproject.toml $(LOCKS)
 	@.ci/setup venv $(VENV)
@@ -104,6 +104,13 @@ lock: $(STAMP) ## resolve the dependencies again and write the lock files
 		--output-file requirements.lock
 	@$(COMPILE) --group pyproject.toml:core-tests --constraint requirements.lock pyproject.toml \
 		--output-file requirements-core.lock
+
+# Strict: a dependency that the database of vulnerabilities does not answer for counts as a failure.
+.PHONY: audit-dependencies
+audit-dependencies: $(STAMP) ## look up the locked dependencies in the database of published vulnerabilities
+	@$(VENV)/bin/python -m venv build/audit
+	@build/audit/bin/python -m pip install --quiet pip-audit
+	@build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
 .PHONY: clean
 clean: ## remove the output of tests, builds and the demo; keep .venv

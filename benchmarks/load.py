@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -54,9 +55,11 @@ class Run:
 class Line:
     """One connection: it has requests in flight, oldest first, and perhaps the begin of an answer."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.sent_ns: deque[int] = deque()
         self._rest = b""
 
@@ -70,6 +73,8 @@ class Line:
         data = self.socket.recv(READ_SIZE)
         if not data:
             raise ConnectionError("the server closed the connection")
+        while isinstance(self.socket, ssl.SSLSocket) and (pending := self.socket.pending()):
+            data += self.socket.recv(pending)  # decrypted already: no poll would report it
         if self._rest:
             data = self._rest + data
         position, end, count = 0, len(data), 0
@@ -104,10 +109,19 @@ def answer_to(server: Server | Process, frame: bytes) -> RemotingCommand:
 
 
 def drive(
-    server: Server | Process, frames: Sequence[bytes], count: int, *, connections: int = 1, in_flight: int = 1
+    server: Server | Process,
+    frames: Sequence[bytes],
+    count: int,
+    *,
+    connections: int = 1,
+    in_flight: int = 1,
+    context: ssl.SSLContext | None = None,
 ) -> Run:
-    """Send `count` requests and wait for all answers, keeping `in_flight` on each of the connections."""
-    lines = {(line := Line(server.port)).socket.fileno(): line for _ in range(connections)}
+    """Send `count` requests and wait for all answers, keeping `in_flight` on each of the connections.
+
+    With `context` the connections are by TLS.
+    """
+    lines = {(line := Line(server.port, context)).socket.fileno(): line for _ in range(connections)}
     source = islice(cycle(frames), count)
     latencies: list[int] = []
     poll = select.epoll()

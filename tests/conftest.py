@@ -13,8 +13,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from rucola.client import ClientTls
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.testing.rocketmq import RocketMQ
+from support.certificates import Certificates
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("rucola", deadline=None)
@@ -23,7 +25,7 @@ hypothesis.settings.load_profile("rucola")
 # Databases need the extra `reliable`, which the environments of `make pythons` lack.
 pytest_plugins = ["support.database_fixtures"] if find_spec("sqlalchemy") else []
 # A developer's own cluster must get no message of a test, and no command of one may change a developer's database.
-for _name in (*NAMESRV_VARIABLES, "RUCOLA_DATABASE"):
+for _name in (*NAMESRV_VARIABLES, ClientTls.VARIABLE, "RUCOLA_DATABASE"):
     os.environ.pop(_name, None)
 
 ARCHIVES = Path(__file__).parent / "golden"
@@ -51,6 +53,12 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with lzma.open(ARCHIVES / "wire.jsonl.xz") as packed, open(directory / "wire.jsonl", "wb") as wire:
         shutil.copyfileobj(packed, wire)
     return directory
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority, and certificates for the loopback addresses. For all tests of a run: copy before writing."""
+    return Certificates(tmp_path_factory.mktemp("tls") / "certificates")
 
 
 @pytest.fixture(scope="session")

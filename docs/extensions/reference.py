@@ -90,7 +90,7 @@ def _type(hint: Any) -> str:
     (kind,) = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{name}`" for name in kind.__members__)
-    return {bool: "true or false", int: "integer", str: "text", Path: "path"}[kind]
+    return {bool: "true or false", int: "integer", str: "text", Path: "path", settings.Secret: "secret"}[kind]
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -1,10 +1,22 @@
-"""Atomic replacement of small files, such as `config/*.json` and `kvConfig.json`.
+"""Small files and directories: atomic replacement, modes and ownership.
+
+Replacing a file such as `config/topics.json`:
 
     1. write the previous content to `<name>.bak`, by way of a temporary file like the new content
     2. write the new content to `<name>.tmp` and fsync it
     3. rename .tmp to the name and fsync the directory
 
 A power cut at any moment leaves a complete file under the name.
+
+Files have messages, offsets and settings: new ones are readable and writable by their owner only (0600), new
+directories as well (0700), even if the umask allows more. A replaced file keeps its mode, so that an operator can admit
+a group.
+
+Another user with write permission could replace a file of the log, or by a link have the broker overwrite a file
+elsewhere. A broker therefore refuses a directory that belongs to another user or that every user may write to.
+A directory of root's is accepted, since root can do everything anyway; a group that may write is, too, because an
+operator or Kubernetes (fsGroup) chose it. Root refuses the directory of another user as well: files that root creates
+in it could not be written by that user's broker later.
 
 Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
 leave both files truncated (apache/rocketmq#3401, #9705).
@@ -13,15 +25,19 @@ leave both files truncated (apache/rocketmq#3401, #9705).
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+from typing import Final
 
+from rucola.errors import StoreError
 from rucola.system_calls import OPEN_FLAGS, sync_all
 
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+
+def replace_file(path: Path, content: bytes) -> None:
     """Replace a file by `content` and keep its previous content in .bak; do nothing if they are equal.
-
-    `mode` is the permission of both files, less the umask.
 
     On return the new content is on disk. After an OSError the file has its previous content. Missing directories are
     created.
@@ -34,15 +50,15 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     if before == content and content:
         return
     if before:
-        _write(path.with_name(path.name + ".bak"), before, mode)
-    _write(path, content, mode)
+        _write(path.with_name(path.name + ".bak"), before, path)
+    _write(path, content, path)
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory and its parents if they are missing, and fsync the names of those created."""
+    """Create a directory and its parents if they are missing, for their owner only; fsync the names of those."""
     if not directory.is_dir():
         make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         sync_directory(directory.parent)
 
 
@@ -57,8 +73,27 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def check_ownership(directory: Path) -> None:
+    """Raise StoreError, with the command that mends it, if other users can change an existing directory."""
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        return
+    user = os.geteuid()
+    if status.st_uid not in (user, 0):
+        owner, own = _name(status.st_uid), _name(user)
+        raise StoreError(
+            f"{directory} belongs to {owner} and not to {own}: run this as {owner} (`sudo -u {owner} ...`), or "
+            f"`chown -R {own} {directory}` makes it {own}'s"
+        )
+    if status.st_mode & stat.S_IWOTH:
+        raise StoreError(f"every user of this machine can change {directory}: `chmod -R o-w {directory}` mends it")
+
+
+def _write(path: Path, content: bytes, model: Path) -> None:
+    """Write a file with the mode of `model`, if that exists."""
     temporary = path.with_name(path.name + ".tmp")
+    mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, mode)
     try:
         view = memoryview(content)
@@ -72,3 +107,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         os.close(fd)
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def _name(user: int) -> str:
+    import pwd  # which Windows does not have, where only clients run
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # in a container, users often have no names
+        return str(user)

@@ -14,6 +14,9 @@ A dataclass declares the settings of one server: the field `broker_cluster_name`
 key does not follow from the field's name, the field declares it: `field(metadata={"key": "brokerIP1"})`. Values are
 integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text. A field may
 declare former spellings of its key, which are read as well: `field(metadata={"former": ("mapedFileSizeCommitLog",)})`.
+A field whose type is a dataclass is a group: the keys of that dataclass belong to the one that declares it.
+
+A `Secret` is text that no output contains: not `repr`, a log or an error, nor the configuration that a server tells.
 
 Counterpart of `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: an
 invalid value is an error that names the key, while Apache silently keeps the default. So is a number outside the
@@ -66,8 +69,49 @@ Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
 Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
-SECRET = "******"
+SECRET = "******"  # noqa: S105 - none
 """What is shown for the value of a secret setting."""
+
+
+class Secret:
+    """A password: in the configuration file or, better, in a file or environment variable of its own.
+
+        file:PATH     the first line of a file
+        env:NAME      an environment variable
+        anything else the secret itself, as Apache's files have it
+
+    Two secrets are equal if they are written alike.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._source == other._source
+
+    def __hash__(self) -> int:
+        return hash(self._source)
+
+    def reveal(self) -> str:
+        """Return the secret, read at each call. ConfigError, which does not contain it, if there is none."""
+        kind, _, name = self._source.partition(":")
+        if kind == "file":
+            try:
+                return Path(name).read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise ConfigError(f"the secret in {name} cannot be read: {why}") from None
+        if kind == "env":
+            if name not in os.environ:
+                raise ConfigError(f"the secret in the environment variable {name} cannot be read: it is not set")
+            return os.environ[name]
+        return self._source
+
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -141,14 +185,18 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 
 
 def to_properties(config: Any) -> dict[str, str]:
-    """Convert a dataclass to keys and values; fields that are None are omitted, secrets are replaced by asterisks."""
-    values = {
-        key_of(field): SECRET
-        if field.metadata.get("secret") and getattr(config, field.name)
-        else getattr(config, field.name)
-        for field in dataclasses.fields(config)
-    }
-    return {key: to_text(value) for key, value in values.items() if value is not None}
+    """Convert a dataclass to keys and values.
+
+    Fields that are None, and a `Secret`, are omitted; text that is marked as secret is replaced by asterisks.
+    """
+    properties: dict[str, str] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            properties |= to_properties(value)
+        elif value is not None and not isinstance(value, Secret):
+            properties[key_of(field)] = SECRET if value and field.metadata.get("secret") else to_text(value)
+    return properties
 
 
 def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
@@ -159,6 +207,11 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            group: type[Any] = hints[field.name]
+            if inner := changes(group, properties):
+                found[field.name] = group(**inner)
+            continue
         # If a file has both spellings, the current one wins.
         for key in _spellings(field):
             if key in properties:
@@ -194,7 +247,7 @@ def unit_of(hint: Any) -> str:
 
 def unknown(kinds: Iterable[type[Any]], properties: Mapping[str, str]) -> list[str]:
     """Return the keys that belong to none of the dataclasses."""
-    known = _known(kinds)
+    known = keys_of(kinds)
     return [key for key in properties if key not in known]
 
 
@@ -208,7 +261,7 @@ def without_effect(kinds: Iterable[type[Any]], ignored: Collection[str], propert
     unused = unknown(kinds, properties)
     for key in unused:
         if key not in ignored:
-            raise unknown_key(key, _known(kinds) | set(ignored))
+            raise unknown_key(key, keys_of(kinds) | set(ignored))
     return unused
 
 
@@ -220,8 +273,15 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key}: there is no such setting{hint}")
 
 
-def _known(kinds: Iterable[type[Any]]) -> set[str]:
-    return {key for kind in kinds for field in dataclasses.fields(kind) for key in _spellings(field)}
+def keys_of(kinds: Iterable[type[Any]]) -> set[str]:
+    """Return the keys of the dataclasses, in all spellings."""
+    known: set[str] = set()
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            is_group = dataclasses.is_dataclass(hints[field.name])
+            known |= keys_of([hints[field.name]]) if is_group else {*_spellings(field)}
+    return known
 
 
 def _spellings(field: dataclasses.Field[Any]) -> tuple[str, ...]:
@@ -267,8 +327,10 @@ def _value(key: str, text: str, hint: Any) -> Any:
             return int(text)
         if isinstance(hint, type) and issubclass(hint, Enum):
             return hint[text]
-        if hint == Path | None and not text:
+        if hint in (Path | None, Secret | None) and not text:
             return None
+        if hint == Secret | None:
+            return Secret(text)
         if hint is Path or hint == Path | None:
             return Path(os.path.expanduser(os.path.expandvars(text)))
         return text

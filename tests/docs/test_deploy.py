@@ -16,8 +16,11 @@ import pytest
 import yaml
 
 from rucola import settings
+from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, from_properties
+from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
+from rucola.namesrv.server import Namesrv
 from support.documents import check_command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,18 +45,58 @@ PORTS = {
 }  # fmt: skip
 
 
-def broker_confs() -> list[str]:
-    return [
-        (DOCKER / "broker.conf").read_text(encoding="utf-8"),
-        *(item["data"]["broker.conf"] for item in OBJECTS if item["kind"] == "ConfigMap"),
-    ]
+def files(name: str) -> list[str]:
+    """The configuration files of this name: that of compose.yaml, and those in ConfigMaps."""
+    maps = [item["data"] for item in OBJECTS if item["kind"] == "ConfigMap"]
+    return [(DOCKER / name).read_text(encoding="utf-8"), *(data[name] for data in maps if name in data)]
 
 
-@pytest.mark.parametrize("text", broker_confs())
+@pytest.mark.parametrize("text", files("broker.conf"))
 def test_every_key_of_a_configuration_file_has_an_effect(text: str) -> None:
     _, store, unknown = from_properties(settings.parse(text))
     assert unknown == []
     assert str(store.store_path_root_dir).startswith("/var/lib/rucola/")
+
+
+@pytest.mark.parametrize("text", files("broker.conf"))
+async def test_a_broker_starts_with_a_file_and_serves_other_machines(text: str, tmp_path: Path) -> None:
+    ports = {"listenPort": "0", "haListenPort": "0", "metricsPromExporterPort": "0"}
+    settled = settings.parse(text) | ports | {"storePathRootDir": str(tmp_path / "store")}
+    config, store, _ = from_properties(settled | {"mappedFileSizeCommitLog": "65536"})
+    async with Broker(config, store):
+        assert config.bind_address == config.metrics_prom_exporter_host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("text", files("namesrv.conf"))
+async def test_a_name_server_starts_with_a_file_and_serves_other_machines(text: str) -> None:
+    config, unknown = namesrv_config.from_properties(settings.parse(text))
+    assert unknown == []
+    async with Namesrv(port=0, config=config) as server:
+        assert server.host == "0.0.0.0"
+
+
+def test_the_file_for_one_container_serves_this_machine() -> None:
+    config, _, unknown = from_properties(settings.parse((DOCKER / "standalone.conf").read_text(encoding="utf-8")))
+    assert (config.bind_address, config.broker_ip1, config.insecure, unknown) == ("0.0.0.0", "127.0.0.1", True, [])
+
+
+def test_published_ports_are_of_this_machine_only() -> None:
+    """Without TLS and access control nothing may be published to other machines."""
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert "-p 127.0.0.1:" in DOCKERFILE
+    assert not re.search(r"-p \d", DOCKERFILE.replace("-p 127.0.0.1:", ""))
+
+
+def test_only_pods_with_a_label_reach_the_servers() -> None:
+    (policy,) = [item["spec"] for item in OBJECTS if item["kind"] == "NetworkPolicy"]
+    labels = {
+        item["spec"]["template"]["metadata"]["labels"]["app"] for item in OBJECTS if item["kind"] == "StatefulSet"
+    }
+    assert set(policy["podSelector"]["matchExpressions"][0]["values"]) == labels
+    (rule,) = policy["ingress"]
+    assert {"podSelector": {"matchLabels": {"rucola-client": "true"}}} in rule["from"]
 
 
 def test_commands_exist() -> None:

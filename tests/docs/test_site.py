@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -46,10 +45,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_every_setting_is_in_the_reference(site: Path) -> None:
     page = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
-    for kind in (BrokerConfig, StoreConfig, NamesrvConfig):
-        for field in dataclasses.fields(kind):
-            if field.name != "store_host":  # derived from the addresses
-                assert f">{settings.key_of(field)}</span>" in page, field.name
+    for key in settings.keys_of((BrokerConfig, StoreConfig, NamesrvConfig)):
+        if key != "storeHost" and not key.startswith("maped"):  # derived from the addresses; a former spelling
+            assert f">{key}</span>" in page, key
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedRes
 from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support import waiting
+from support.certificates import Certificates
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statuses, stubs, until
 from support.servers import run
@@ -380,3 +381,28 @@ async def test_email_sink_sends_alerts() -> None:
     assert "Subject: rucola: 2 messages DEAD" in mail
     assert "To: a@example.org, b@example.org" in mail
     assert "redriveDlq" in mail
+
+
+async def test_a_mail_server_is_verified_before_it_gets_the_password(certificates: Certificates) -> None:
+    """STARTTLS with a certificate that no authority of the system has signed: anyone could answer like that."""
+    received: list[str] = []
+    context = certificates.server().context
+
+    class Smtp(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 here\r\n")
+            while line := self.rfile.readline().decode().strip():
+                received.append(line)
+                if line.upper() == "STARTTLS":
+                    self.wfile.write(b"220 go on\r\n")
+                    with suppress(OSError), context.wrap_socket(self.request, server_side=True) as secured:
+                        received.append(secured.recv(1024).decode())
+                    return
+                self.wfile.write(b"250-here\r\n250-AUTH PLAIN\r\n250 STARTTLS\r\n")
+
+    with server(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as port:
+        sink = email_sink(
+            "127.0.0.1", port, "rucola@example.org", ["a@example.org"], user="u", password="p", starttls=True
+        )
+        assert not await deliver(sink)
+    assert received[-1] in ("STARTTLS", "")

@@ -17,7 +17,9 @@ from rucola.remoting import connection as connection_module
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
-from support.remoting_peers import BIG, ECHO, HOLD, NOTIFY, RawPeer, echo, request, running_server
+from support.remoting_peers import BIG, ECHO, HOLD, NOTIFY, SECURITY, RawPeer, echo, request, running_server
+
+pytestmark = pytest.mark.usefixtures("transport")
 
 # Answers.
 
@@ -48,7 +50,7 @@ async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
 
 async def test_a_response_has_the_serialization_of_its_request() -> None:
     async with running_server({ECHO: echo}) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
         for serialize_type in SerializeType:
             command = request(ECHO, b"x")
@@ -113,7 +115,7 @@ async def test_an_error_of_a_processor_becomes_a_response(caplog: pytest.LogCapt
         return command.response(0, remark="\ud800")
 
     async with running_server({1: ours, 2: other, 3: lambda _, command: late(command), 4: unsendable}) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
         answers = [await client.invoke(address, request(code)) for code in (1, 2, 3, 4, 5)]
         assert [answer.code for answer in answers] == [
@@ -288,7 +290,7 @@ async def test_many_requests_of_one_read_leave_turns_to_other_connections(monkey
 
 async def test_two_peers_that_send_much_do_not_block_each_other() -> None:
     async with running_server({ECHO: echo}) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         connection = await client.connect(f"127.0.0.1:{server.port}")
         body = bytes(512 * 1024)
         answers = await asyncio.gather(*[connection.post(request(ECHO, body)) for _ in range(64)])
@@ -298,7 +300,7 @@ async def test_two_peers_that_send_much_do_not_block_each_other() -> None:
 
 async def test_two_hundred_connections_are_served_and_closed() -> None:
     async with running_server({ECHO: echo}) as server:
-        clients = [RemotingClient() for _ in range(200)]
+        clients = [RemotingClient(tls=SECURITY.client) for _ in range(200)]
         address = f"127.0.0.1:{server.port}"
         for _ in range(3):
             answers = await asyncio.gather(
@@ -337,6 +339,7 @@ async def test_only_idle_connections_are_closed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", ["plain"], indirect=True)
 async def test_five_thousand_idle_connections_take_little_memory_and_delay_no_other() -> None:
     """A connection takes a few KB, most of them asyncio's; `close_idle` closes all of them."""
 
@@ -376,7 +379,9 @@ async def test_a_servers_request_is_answered_over_the_same_connection() -> None:
         return command.response(0, body=back.body)
 
     async with running_server({HOLD: ask_back}) as server:
-        client = RemotingClient({NOTIFY: lambda _, command: command.response(0, body=command.body + b"? fine")})
+        client = RemotingClient(
+            {NOTIFY: lambda _, command: command.response(0, body=command.body + b"? fine")}, tls=SECURITY.client
+        )
         answer = await client.invoke(f"127.0.0.1:{server.port}", request(HOLD))
         assert answer.body == b"how are you? fine"
         await client.close()
@@ -433,7 +438,7 @@ async def test_close_does_not_wait_for_a_peer_that_never_reads(monkeypatch: pyte
 
 async def test_a_request_in_flight_fails_when_the_connection_breaks() -> None:
     async with running_server({ECHO: echo, HOLD: lambda connection, _: connection.close()}) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
         connection = await client.connect(address)
         with pytest.raises(RemotingConnectError, match=f"the connection to {address} broke"):
@@ -449,8 +454,9 @@ async def test_a_request_in_flight_fails_when_the_connection_breaks() -> None:
 
 async def test_a_request_times_out_and_the_connection_stays_open() -> None:
     async with running_server({ECHO: echo, HOLD: lambda connection, command: None}) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
+        await client.connect(address)
         with pytest.raises(RemotingTimeout, match=f"{address} gave no answer to request code 2 within [0-9]+ ms"):
             await client.invoke(address, request(HOLD), timeout_ms=20)
         assert (await client.invoke(address, request(ECHO))).code == 0
@@ -460,7 +466,7 @@ async def test_a_request_times_out_and_the_connection_stays_open() -> None:
 
 async def test_a_forgotten_request_is_cancelled() -> None:
     async with running_server({HOLD: lambda connection, command: None}) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         connection = await client.connect(f"127.0.0.1:{server.port}")
         command = request(HOLD)
         answer = connection.post(command)
@@ -474,7 +480,7 @@ async def test_peers_are_named_by_address() -> None:
     async with running_server(
         {ECHO: lambda connection, command: command.response(0, body=connection.peer.encode())}
     ) as server:
-        client = RemotingClient()
+        client = RemotingClient(tls=SECURITY.client)
         connection = await client.connect(f"127.0.0.1:{server.port}")
         answer = await connection.request(request(ECHO), Deadline(3000))
         assert connection.peer == f"127.0.0.1:{server.port}"

@@ -11,16 +11,23 @@ import pytest
 
 from rucola.errors import RemotingConnectError, RemotingError
 from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
+from support.remoting_peers import SECURITY
+
+pytestmark = pytest.mark.usefixtures("transport")
 
 HOST = "127.0.0.1"
 LARGE = Random(0).randbytes(8 << 20)
 """More bytes than the buffers of a socket hold."""
 
 
+async def connect(address: str) -> Stream:
+    return await open_stream(address, SECURITY.client and SECURITY.client.follow())
+
+
 @asynccontextmanager
 async def running_stream_server(serve: Callable[[Stream], Awaitable[None]]) -> AsyncIterator[str]:
     """The address of a started server, stopped at the end or after 30 s."""
-    server = StreamServer(HOST, 0, serve)
+    server = StreamServer(HOST, 0, serve, SECURITY.server)
     server.start()
     try:
         async with asyncio.timeout(30):
@@ -42,7 +49,7 @@ async def test_written_bytes_arrive(head: bytes, body: bytes) -> None:
         await stream.write(head, memoryview(body))
 
     async with running_stream_server(serve) as address:
-        stream = await open_stream(address)
+        stream = await connect(address)
         assert stream.peer == address
         assert await read_all(stream) == head + body
         stream.close()
@@ -61,7 +68,7 @@ async def test_a_closed_peer_fails_a_write_and_ends_a_read() -> None:
             raise
 
     async with running_stream_server(serve) as address:
-        stream = await open_stream(address)
+        stream = await connect(address)
         await stream.write(b"x")
         await stream.read(1)
         stream.close()
@@ -76,7 +83,7 @@ async def test_an_error_while_serving_ends_its_connection_only(caplog: pytest.Lo
 
     async with running_stream_server(serve) as address:
         for sent, answer in ((b"!", b""), (b"?", b"served")):
-            stream = await open_stream(address)
+            stream = await connect(address)
             await stream.write(sent)
             assert await read_all(stream) == answer
             stream.close()
@@ -88,21 +95,21 @@ async def test_stop_ends_all_connections() -> None:
         await stream.write(b"wait")
         await asyncio.Event().wait()
 
-    server = StreamServer(HOST, 0, serve)
+    server = StreamServer(HOST, 0, serve, SECURITY.server)
     server.start()
-    stream = await open_stream(f"{HOST}:{server.port}")
+    stream = await connect(f"{HOST}:{server.port}")
     assert await stream.read(4) == b"wait"
     await server.stop()
     assert await stream.read(1) == b""
     stream.close()
     with pytest.raises(RemotingConnectError, match=rf"cannot connect to {HOST}:{server.port}: "):
-        await open_stream(f"{HOST}:{server.port}")
+        await connect(f"{HOST}:{server.port}")
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "no.such.host.invalid:1"])
 async def test_an_unreachable_address_is_a_connect_error(address: str) -> None:
     with pytest.raises(RemotingConnectError):
-        await open_stream(address)
+        await connect(address)
 
 
 async def test_a_port_in_use_is_an_error() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -298,3 +299,13 @@ def test_the_package_offers_read_lake_without_importing_arrow_or_spark() -> None
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "rucola.spark.lake.reader rucola.spark.lake.snapshot False\n"
+
+
+def test_a_lake_is_private_and_one_that_every_user_can_change_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    with open_lake(root):
+        pass
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (root, *root.iterdir())} == {0o700}
+    root.chmod(0o777)
+    with pytest.raises(StoreError, match=f"can change {root}: `chmod -R o-w {root}` mends it"), open_lake(root):
+        pass

@@ -111,7 +111,7 @@ class Reader:
             if block.language == "console":
                 for command, shown in block.commands:
                     self.type(command, shown)
-            elif block.language in ("python", "properties") and block.file_name:
+            elif block.language in ("python", "properties", "yaml", "ini") and block.file_name:
                 path = self.directory / block.file_name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(self._replaced(block.text), encoding="utf-8")

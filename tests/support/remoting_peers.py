@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -12,6 +13,7 @@ from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
 from rucola.remoting.connection import Connection, Processor, address_of
 from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.server import RemotingServer
+from rucola.remoting.tls import ClientTls, ServerTls
 
 ECHO, HOLD, NOTIFY, BIG = 1, 2, 3, 4
 """Request codes to which a test assigns processors."""
@@ -26,16 +28,31 @@ def request(code: int, body: bytes = b"") -> RemotingCommand:
     return RemotingCommand.request(code, body=body)
 
 
+@dataclass
+class Security:
+    """How the servers and peers of a test connect: in plain text, unless the fixture `transport` says TLS."""
+
+    server: ServerTls | None = None
+    client: ClientTls | None = None
+
+
+SECURITY = Security()
+
+
 @asynccontextmanager
 async def running_server(
     processors: Mapping[int, Processor],
     *,
     max_frame_size: int = MAX_FRAME_SIZE,
+    tls: ServerTls | None = None,
     on_open: Callable[[Connection], None] | None = None,
     memory: ConnectionMemory | None = None,
 ) -> AsyncIterator[RemotingServer]:
     """A started server on a free port, stopped at the end."""
-    server = RemotingServer("127.0.0.1", 0, processors, max_frame_size=max_frame_size, on_open=on_open, memory=memory)
+    tls = tls or SECURITY.server
+    server = RemotingServer(
+        "127.0.0.1", 0, processors, max_frame_size=max_frame_size, tls=tls, on_open=on_open, memory=memory
+    )
     await server.start()
     try:
         yield server
@@ -53,7 +70,8 @@ class RawPeer:
 
     @classmethod
     async def to(cls, server: RemotingServer) -> RawPeer:
-        return cls(*await asyncio.open_connection("127.0.0.1", server.port))
+        context = SECURITY.client and SECURITY.client.follow().current()
+        return cls(*await asyncio.open_connection("127.0.0.1", server.port, ssl=context))
 
     @property
     def name(self) -> str:

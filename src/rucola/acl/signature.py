@@ -27,7 +27,7 @@ from typing import Final
 
 ACCESS_KEY: Final = "AccessKey"
 """Ext field of the user's name."""
-SECURITY_TOKEN: Final = "SecurityToken"
+SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - its name
 """Ext field of a temporary token, which is signed like any other field and not interpreted."""
 SIGNATURE: Final = "Signature"
 """Ext field of the signature."""

@@ -246,7 +246,7 @@ class UserStore:
             )
         )
         try:
-            replace_file(self._path, content, mode=0o600)
+            replace_file(self._path, content)
         except OSError as error:
             raise Refused(Reason.FAILED, f"{self._path} cannot be written: {error.strerror}") from None
         self._users, self._policies = users, policies

@@ -14,7 +14,6 @@ from rucola.files import replace_file
 
 MAX_SIZE = 4 * 1024 * 1024
 """Largest file that is read, in bytes."""
-OWNER_ONLY = 0o600
 
 
 def read_yaml(path: Path) -> Any:
@@ -47,7 +46,7 @@ def parse_yaml(content: bytes, path: Path) -> Any:
 def write_yaml(path: Path, document: Any) -> None:
     """Replace a file atomically, readable by its owner only. OSError."""
     text = _yaml().safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
-    replace_file(path, text.encode("utf-8"), mode=OWNER_ONLY)
+    replace_file(path, text.encode("utf-8"))
 
 
 def _yaml() -> Any:

@@ -44,15 +44,16 @@ from rucola.admin.requests import REQUEST_TIMEOUT_MS, AdminRequests
 from rucola.admin.topics import TopicAdmin
 from rucola.admin.traces import TraceAdmin
 from rucola.admin.traffic import TrafficAdmin
+from rucola.remoting.tls import ClientTls
 
 
 class AdminClient:
     """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
 
     `namesrv` lists the name servers, "host:port;host:port", by default as for clients; `timeout_ms` bounds each
-    request, which is signed with `credentials`, by default those of the environment. A client belongs to one event
-    loop. Every method of its parts raises RemotingConnectError or RemotingTimeout if a server does not answer,
-    BrokerError if it answers with an error code, and TopicNotFound for a topic without a route.
+    request, which is signed with `credentials`, by default those of the environment; `tls` is as for `ClientInstance`.
+    A client belongs to one event loop. Every method of its parts raises RemotingConnectError or RemotingTimeout if a
+    server does not answer, BrokerError if it answers with an error code, and TopicNotFound for a topic without a route.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class AdminClient:
         namesrv: str | None = None,
         *,
         timeout_ms: float = REQUEST_TIMEOUT_MS,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        requests = AdminRequests(namesrv, timeout_ms=timeout_ms, credentials=credentials)
+        requests = AdminRequests(namesrv, timeout_ms=timeout_ms, tls=tls, credentials=credentials)
         self._requests = requests
         self.cluster = ClusterAdmin(requests)
         self.brokers = BrokerAdmin(requests)

@@ -20,6 +20,7 @@ from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, BrokerData
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -38,12 +39,13 @@ class AdminRequests:
         namesrv: str | None,
         *,
         timeout_ms: float = REQUEST_TIMEOUT_MS,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         self.timeout_ms = timeout_ms
         self.credentials = credentials or default_credentials()
         # Shared with `_name_servers`, so that each server has one connection.
-        self._remoting = RemotingClient(credentials=self.credentials)
+        self._remoting = RemotingClient(tls=tls or ClientTls.from_environment(), credentials=self.credentials)
         self._name_servers = NameServers(namesrv, self._remoting)
 
     @property

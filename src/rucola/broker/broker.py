@@ -21,6 +21,7 @@ from rucola.broker.assembly.startup import OpenedParts, open_broker, start_broke
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
 from rucola.broker.services.broker_services import BrokerServices
+from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.store.config import StoreConfig
 
 
@@ -34,7 +35,8 @@ class Broker:
 
     If `listen_port` is 0 the system chooses a port, which `config.listen_port` and `address` contain after the start.
     Settings that operators change at runtime are written into `config_file`. Each of `interceptors` sees every request
-    before the broker's own checks (see `rucola.access`). `probe_disk` and `clock` are for tests.
+    before the broker's own checks (see `rucola.access`). `probe_disk` and `clock` are for tests. ConfigError if the
+    certificates that `config.tls` names cannot be used.
     """
 
     def __init__(
@@ -49,7 +51,16 @@ class Broker:
     ) -> None:
         self.config = config
         self.store_config = store_config
-        self._environment = BrokerEnvironment(config, store_config, clock, probe_disk, config_file, tuple(interceptors))
+        self._environment = BrokerEnvironment(
+            config,
+            store_config,
+            clock,
+            probe_disk,
+            config_file,
+            tuple(interceptors),
+            ServerTls.of(config.tls),
+            ClientTls.of(config.tls),
+        )
         self._running = AsyncExitStack()
         self._services: BrokerServices | None = None
         self._opened: OpenedParts | None = None
@@ -77,7 +88,12 @@ class Broker:
             self._running = starting.pop_all()
 
     async def reload(self) -> None:
-        """Read `config_file` again (see `services.configuration`). Raises ConfigError, and then nothing is changed."""
+        """Load the certificates, and read `config_file` again (see `services.configuration`).
+
+        ConfigError, and then what failed is unchanged.
+        """
+        if self._environment.tls is not None:
+            self._environment.tls.reload()
         if self._services is not None:
             await self._services.configuration.reload()
 

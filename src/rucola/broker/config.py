@@ -29,7 +29,9 @@ from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
+from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.netty_keys import NETTY_CLIENT_KEYS, NETTY_SERVER_KEYS
+from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds
 from rucola.store.config import StoreConfig
 
@@ -98,8 +100,11 @@ class BrokerConfig:
 
     Set it if clients reach the broker by another address, for example behind NAT or in a container.
     """
-    bind_address: str = "0.0.0.0"
-    """Address on which the broker listens. Set it to 127.0.0.1 to admit only this machine."""
+    bind_address: str = ""
+    """Address on which the broker listens; by default brokerIP1 if that is set, else 127.0.0.1.
+
+    An address that other machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
+    """
     listen_port: Port = 10911
     """Port for clients; 0 selects a free port."""
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
@@ -108,6 +113,12 @@ class BrokerConfig:
     """Port for slaves; by default listenPort + 1, or any free port if listenPort is 0."""
     namesrv_addr: str = ""
     """Addresses of the name servers, `host:port` joined by `;`. Without it clients must know the broker's address."""
+
+    # Security
+
+    insecure: bool = False
+    """Whether to serve other machines without TLS and access control. Only for a network of trusted machines."""
+    tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
 
     # Replication
 
@@ -292,14 +303,18 @@ class BrokerConfig:
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
     """PROM serves metrics to Prometheus over HTTP; see docs/metrics.md."""
     metrics_prom_exporter_host: str = ""
-    """Address of the metrics endpoint; by default bindAddress."""
+    """Address of the metrics endpoint; by default 127.0.0.1. Another one needs mutual TLS, or insecure=true."""
     metrics_prom_exporter_port: Port = 5557
     """Port of the metrics endpoint."""
 
     def __post_init__(self) -> None:
         settings.check(self)
+        if not self.bind_address:
+            self.bind_address = self.broker_ip1 or LOOPBACK
         if not self.broker_ip1:
-            self.broker_ip1 = local_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address
+            self.broker_ip1 = local_address() if self.bind_address in ("0.0.0.0", "::") else self.bind_address  # noqa: S104 - compares
+        if not self.metrics_prom_exporter_host:
+            self.metrics_prom_exporter_host = LOOPBACK
         if not self.broker_ip2:
             self.broker_ip2 = self.broker_ip1
         if self.ha_listen_port < 0:
@@ -309,6 +324,11 @@ class BrokerConfig:
     def has_access_control(self) -> bool:
         """Whether every request needs an account with the right permission, or a white address."""
         return self.acl_enable or (self.authentication_enabled and self.authorization_enabled)
+
+    @property
+    def requires_client_certificates(self) -> bool:
+        """Whether every connection is by mutual TLS."""
+        return self.tls.is_enforced and self.tls.server_need_client_auth is ClientAuth.require
 
     @property
     def namesrv_addresses(self) -> list[str]:
@@ -357,6 +377,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     `defaults` are field names of either, with the values of absent keys. Raises ConfigError, which names the key,
     for an invalid value or an unknown key.
     """
+    properties = with_tls_file(properties)
     unused = settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, properties)
     for key, consequence in _REFUSED.items():
         if properties.get(key, "").strip().lower() == "true":

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +63,8 @@ from rucola.protocol.broker_stats import (
     group_key,
 )
 from rucola.remoting.connection_memory import ConnectionMemory
+from rucola.remoting.tls import ServerTls
+from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
 REQUEST_TIMEOUT_S = 10
 MAX_REQUEST_SIZE = 16 * 1024
@@ -330,11 +333,17 @@ class BrokerCollector(Collector):
 
 
 class MetricsServer:
-    """HTTP server for GET /metrics, one request per connection, in the broker's event loop."""
+    """HTTP server for GET /metrics, one request per connection, in the broker's event loop.
 
-    def __init__(self, host: str, port: int, collector: Collector) -> None:
+    With `tls` it is an HTTPS server; in the mode permissive both.
+    """
+
+    def __init__(self, host: str, port: int, collector: Collector, tls: ServerTls | None = None) -> None:
         self.host = host
         self.port = port
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._acceptor: TlsAcceptor | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(collector)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -342,18 +351,30 @@ class MetricsServer:
     async def start(self) -> None:
         """Listen, and store the chosen port in `port`. Raises RemotingError if the address is in use."""
         try:
-            self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_SIZE)
+            if self._tls is None:
+                self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_SIZE)
+                listening = self._server.sockets[0]
+            else:
+                family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+                listening = socket.create_server((self.host, self.port), family=family)
+                self._acceptor = TlsAcceptor(listening, self._tls, connect_to(self._protocol))
         except OSError as error:
             raise RemotingError(f"cannot listen on {self.host}:{self.port} for metrics: {error.strerror}") from None
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = listening.getsockname()[1]
 
     async def stop(self) -> None:
         """Close the listening socket and cancel running requests."""
-        self._server.close()
-        await self._server.wait_closed()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(MAX_REQUEST_SIZE), self._accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._answer(reader, writer))

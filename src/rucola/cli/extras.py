@@ -30,6 +30,15 @@ def require_spark() -> Iterator[None]:
 
 
 @contextmanager
+def require_security() -> Iterator[None]:
+    """Wrap imports of `cryptography`, so that a missing extra is reported in one sentence."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(missing_extra(error, "security")) from None
+
+
+@contextmanager
 def require_reliable() -> Iterator[None]:
     """Wrap imports of `rucola.reliable`, so that a missing extra is reported in one sentence."""
     try:

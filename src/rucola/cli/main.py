@@ -37,6 +37,7 @@ COMMANDS = {
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit and replay messages, with Spark."),
     "reliable": ("rucola.cli.reliable:reliable", "Outbox, relay and idempotent consumption in a database."),
+    "tls": ("rucola.cli.tls:tls", "Make certificates for a first try of TLS."),
     "demo": ("rucola.cli.demo:demo", "A tour: a year of flights, sent, consumed and archived."),
 }
 

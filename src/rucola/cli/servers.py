@@ -3,9 +3,8 @@
 Each command prints one line on stdout when the server is ready, logs to stderr, and exits with code 0 after SIGTERM or
 SIGINT. Configuration files are Apache's `broker.conf` and `namesrv.conf`; options of the command line override them.
 
-Corresponds to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate difference: `standalone`
-listens on 127.0.0.1 unless the file has a `bindAddress` or a `brokerIP1`, because any client that can connect may read
-and write all messages. It enables enablePropertyFilter.
+Corresponds to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate differences: servers listen
+on 127.0.0.1 unless the file says otherwise (see `rucola.remoting.exposure`); `standalone` enables enablePropertyFilter.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")
 
-LOOPBACK = "127.0.0.1"
 PORT = click.IntRange(0, 65535)
 CONF_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -78,24 +76,25 @@ def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_f
     """Run a name server and a broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
-    configuration has a bindAddress or a brokerIP1, and filters by SQL92 unless enablePropertyFilter is false. SIGTERM
-    and SIGINT stop both servers cleanly.
+    configuration has a bindAddress or a brokerIP1, and filters by SQL92 unless enablePropertyFilter is false. Both
+    servers have the configuration's TLS. SIGTERM and SIGINT stop both cleanly.
 
     \b
     Examples:
       rucola standalone --store data
       rucola standalone --store data --namesrv-port 0 --broker-port 0
       rucola standalone --store data -c broker.conf
+      rucola standalone --store data -c certificates/server.properties      with TLS, see `rucola tls init`
     """
     properties = read_properties(config_file)
     set_store_directory(properties, store)
-    properties.setdefault("bindAddress", properties.get("brokerIP1", LOOPBACK))
     properties.setdefault("enablePropertyFilter", "true")  # for trying things, SQL92 works without a configuration
     properties.setdefault("haListenPort", "0")  # any free port: slaves get it from the name server
     if broker_port is not None:
         # The ports in the file belong to another broker then; the port for replication must not collide, either.
         properties |= {"listenPort": str(broker_port), "haListenPort": "0"}
     config, store_config = broker_settings(properties, config_file)
+    config.tls = config.tls.of_own_client()
     _run(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
 
 
@@ -104,14 +103,25 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
     async with AsyncExitStack() as running:
         await broker.open()
         running.push_async_callback(broker.stop)
-        namesrv = await running.enter_async_context(Namesrv(broker.config.bind_address, namesrv_port))
+        namesrv_config = NamesrvConfig(
+            bind_address=broker.config.bind_address,
+            listen_port=namesrv_port,
+            insecure=broker.config.insecure,
+            tls=broker.config.tls,
+        )
+        namesrv = await running.enter_async_context(Namesrv(config=namesrv_config))
         # Register under the address that clients use: the one that the broker advertises.
         broker.config.namesrv_addr = f"{broker.config.broker_ip1}:{namesrv.port}"
         await broker.start()
         running.push_async_callback(broker.stop)  # before the name server, so that the broker unregisters there
         banner.log_broker(broker)
         ready = f"rucola ready namesrv={broker.config.namesrv_addr} broker={broker.address}"
-        await serve_until_cancelled(ready, broker.reload)
+
+        async def reload() -> None:
+            namesrv.reload_certificates()
+            await broker.reload()
+
+        await serve_until_cancelled(ready, reload)
 
 
 @click.command()

@@ -36,10 +36,12 @@ from rucola.errors import (
 )
 from rucola.message import Message, MessageExt
 from rucola.protocol.queue import MessageQueue
+from rucola.remoting.tls import ClientTls
 
 __all__ = [
     "BrokerError",
     "ClientInstance",
+    "ClientTls",
     "ConfigError",
     "ConsumeFromWhere",
     "ConsumeKeywords",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from rucola.acl.credentials import Credentials
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle
+from rucola.errors import ConfigError
 from rucola.message.topics import check_group
+from rucola.remoting.tls import ClientTls
 
 
 class GroupClient(Lifecycle):
     """A client with a group and an instance, which may be shared with other clients.
 
-    Without `instance` the client makes one of its own from `namesrv` and `credentials`, and opens and closes it. A
-    shared instance is opened by its first client, and closed by its owner. Opening sends no request (except for a
+    Without `instance` the client makes one of its own from `namesrv`, `tls` and `credentials`, and opens and closes it.
+    A shared instance is opened by its first client, and closed by its owner. Opening sends no request (except for a
     consumer's first heartbeat), so a wrong address only shows with the first use.
     """
 
@@ -21,13 +23,19 @@ class GroupClient(Lifecycle):
         group: str,
         namesrv: str | None,
         instance: ClientInstance | None,
+        *,
         instance_name: str | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
         check_group(group)
+        if instance is not None and tls is not None:
+            raise ConfigError(f"group {group}: tls= is that of the shared instance: pass it to ClientInstance")
         self.group = group
-        self.instance = instance or ClientInstance(namesrv, instance_name=instance_name, credentials=credentials)
+        self.instance = instance or ClientInstance(
+            namesrv, instance_name=instance_name, tls=tls, credentials=credentials
+        )
         self._owns_instance = instance is None
 
     @property

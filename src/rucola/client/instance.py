@@ -62,6 +62,7 @@ from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -114,7 +115,8 @@ class ClientInstance(Lifecycle):
 
     `namesrv` has the form "host:port;host:port"; its default is that of `name_server_addresses`. `client_id` replaces
     the default of address and instance name. Requests are signed with `credentials`, by default those of the
-    environment (see `rucola.acl.credentials`).
+    environment (see `rucola.acl.credentials`). Without `tls` it connects as the file that ROCKETMQ_TLS_CONFIG_FILE
+    names says, and in plain text without that variable.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class ClientInstance(Lifecycle):
         *,
         client_id: str | None = None,
         instance_name: str | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
@@ -134,7 +137,12 @@ class ClientInstance(Lifecycle):
         self.replies = PendingReplies()
         processors |= self.replies.table()
         self.credentials = credentials or default_credentials()
-        self.remoting = RemotingClient(processors, on_close=self._connection_closed, credentials=self.credentials)
+        self.remoting = RemotingClient(
+            processors,
+            on_close=self._connection_closed,
+            tls=tls or ClientTls.from_environment(),
+            credentials=self.credentials,
+        )
         self.name_servers = NameServers(namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()

@@ -134,7 +134,7 @@ class NameServers:
                 f"{' or '.join(NAMESRV_VARIABLES)}"
             )
         self._remoting = remoting
-        self._first = random.randrange(len(self.addresses))
+        self._first = random.randrange(len(self.addresses))  # noqa: S311 - spreads load
         """The index of the server to query first."""
 
     async def invoke(self, command: RemotingCommand, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> RemotingCommand:

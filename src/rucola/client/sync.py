@@ -43,6 +43,7 @@ from rucola.errors import MQError
 from rucola.message import Message, MessageExt
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
+from rucola.remoting.tls import ClientTls
 
 __all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -170,11 +171,12 @@ class Producer(_Blocking[producer_module.Producer]):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
         super().__init__(
-            producer_module.Producer(group, namesrv, instance=instance, credentials=credentials, **options)
+            producer_module.Producer(group, namesrv, instance=instance, tls=tls, credentials=credentials, **options)
         )
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
@@ -245,11 +247,19 @@ class TransactionProducer(Producer):
         check: Callable[[MessageExt], LocalTransactionState],
         topics: Iterable[str] = (),
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self._transactions = transaction_module.TransactionProducer(
-            group, namesrv, check=check, topics=topics, instance=instance, credentials=credentials, **options
+            group,
+            namesrv,
+            check=check,
+            topics=topics,
+            instance=instance,
+            tls=tls,
+            credentials=credentials,
+            **options,
         )
         _Blocking.__init__(self, self._transactions)
 
@@ -272,9 +282,10 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance, credentials=credentials))
+        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance, tls=tls, credentials=credentials))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's read queues, ordered by broker name and queue id."""
@@ -322,9 +333,10 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         **options: Unpack[ConsumeKeywords],
     ) -> None:
-        super().__init__(push_module.PushConsumer(group, namesrv, instance=instance, **options))
+        super().__init__(push_module.PushConsumer(group, namesrv, instance=instance, tls=tls, **options))
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
         """Subscribe to messages by tags, or by an SQL92 expression."""

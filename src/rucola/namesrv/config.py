@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
 from rucola import settings
 from rucola.remoting.connection_memory import ConnectionLimits
+from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
+from rucola.remoting.tls_config import TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Port, Range, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName"}
@@ -25,7 +27,7 @@ _LIMITS: Final = {field.name for field in dataclasses.fields(ConnectionLimits)}
 
 _FIXED: Final = {
     "aclEnable", "auditLogMaxFiles", "auditLogMaxSize", "auditLogPath", "bindAddress", "configBlackList",
-    "configStorePath", "kvConfigPath", "listenPort", "rocketmqHome",
+    "configStorePath", "insecure", "kvConfigPath", "listenPort", "rocketmqHome",
 }  # fmt: skip
 """Keys that are read at the start only."""
 
@@ -34,10 +36,16 @@ _FIXED: Final = {
 class NamesrvConfig:
     """Where the name server listens and what it stores."""
 
-    bind_address: str = "0.0.0.0"
-    """Address on which the name server listens. Set it to 127.0.0.1 to admit only this machine."""
+    bind_address: str = LOOPBACK
+    """Address on which the name server listens.
+
+    An address that other machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
+    """
     listen_port: Port = 9876
     """Port on which the name server listens; 0 selects a free port."""
+    insecure: bool = False
+    """Whether to serve other machines without TLS and access control. Only for a network of trusted machines."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
     kv_config_path: Path | None = None
     """File of the key-value table; by default it is kept in memory. Set it if ordered topics are configured in it."""
     config_store_path: Path | None = None
@@ -102,7 +110,12 @@ class NamesrvConfig:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
         limits = {settings.key_of(field) for field in dataclasses.fields(self) if field.name in _LIMITS}
-        return listed | limits | _FIXED
+        return listed | limits | _FIXED | settings.keys_of([TlsConfig])
+
+    @property
+    def has_access_control(self) -> bool:
+        """Whether every request needs an account with the right permission, or a white address."""
+        return self.acl_enable
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:
@@ -110,5 +123,6 @@ def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[
 
     Raises ConfigError, which names the key, for an invalid value or an unknown key.
     """
+    properties = with_tls_file(properties)
     unused = settings.without_effect((NamesrvConfig,), WITHOUT_EFFECT, properties)
     return settings.fill(NamesrvConfig, properties), unused

@@ -28,7 +28,9 @@ from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.connection import Connection
 from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.endpoints import processor_table
+from rucola.remoting.exposure import check_exposure
 from rucola.remoting.server import RemotingServer
+from rucola.remoting.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Namesrv:
 
     `host` and `port` override those of `config`, and `reload` reads `config_file` again. With port 0 the system chooses
     one, and `port` has it after the start. Each of `interceptors` sees every request (see `rucola.access`). `routes`
-    may be read on the server's event loop.
+    may be read on the server's event loop. ConfigError if the certificates that `config.tls` names cannot be used.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Namesrv:
         )
         self.routes = RouteTable(keeps_addresses=config.acl_enable)
         self._access = _Access(config)
+        self._tls = ServerTls.of(config.tls)
         self._clock_ms = clock_ms
         self._kv_config = KVConfig(config.kv_config_path)
         self._configuration = ConfigurationService(config, config_file)
@@ -104,6 +107,7 @@ class Namesrv:
             config.bind_address,
             config.listen_port,
             processor_table(endpoints, chain, gate=self._access.gate),
+            tls=self._tls,
             on_close=self._closed,
             memory=ConnectionMemory(config.connection_limits),
         )
@@ -125,6 +129,14 @@ class Namesrv:
 
     async def start(self) -> None:
         """Read the key-value table and listen. Raises ConfigError, or RemotingError if the address is in use."""
+        config = self._configuration.config
+        check_exposure(
+            "the name server",
+            config.bind_address,
+            is_tls_enforced=config.tls.is_enforced,
+            has_access_control=config.has_access_control,
+            insecure=config.insecure,
+        )
         self._kv_config.load()
         if self._access.audit is not None:
             self._access.audit.open()
@@ -135,8 +147,14 @@ class Namesrv:
             self._refreshing = asyncio.create_task(_refresh(self._access.files))
 
     async def reload(self) -> None:
-        """Read `config_file` again. Raises ConfigError, and then nothing is changed."""
+        """Load the certificates, and read `config_file` again. ConfigError, and then what failed is unchanged."""
+        self.reload_certificates()
         self._configuration.reload()
+
+    def reload_certificates(self) -> None:
+        """Load the certificates now, if there are any. ConfigError, and then the ones before stay in use."""
+        if self._tls is not None:
+            self._tls.reload()
 
     async def stop(self) -> None:
         """Stop listening and close every connection."""

@@ -221,7 +221,11 @@ class ConfigurationService:
         logger.info("%s changed the configuration: %s", caller.address, properties)
         if self.config.config_store_path:
             try:
-                content = settings.render(self.properties()).encode("utf-8")
-                replace_file(self.config.config_store_path, content)
+                # Comments stay, and secrets, which the properties do not contain.
+                path = self.config.config_store_path
+                before = path.read_text(encoding="utf-8") if path.exists() else ""
+                replace_file(path, settings.replaced(before, self.properties()).encode("utf-8"))
+            except UnicodeDecodeError:
+                raise ConfigError(f"{path} cannot be written: what it contains now is no text") from None
             except OSError as error:
                 raise ConfigError(f"{self.config.config_store_path} cannot be written: {error.strerror}") from None

@@ -93,7 +93,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self._jittered(min(self.max_check_ms, max(self.confirm_wait_ms(sends), age_ms // 2)))
 
     def _jittered(self, wait_ms: int) -> int:
-        return int(wait_ms * (1 + self.jitter * random.random()))
+        return int(wait_ms * (1 + self.jitter * random.random()))  # noqa: S311 - spreads load
 
 
 class Position(NamedTuple):

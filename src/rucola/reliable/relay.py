@@ -125,8 +125,9 @@ class Relay:
         self._wakeup = Wakeup()
         if self._owns_producer:
             await self._producer.open()
+        instance = self._producer.instance
         self._admin = AdminClient(
-            ";".join(self._producer.instance.name_servers.addresses), credentials=self._producer.instance.credentials
+            ";".join(instance.name_servers.addresses), tls=instance.remoting.tls, credentials=instance.credentials
         )
         await self._admin.__aenter__()
         self._checker = Checker(self._producer.instance, self._admin, self.policy)

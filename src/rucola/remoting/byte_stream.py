@@ -3,6 +3,8 @@
 Replication uses it: its protocol has no commands, and its pieces of the log are sent without a copy. `write` passes the
 caller's buffers to the kernel and waits while the send buffer is full. Reading and writing concurrently requires two
 tasks. Errors of a socket are raised as RemotingConnectError.
+
+By TLS (`TlsStream`) a write has two copies, since the bytes are encrypted: those of one write are in memory at a time.
 """
 
 from __future__ import annotations
@@ -10,15 +12,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from rucola.errors import RemotingConnectError, RemotingError
 from rucola.outages import Outages
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, host_and_port
 from rucola.remoting.connection import address_of
+from rucola.remoting.tls import FollowedContext, ServerTls, why_refused
+from rucola.remoting.tls_acceptor import TlsAcceptor
 
 logger = logging.getLogger(__name__)
+
+TLS_READ_SIZE: Final = 64 * 1024
+"""Encrypted bytes per system call."""
 
 
 class Stream:
@@ -65,7 +74,82 @@ class Stream:
         self._socket.close()
 
 
-async def open_stream(address: str) -> Stream:
+class TlsStream(Stream):
+    """A stream over TLS; usable after `handshake`."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
+        super().__init__(sock)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+        )
+        # Reading may have to send as well, an answer to a new key; the order of sent bytes is that of encryption.
+        self._sending = asyncio.Lock()
+
+    async def handshake(self) -> None:
+        """Agree on keys with the peer. Raises OSError, of which SSLError is a kind."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._send_pending()
+                if not await self._receive():
+                    raise ConnectionResetError("the peer closed the connection during the TLS handshake") from None
+            except ssl.SSLError:
+                with suppress(OSError):  # the alert that says why
+                    await self._send_pending()
+                raise
+            else:
+                return await self._send_pending()
+
+    async def read(self, max_size: int) -> bytes:
+        try:
+            while True:
+                try:
+                    return self._tls.read(max_size)
+                except ssl.SSLWantReadError:
+                    await self._send_pending()
+                    if not await self._receive():
+                        return b""
+        except ssl.SSLZeroReturnError:  # the peer has said that it closes
+            return b""
+        except OSError as error:
+            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+
+    async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
+        try:
+            self._encrypt(head)
+            self._encrypt(body)
+            await self._send_pending()
+        except OSError as error:
+            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        with suppress(OSError):  # tell the peer if the socket takes it now; the end of the connection says it as well
+            with suppress(ssl.SSLError):
+                self._tls.unwrap()
+            if self._outgoing.pending and not self._sending.locked():
+                self._socket.send(self._outgoing.read())
+        super().close()
+
+    def _encrypt(self, data: memoryview | bytes) -> None:
+        written = 0
+        while written < len(data):
+            written += self._tls.write(memoryview(data)[written:])
+
+    async def _receive(self) -> bool:
+        """Wait for encrypted bytes; return False if the peer has closed."""
+        data = await asyncio.get_running_loop().sock_recv(self._socket, TLS_READ_SIZE)
+        self._incoming.write(data)
+        return bool(data)
+
+    async def _send_pending(self) -> None:
+        async with self._sending:
+            while self._outgoing.pending:
+                await asyncio.get_running_loop().sock_sendall(self._socket, self._outgoing.read())
+
+
+async def open_stream(address: str, tls: FollowedContext | None = None) -> Stream:
     """Connect to "host:port". RemotingConnectError if that fails, or takes longer than CONNECT_TIMEOUT_MS."""
     host, port = host_and_port(address)
     loop = asyncio.get_running_loop()
@@ -76,6 +160,15 @@ async def open_stream(address: str) -> Stream:
             sock = socket.socket(family, kind, proto)
             sock.setblocking(False)
             await loop.sock_connect(sock, sockaddr)
+            if tls is None:
+                return Stream(sock)
+            stream = TlsStream(sock, tls.current(), host)
+            await stream.handshake()
+            return stream
+    except ssl.SSLError as error:
+        assert sock is not None
+        sock.close()
+        raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}") from None
     except (OSError, TimeoutError, UnicodeError) as error:
         if sock is not None:
             sock.close()
@@ -85,7 +178,6 @@ async def open_stream(address: str) -> Stream:
         if sock is not None:
             sock.close()
         raise
-    return Stream(sock)
 
 
 async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
@@ -116,6 +208,8 @@ class StreamServer:
         host: str,
         port: int,
         serve: Callable[[Stream], Awaitable[None]],
+        tls: ServerTls | None = None,
+        *,
         max_streams: int = 1024,
         limit: str = "max_streams",
     ) -> None:
@@ -124,6 +218,9 @@ class StreamServer:
         self._serve = serve
         self._max_streams = max_streams
         self._limit = limit
+        self._outages = Outages(logger)
+        self._tls = tls
+        self._acceptor: TlsAcceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._accept_task: asyncio.Task[None] | None = None
 
@@ -140,10 +237,16 @@ class StreamServer:
             why = getattr(error, "strerror", None) or error
             raise RemotingError(f"cannot listen on {self.host}:{self.port}: {why}") from None
         self.port = listening.getsockname()[1]
-        self._accept_task = asyncio.create_task(self._accept(listening))
+        if self._tls is None:
+            self._accept_task = asyncio.create_task(self._accept(listening))
+        else:
+            self._acceptor = TlsAcceptor(listening, self._tls, self._connect)
 
     async def stop(self) -> None:
         """Close the listening socket and cancel all `serve` calls."""
+        if self._acceptor is not None:
+            await self._acceptor.stop()
+            self._acceptor = None
         tasks = [*self._tasks, *([self._accept_task] if self._accept_task is not None else [])]
         self._accept_task = None
         for task in tasks:
@@ -151,27 +254,41 @@ class StreamServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
-        outages = Outages(logger)
         try:
             while True:
                 try:
                     accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
                 except OSError as error:  # no file descriptor is left, or the peer has closed already
-                    outages.failed(f"accepting a connection on port {self.port}", error)
+                    self._outages.failed(f"accepting a connection on port {self.port}", error)
                     await asyncio.sleep(1)
                     continue
-                outages.succeeded(f"accepting a connection on port {self.port}")
-                excess = f"serving more connections on port {self.port} than {self._limit}={self._max_streams}"
-                if len(self._tasks) >= self._max_streams:
-                    outages.failed(excess, "the newest is closed")
-                    accepted.close()
-                    continue
-                outages.succeeded(excess)
-                task = asyncio.create_task(self._serve_one(Stream(accepted)))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._outages.succeeded(f"accepting a connection on port {self.port}")
+                self._begin(Stream(accepted))
         finally:
             listening.close()
+
+    async def _connect(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Serve a connection of the acceptor, after its handshake."""
+        if context is None:
+            return self._begin(Stream(sock))
+        stream = TlsStream(sock, context)
+        try:
+            await stream.handshake()
+        except BaseException:
+            stream.close()
+            raise
+        self._begin(stream)
+
+    def _begin(self, stream: Stream) -> None:
+        excess = f"serving more connections on port {self.port} than {self._limit}={self._max_streams}"
+        if len(self._tasks) >= self._max_streams:
+            self._outages.failed(excess, "the newest is closed")
+            stream.close()
+            return
+        self._outages.succeeded(excess)
+        task = asyncio.create_task(self._serve_one(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve_one(self, stream: Stream) -> None:
         try:

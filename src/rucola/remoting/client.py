@@ -7,16 +7,19 @@ Corresponds to `NettyRemotingClient` of Apache RocketMQ 4.9.8.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rucola.acl.credentials import Credentials
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.protocol.codes import ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
+from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor, ReceiveBuffer
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.single_flight import SingleFlight
+from rucola.remoting.tls import ClientTls, why_refused
 
 CONNECT_TIMEOUT_MS = 3000
 """Limit of one attempt to connect."""
@@ -29,7 +32,7 @@ class RemotingClient:
 
     `processors` answer requests from the peers, for example from a broker. `on_close` is called with each connection
     that closes. Requests are signed with `credentials`, if given. A timeout covers both connecting and waiting for the
-    response.
+    response. Without `tls` it connects in plain text; ConfigError if its files cannot be used.
     """
 
     def __init__(
@@ -38,12 +41,15 @@ class RemotingClient:
         *,
         on_close: Callable[[Connection], None] | None = None,
         max_frame_size: int = MAX_FRAME_SIZE,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         self._credentials = credentials
         self._processors = processors or {}
         self._on_close = on_close
         self._max_frame_size = max_frame_size
+        self.tls = tls
+        self._followed = None if tls is None else tls.follow()
         self._buffer = ReceiveBuffer()
         self._connections: dict[str, Connection] = {}
         self._connecting: SingleFlight[str, Connection] = SingleFlight()
@@ -118,6 +124,13 @@ class RemotingClient:
 
     async def _open(self, address: str) -> Connection:
         host, port = host_and_port(address)
+        secured: dict[str, Any] = {}
+        if self._followed is not None:
+            secured = {
+                "ssl": self._followed.current(),
+                "server_hostname": host,
+                "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
+            }
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
@@ -132,9 +145,12 @@ class RemotingClient:
                     ),
                     host,
                     port,
+                    **secured,
                 )
         except TimeoutError:
             raise RemotingConnectError(f"cannot connect to {address}: no answer in {CONNECT_TIMEOUT_MS} ms") from None
+        except ssl.SSLError as error:  # before ValueError, which an invalid certificate is as well
+            raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}") from None
         except ValueError:  # the host is no valid name, for example longer than 63 characters
             raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
         except OSError as error:

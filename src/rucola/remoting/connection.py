@@ -141,6 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         self._credentials = credentials
         self._on_open = on_open
         self._on_close = on_close
+        # Whether any byte was received.
+        self._has_received = False
         # Whether an unreadable frame was logged: only the first one is.
         self._has_logged_unreadable = False
         # Whether the unsent bytes have reached their limit, and the requests kept until they are sent.
@@ -345,6 +347,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        why = f"{exc or self._close_reason}{self._tls_hint() if self._in_flight else ''}"
         self._transport = None
         if self._abort_timer is not None:
             self._abort_timer.cancel()
@@ -352,9 +355,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("%s: closed in the middle of a frame", self.peer)
         for answer in self._in_flight.values():
             if not answer.done():
-                answer.set_exception(
-                    RemotingConnectError(f"the connection to {self.peer} broke: {exc or self._close_reason}")
-                )
+                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {why}"))
         self._in_flight.clear()
         if self._memory is not None:
             self._memory.forget(self)
@@ -382,6 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._has_received = True
         if self._measured_times is not None:
             self._measured_times.on_received()
         try:
@@ -536,6 +538,15 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
         return kernel_idle_times_ms(sock) if self._measured_times is None else self._measured_times.read_ms(sock)
+
+    def _tls_hint(self) -> str:
+        """Return what a client may have to change if a server closed the connection without any answer."""
+        if self._memory is not None or self._has_received or self._transport is None:
+            return ""
+        if self._transport.get_extra_info("ssl_object") is None:
+            needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
+            return f"; it sent nothing: if it enforces TLS, {needed}"
+        return "; it sent nothing: if it requires certificates, set tls.client.certPath to one that it accepts"
 
     def _set_keepalive(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

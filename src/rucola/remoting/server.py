@@ -15,11 +15,13 @@ from rucola.errors import RemotingError
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
 from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
+from rucola.remoting.tls import ServerTls
+from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps until they are accepted."""
+"""Number of connections that the kernel keeps until they are accepted."""
 ACCEPTS_PER_ITERATION: Final = 8
 """Connections that are accepted in one iteration of the event loop; each takes a tenth of a millisecond."""
 CHECKS_PER_ITERATION: Final = 128
@@ -29,8 +31,8 @@ CHECKS_PER_ITERATION: Final = 128
 class RemotingServer:
     """A server on one address. Belongs to one event loop.
 
-    `processors` may be filled until `start`. `on_open` and `on_close` are called with each connection. `connections`
-    holds the open ones, `memory` bounds their buffers.
+    `processors` may be filled until `start`. Without `tls` it serves plain text. `on_open` and `on_close` are called
+    with each connection. `connections` holds the open ones, `memory` bounds their buffers.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class RemotingServer:
         processors: Mapping[int, Processor],
         *,
         max_frame_size: int = MAX_FRAME_SIZE,
+        tls: ServerTls | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         memory: ConnectionMemory | None = None,
@@ -50,10 +53,12 @@ class RemotingServer:
         self.connections: set[Connection] = set()
         self.memory = memory or ConnectionMemory(ConnectionLimits())
         self._max_frame_size = max_frame_size
+        self._tls = tls
         self._on_open = on_open
         self._on_close = on_close
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._acceptor: TlsAcceptor | None = None
         self._is_stopped = False
 
     def bind(self) -> None:
@@ -85,10 +90,14 @@ class RemotingServer:
             return Connection(self.processors, buffer, self._max_frame_size, self.memory, self._opened, self._closed)
 
         try:
-            # asyncio accepts as many connections in one iteration as the backlog has room for.
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(connection, sock=self._socket, backlog=ACCEPTS_PER_ITERATION)
-            self._socket.listen(BACKLOG)
+            if self._tls is None:
+                # asyncio accepts as many connections in one iteration as the backlog has room for.
+                loop = asyncio.get_running_loop()
+                self._server = await loop.create_server(connection, sock=self._socket, backlog=ACCEPTS_PER_ITERATION)
+                self._socket.listen(BACKLOG)
+            else:
+                self._socket.listen(BACKLOG)
+                self._acceptor = TlsAcceptor(self._socket, self._tls, connect_to(connection))
         except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
             self._socket.close()
             self._socket = None
@@ -99,7 +108,10 @@ class RemotingServer:
         self._is_stopped = True
         server, self._server = self._server, None
         bound, self._socket = self._socket, None
-        if server is not None:
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            await acceptor.stop()
+        elif server is not None:
             server.close()
         elif bound is not None:
             bound.close()

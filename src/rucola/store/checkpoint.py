@@ -23,6 +23,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from rucola.files import FILE_MODE
 from rucola.system_calls import sync_data
 
 CHECKPOINT_SIZE: Final = 4096
@@ -56,7 +57,7 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write the three times; durable on return. Raises OSError."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             if os.fstat(fd).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(fd, CHECKPOINT_SIZE)

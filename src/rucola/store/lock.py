@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 
 from rucola.errors import StoreLocked
+from rucola.files import FILE_MODE, check_ownership
 
 _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""
@@ -26,9 +27,15 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
 class DirectoryLock:
-    """A lock that is held from construction to `release`. Raises StoreLocked if another store has it, and OSError."""
+    """A lock that is held from construction to `release`.
 
-    def __init__(self, store: Path) -> None:
+    Raises StoreLocked if another store has it, StoreError if other users may change the directory or one of `others`,
+    which belong to the store as well, and OSError.
+    """
+
+    def __init__(self, store: Path, *others: Path) -> None:
+        for directory in (store, *others):
+            check_ownership(directory)
         self._directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # The directory after the file: a taken lock file tells whether it is this process that serves the store.
@@ -54,11 +61,11 @@ def _lock_file(store: Path) -> tuple[int, tuple[int, int]]:
     """Lock `<store>/lock` and return its descriptor, and its device and inode."""
     path = store / "lock"
     while True:
-        path.touch()
+        path.touch(FILE_MODE)
         identity = _identity(path.stat())
         if identity in _held:
             raise StoreLocked(f"{store} is served by another broker in this process")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             os.pwrite(descriptor, b"lock", 0)

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import StoreCorrupt
-from rucola.files import sync_directory
+from rucola.files import DIRECTORY_MODE, FILE_MODE, sync_directory
 from rucola.system_calls import (
     ALLOCATES_BESIDE_WRITER,
     MS_SYNC,
@@ -144,8 +144,10 @@ class MappedFile:
         while not os.path.isdir(unsynced[-1]):
             unsynced.append(unsynced[-1].parent)
         try:
-            os.makedirs(path.parent, exist_ok=True)  # another task of a rebuild may create the same topic's directory
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            for directory in reversed(unsynced[:-1]):
+                with suppress(FileExistsError):  # another task of a rebuild may create the same topic's directory
+                    os.mkdir(directory, DIRECTORY_MODE)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             try:
                 os.ftruncate(fd, size)
                 file = cls(path, size, writable=True, begin=begin, reads_ahead=reads_ahead)

@@ -41,7 +41,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreError
-from rucola.files import make_directory, sync_directory
+from rucola.files import FILE_MODE, make_directory, sync_directory
 from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
@@ -131,7 +131,7 @@ class MessageStore:
         with _with_store_path(root), ExitStack() as resources:
             # 1. Lock the directory and find out how the last broker stopped.
             make_directory(root)
-            resources.callback(DirectoryLock(root).release)
+            resources.callback(DirectoryLock(root, config.commit_log_directory).release)
             remove_temporary_files(root)
             abort = root / "abort"
             after_crash = abort.exists()
@@ -154,7 +154,7 @@ class MessageStore:
             # 3. Recover. `abort` exists from here on: a crash during the recovery starts it again.
             self._dispatcher = CommitLogDispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
             recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
-            abort.touch()
+            abort.touch(FILE_MODE)
             sync_directory(root)
             self._log = CommitLog(files, recovery.run())
             self._retention = Retention(config, self._log, self._queues, index)

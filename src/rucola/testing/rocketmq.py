@@ -27,11 +27,12 @@ from rucola.acl.credentials import Credentials
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
-from rucola.client import Message, MessageExt, Producer, PullConsumer, SendResult
+from rucola.client import ClientTls, Message, MessageExt, Producer, PullConsumer, SendResult
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.name_server_addresses import NAMESRV_VARIABLES
+from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
@@ -67,8 +68,9 @@ class RocketMQ:
     """A name server and a broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
 
     `namesrv` is the address for clients, "127.0.0.1:port"; `broker` is the broker's address. `settings` maps keys of
-    broker.conf to values; ConfigError names unknown keys. With `credentials` the fixture's own requests are signed, for
-    brokers with access control; by default they have those of the environment.
+    broker.conf to values; ConfigError names unknown keys. With `tls.config.file` both servers have the TLS of that
+    file, and `namesrv` is reached by it. With `credentials` the fixture's own requests are signed, for brokers with
+    access control; by default they have those of the environment.
     """
 
     namesrv: str
@@ -106,8 +108,12 @@ class RocketMQ:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables from which clients read the name server's address, all of them with it."""
-        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv)
+        """The environment variables from which clients read the name server's address, all of them with it.
+
+        With the setting `tls.config.file` also the one that names a client's.
+        """
+        file = self._settings.get("tls.config.file")
+        return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv) | ({ClientTls.VARIABLE: file} if file else {})
 
     # Actions.
 
@@ -210,14 +216,17 @@ class RocketMQ:
     # Coroutines on the loop of the servers.
 
     async def _start(self) -> None:
-        namesrv = await self._running.enter_async_context(Namesrv(HOST, 0))
+        broker_config, _, _ = from_properties(self._settings)
+        self._tls = broker_config.tls.of_own_client()
+        client_tls = ClientTls.of(self._tls)
+        namesrv = await self._running.enter_async_context(Namesrv(HOST, 0, config=NamesrvConfig(tls=self._tls)))
         self.namesrv = f"{HOST}:{namesrv.port}"
         self._running.push_async_callback(lambda: self._running_broker.aclose())
         await self._start_broker()
-        keys = self._credentials
-        self._admin = await self._running.enter_async_context(AdminClient(self.namesrv, credentials=keys))
-        self._producer = await self._running.enter_async_context(Producer(GROUP, self.namesrv, credentials=keys))
-        self._reader = await self._running.enter_async_context(PullConsumer(GROUP, self.namesrv, credentials=keys))
+        enter, keys = self._running.enter_async_context, self._credentials
+        self._admin = await enter(AdminClient(self.namesrv, tls=client_tls, credentials=keys))
+        self._producer = await enter(Producer(GROUP, self.namesrv, tls=client_tls, credentials=keys))
+        self._reader = await enter(PullConsumer(GROUP, self.namesrv, tls=client_tls, credentials=keys))
 
     async def _start_broker(self) -> None:
         config, store_config, unknown = from_properties(
@@ -233,6 +242,7 @@ class RocketMQ:
         )
         if unknown:
             raise ConfigError(f"unknown settings: {', '.join(sorted(unknown))}; write keys as in broker.conf")
+        config.tls = self._tls
         self._running_broker = AsyncExitStack()
         broker = await self._running_broker.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
         self._listen_port = config.listen_port

@@ -16,6 +16,7 @@ from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
+from rucola.remoting.exposure import check_exposure
 from rucola.remoting.server import RemotingServer
 from rucola.store.dispatch import TopicArrivals
 
@@ -46,14 +47,26 @@ class Connections:
         )
         self.memory = ConnectionMemory(config.connection_limits, self._on_writable)
         self._server = RemotingServer(
-            config.bind_address, config.listen_port, self.processors, on_close=self._on_close, memory=self.memory
+            config.bind_address,
+            config.listen_port,
+            self.processors,
+            tls=environment.tls,
+            on_close=self._on_close,
+            memory=self.memory,
         )
 
     def bind(self, running: AsyncExitStack) -> None:
-        """Take the port, without listening yet, and store it in both configurations. Raises RemotingError."""
+        """Take the port, without listening yet, and store it in both configurations. RemotingError, ConfigError."""
+        config = self._environment.config
+        check_exposure(
+            "the broker",
+            config.bind_address,
+            is_tls_enforced=config.tls.is_enforced,
+            has_access_control=config.has_access_control,
+            insecure=config.insecure,
+        )
         self._server.bind()
         running.push_async_callback(self._server.stop)
-        config = self._environment.config
         config.listen_port = self._server.port
         self._environment.store_config.store_host = config.store_host
 

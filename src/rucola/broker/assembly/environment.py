@@ -9,6 +9,7 @@ from pathlib import Path
 from rucola.access import Interceptor
 from rucola.broker.background.retention import DiskUsageProbe
 from rucola.broker.config import BrokerConfig
+from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.store.config import StoreConfig
 
 
@@ -28,6 +29,10 @@ class BrokerEnvironment:
     """The broker.conf that UPDATE_BROKER_CONFIG rewrites; None keeps updates in memory."""
     interceptors: tuple[Interceptor, ...] = ()
     """Interceptors that see every request before the broker's own."""
+    tls: ServerTls | None = None
+    """TLS of all ports; None serves plain text."""
+    client_tls: ClientTls | None = None
+    """TLS of connections to name servers and to the master; None connects in plain text."""
 
     @property
     def is_slave(self) -> bool:

@@ -40,7 +40,7 @@ class Metadata:
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
         file = config.credentials_file
         self.credentials = credentials_of_file(file) if file is not None else default_credentials()
-        self.client = RemotingClient(credentials=self.credentials)
+        self.client = RemotingClient(tls=environment.client_tls, credentials=self.credentials)
         self.registration = Registration(config, self.topics, self.client)
 
     def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None) -> None:

@@ -11,6 +11,7 @@ from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.config import MetricsExporterType
 from rucola.errors import ConfigError, missing_extra
+from rucola.remoting.exposure import check_metrics_exposure
 
 
 async def start_metrics(
@@ -41,8 +42,9 @@ async def start_metrics(
         connections.hold,
         access.figures,
     )
-    host = config.metrics_prom_exporter_host or config.bind_address
-    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector)
+    host = config.metrics_prom_exporter_host
+    check_metrics_exposure(host, is_mutual_tls=config.requires_client_certificates, insecure=config.insecure)
+    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector, environment.tls)
     await metrics.start()
     running.push_async_callback(metrics.stop)
     config.metrics_prom_exporter_port = metrics.port

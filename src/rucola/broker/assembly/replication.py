@@ -55,7 +55,7 @@ class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
     def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage) -> None:
-        self._ha_service = HAService(environment.config, storage.store, access.admit_slave)
+        self._ha_service = HAService(environment.config, storage.store, environment.tls, access.admit_slave)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
@@ -102,11 +102,13 @@ class _SlaveSide:
         # The first run precedes the log, so that arriving messages find their topics.
         await self._synchronize.synchronize()
         scheduler.every(table_sync.SYNC_INTERVAL_MS, "synchronize tables", self._synchronize.synchronize)
+        environment, storage = self._environment, self._storage
         client = HAClient(
-            self._environment.config,
-            self._storage.store,
-            self._storage.group_commit,
+            environment.config,
+            storage.store,
+            storage.group_commit,
             self._registration,
+            environment.client_tls,
             self._credentials,
         )
         client.start()

@@ -36,6 +36,7 @@ from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.outages import Outages
 from rucola.protocol.replication import TransferDecoder, encode_report
 from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
+from rucola.remoting.tls import ClientTls
 from rucola.store.config import FlushDiskType
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
@@ -63,7 +64,7 @@ DIVERGED_ADVICE = (
 
 
 class HAClient:
-    """Follows the master of one store. All methods must be called in one event loop."""
+    """Follows the master of one store, by TLS if `tls` is given. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class HAClient:
         store: MessageStore,
         group_commit: GroupCommit,
         registration: Registration,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         assert store.replica is not None
@@ -80,6 +82,7 @@ class HAClient:
         self._store = store
         self._replica = store.replica
         self._registration = registration
+        self._tls = None if tls is None else tls.follow()
         is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._group_commit = group_commit if is_sync_flush else None
         """Flushes before each report; None if bytes in memory are reported."""
@@ -116,7 +119,7 @@ class HAClient:
         """Run one session; return the delay before the next one, in seconds."""
         self._is_following = False
         try:
-            stream = await open_stream(address)
+            stream = await open_stream(address, self._tls)
         except MQError as error:
             self._outages.failed(CONNECTION, error)
             return WAIT_S

@@ -32,6 +32,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
+from rucola.remoting.tls import ServerTls
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 
@@ -59,10 +60,14 @@ class _HAConnection:
 
 
 class HAService:
-    """Replicates one store to its slaves. All methods must be called in one event loop."""
+    """Replicates one store to its slaves, with `tls` as on the broker's port. Belongs to one event loop."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, admission: Callable[[Stream], Awaitable[bytes]] | None = None
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        tls: ServerTls | None = None,
+        admission: Callable[[Stream], Awaitable[bytes]] | None = None,
     ) -> None:
         self._config = config
         self._admission = admission
@@ -74,7 +79,12 @@ class HAService:
         self._logged_reasons: dict[str, str] = {}
         """Last logged reason of a disconnect, by host: slaves reconnect every few seconds."""
         self._server = StreamServer(
-            config.bind_address, config.ha_listen_port, self._serve, config.max_slaves, "maxSlaves"
+            config.bind_address,
+            config.ha_listen_port,
+            self._serve,
+            tls,
+            max_streams=config.max_slaves,
+            limit="maxSlaves",
         )
 
     def start(self) -> None:

@@ -97,11 +97,13 @@ class ConfigurationService:
             raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
         # 1. Validate everything first: a change is applied as a whole or not at all.
         present = self.properties()
-        for key in sorted(wanted.keys() - present.keys()):
-            raise settings.unknown_key(key, present)
+        known = settings.keys_of((BrokerConfig, StoreConfig)) - {"storeHost"}
+        for key in sorted(wanted.keys() - known):
+            raise settings.unknown_key(key, known)
         for kind in (BrokerConfig, StoreConfig):
             settings.changes(kind, wanted)
-        fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present[key])
+        # A key that is not present has no value, or is a secret.
+        fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present.get(key))
         if fixed:
             raise Refused(
                 Reason.FORBIDDEN,

@@ -138,7 +138,7 @@ class PublishService:
         if header.queue_id < 0:
             if topic.write_queue_nums < 1:
                 raise self._refused(Reason.INVALID, f"the topic[{header.topic}] has no queue to write to")
-            return random.randrange(topic.write_queue_nums)
+            return random.randrange(topic.write_queue_nums)  # noqa: S311 - spreads load
         if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
             raise self._refused(
                 Reason.INVALID, f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {caller.address}"

@@ -74,7 +74,7 @@ class RetryService:
             self._check_read(caller, Resource(message.topic))
         limit = max_reconsume_times(group, version, request.max_reconsume_times)
         is_dead = message.reconsume_times >= limit or request.delay_level < 0
-        retry_queue = (topic.topic_name, random.randrange(group.retry_queue_nums))
+        retry_queue = (topic.topic_name, random.randrange(group.retry_queue_nums))  # noqa: S311 - spreads load
         attempt = self._next_attempt(message, request, None if is_dead else retry_queue, now_ms)
         put = self._state.puts.put("retry", attempt, now_ms)
         if put.status is not PutMessageStatus.PUT_OK:

@@ -71,6 +71,7 @@ def admin() -> None:
       rucola admin queryMsgByKey -n host:9876 -t Orders -k 4711
       ROCKETMQ_NAMESRV=host:9876 rucola admin topicStatus -t Orders --json
       rucola admin topicList --credentials tools.yml       a cluster with access control
+      ROCKETMQ_TLS_CONFIG_FILE=client.properties rucola admin clusterList      by TLS, see docs/security.md
     """
 
 

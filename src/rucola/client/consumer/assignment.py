@@ -252,7 +252,7 @@ class Assignment:
         routes = [route for topic in self._context.subscriptions if (route := known(topic)) is not None]
         routes = [route for route in routes if any(route.brokers.values())]
         if routes and (self._running_check is None or self._running_check.done()):
-            check = self._subscription_check.run(broker_addresses(random.choice(routes))[0])
+            check = self._subscription_check.run(broker_addresses(random.choice(routes))[0])  # noqa: S311 - spreads load
             self._running_check = self._context.background.start(check, f"subscriptions of {self._group}")
 
     # unassigned -> assigning -> assigned

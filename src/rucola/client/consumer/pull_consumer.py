@@ -54,6 +54,7 @@ from rucola.protocol.pull import (
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, ClusterInfo, TopicList
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +110,10 @@ class PullConsumer(GroupClient):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        super().__init__(group, namesrv, instance, credentials=credentials)
+        super().__init__(group, namesrv, instance, tls=tls, credentials=credentials)
         self._suggested_broker_ids: dict[MessageQueue, int] = {}
         """The broker id that the latest response suggested for the next pull of each queue."""
 

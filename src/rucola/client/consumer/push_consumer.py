@@ -60,6 +60,7 @@ from rucola.message.topics import check_topic
 from rucola.protocol.heartbeat import SUB_ALL, check_tags, subscription
 from rucola.protocol.queue import MessageQueue
 from rucola.rates import SAMPLE_INTERVAL_MS
+from rucola.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -95,12 +96,14 @@ class PushConsumer(GroupClient):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         **options: Unpack[ConsumeKeywords],
     ) -> None:
         self.options = ConsumeOptions(**options)
         broadcasting, orderly = self.options.broadcasting, self.options.orderly
-        super().__init__(group, namesrv, instance, BROADCASTING_INSTANCE if broadcasting else None, credentials)
+        instance_name = BROADCASTING_INSTANCE if broadcasting else None
+        super().__init__(group, namesrv, instance, instance_name=instance_name, tls=tls, credentials=credentials)
         self._background = BackgroundTasks()
         self._context = context = ConsumerContext(group, self.instance, self.options, self._background, {})
         self._counters = ConsumeCounters()

@@ -42,6 +42,7 @@ from rucola.message.topics import check_topic
 from rucola.protocol.command import FLAG_ONEWAY
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 SEND_TIMEOUT_MS = 3000
 IN_FLIGHT = 64
@@ -62,10 +63,11 @@ class Producer(GroupClient):
         namesrv: str | None = None,
         *,
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(group, namesrv, instance, credentials=credentials)
+        super().__init__(group, namesrv, instance, tls=tls, credentials=credentials)
         self.options = ProducerOptions(**options)
         self._values = Values(self.options.value)
         self._sender = Sender(group, self.instance, self.options)

@@ -36,7 +36,7 @@ class QueueRotation:
         topic = queues[0].topic
         first = self._next_index.get(topic)
         if first is None:
-            first = random.randrange(len(queues))
+            first = random.randrange(len(queues))  # noqa: S311 - spreads load
         # Step 1.
         for index in range(first, first + len(queues)):
             queue = queues[index % len(queues)]

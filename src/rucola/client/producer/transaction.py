@@ -44,6 +44,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +91,11 @@ class TransactionProducer(Producer):
         check: Check,
         topics: Iterable[str] = (),
         instance: ClientInstance | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        super().__init__(group, namesrv, instance=instance, credentials=credentials, **options)
+        super().__init__(group, namesrv, instance=instance, tls=tls, credentials=credentials, **options)
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()

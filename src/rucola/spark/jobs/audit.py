@@ -37,6 +37,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import ConfigError
+from rucola.files import make_directory
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
@@ -276,7 +277,7 @@ class AuditResult:
 
     def write(self, out: Path) -> None:
         """Write each table as Parquet, and report.html, into a directory, which is created if needed."""
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out)
         for name, table in self.tables.items():
             pq.write_table(table, out / f"{name}.parquet")
         (out / "report.html").write_text(report.page(self.sources, {n: t.to_pylist() for n, t in self.tables.items()}))

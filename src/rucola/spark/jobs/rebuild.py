@@ -26,7 +26,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rucola.files import sync_directory
+from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.session import AnySession, resolve_session
@@ -134,8 +134,9 @@ def build(
 ) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
     session = resolve_session(spark)
+    make_directory(target)
     for name in ("consumequeue", "index"):
-        (target / name).mkdir(parents=True)
+        (target / name).mkdir(DIRECTORY_MODE)
     tasks = RebuildTasks(log, target, settings)
     begins = log_files(log)
     # The rows are read twice, for the summaries here and for the queues below. Keeping them on disk costs far less

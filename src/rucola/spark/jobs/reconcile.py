@@ -34,6 +34,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
+from rucola.files import make_directory
 from rucola.reliable import Policy, ReliableError, operations
 from rucola.reliable.operations import SeenStub
 from rucola.reliable.schema import SENT
@@ -101,7 +102,7 @@ def run(
     """
     session = resolve_session(spark)
     out = out.absolute()  # the Java runtime may have another working directory
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     with _exported(session, tables, consumers, log) as directory:
         frames, read_at_ms = table_export.load(session, directory)
         read = log.read(session)

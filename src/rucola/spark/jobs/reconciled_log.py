@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-from rucola.client import PullConsumer
 from rucola.errors import ConfigError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.reliable.group_offsets import committed_offsets
@@ -28,6 +27,7 @@ from rucola.spark.lake import read_lake
 from rucola.spark.lake.snapshot import is_lake, read_snapshot
 from rucola.spark.source.batch_reader import source_of
 from rucola.spark.source.options import ReadOptions, parse_read_options
+from rucola.spark.source.pull_partitions import consumer_of
 from rucola.spark.source.source_offsets import BrokerQueue
 
 _COLUMNS: Final = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp", "msgId")
@@ -140,7 +140,7 @@ class LogSources:
 
 
 async def _masters(options: ReadOptions) -> set[str]:
-    async with PullConsumer(options.consumer_group, options.name_server, credentials=options.credentials) as consumer:
+    async with consumer_of(options) as consumer:
         return await consumer.registered_masters()
 
 

@@ -223,7 +223,7 @@ def _send_lanes(
     """Read and send lanes of a store in a Spark task; each row carries the pickled bounds of a lane."""
     for batch in tasks:
         for pickled in batch["bounds"].to_pylist():
-            yield from task(in_log_order(messages, pickle.loads(pickled)))
+            yield from task(in_log_order(messages, pickle.loads(pickled)))  # noqa: S301 - the driver's
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import make_directory, replace_file
+from rucola.files import FILE_MODE, make_directory, replace_file
 from rucola.system_calls import sync_data
 
 SENDERS_TIMEOUT_S: Final = 60
@@ -215,7 +215,7 @@ def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter,
 
 @contextmanager
 def _open(path: Path, flags: int = 0) -> Iterator[int]:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, FILE_MODE)
     try:
         yield file
     finally:

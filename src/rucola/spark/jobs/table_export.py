@@ -41,7 +41,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.errors import ConfigError, StoreError
-from rucola.files import replace_file
+from rucola.files import DIRECTORY_MODE, make_directory, replace_file
 from rucola.reliable import ReliableError, Tables, migration, table_ranges
 from rucola.reliable.database import engine_of
 from rucola.reliable.schema import now_ms
@@ -171,7 +171,7 @@ def write(
     done, total = 0, sum(map(len, parts.values()))
     read_at = 0
     for table in ORDER:
-        (directory / table).mkdir(parents=True)
+        (directory / table).mkdir(DIRECTORY_MODE)
         read_at = _clock(source)
         with (
             pq.ParquetWriter(directory / table / "part-00000.parquet", _schema(table)) as target,
@@ -234,7 +234,8 @@ def _write_commits(directory: Path, commits: Sequence[Commit]) -> None:
         unique[key] = min(committed, unique.get(key, committed))
     columns = list(zip(*((*key, committed) for key, committed in unique.items()), strict=True)) or [()] * 5
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _COMMITS, strict=True)]
-    (directory / OFFSET).mkdir(parents=True)
+    make_directory(directory)
+    (directory / OFFSET).mkdir(DIRECTORY_MODE)
     pq.write_table(pa.Table.from_arrays(arrays, schema=_COMMITS), directory / OFFSET / "part-00000.parquet")
 
 
@@ -299,7 +300,7 @@ class _RangeReader:
         for batch in tasks:
             for pickled in batch["part"].to_pylist():
                 with connected(self._source) as connection:
-                    yield from _batches(connection, tables, pickle.loads(pickled))
+                    yield from _batches(connection, tables, pickle.loads(pickled))  # noqa: S301 - the driver's
 
 
 def _read_at(session: SparkSession, source: TableSource) -> int:

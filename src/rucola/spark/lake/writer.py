@@ -56,7 +56,7 @@ from typing import Final
 import msgspec
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import replace_file, sync_directory
+from rucola.files import FILE_MODE, check_ownership, make_directory, replace_file, sync_directory
 from rucola.spark.lake.data_files import key_file_entry, row_file_entry
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
@@ -240,8 +240,8 @@ class LakeWriter:
 def open_lake(root: str | Path) -> Iterator[LakeWriter]:
     """Open a lake for writing: create it if needed, lock it, and complete an interrupted commit.
 
-    Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, and StoreCorrupt if the
-    lake is damaged: the messages of a missing file must not count as archived.
+    Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, StoreError if other
+    users can change it, and StoreCorrupt if it is damaged: the messages of a missing file must not count as archived.
     """
     if "://" in str(root):
         raise ConfigError(f"{root} is not a local path; a lake must be on a local file system")
@@ -251,7 +251,8 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
         if next(root.glob("topic=*"), None) is not None:
             raise lake_damage(root, own, 0, "the directory is missing, but there are messages of a lake")
         raise ConfigError(f"{root} is not empty and not a lake; give an empty or a new directory")
-    own.mkdir(parents=True, exist_ok=True)
+    check_ownership(root)
+    make_directory(own)
     with locked(root):
         lake = LakeWriter(root)
         lake.finish()
@@ -263,7 +264,7 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Hold the exclusive lock of a lake. Raises LakeInUse if another process holds it."""
-    lock = os.open(root / METADATA_DIRECTORY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(root / METADATA_DIRECTORY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -47,6 +47,12 @@ def path(text: str) -> list[str]:
     return [text]
 
 
+def file_path(text: str) -> str:
+    """Parse the path of one file."""
+    (found,) = path(text)
+    return found
+
+
 def paths(text: str) -> list[str]:
     """Parse the paths of `load([...])`, which Spark passes as JSON."""
     return [each for text in json.loads(text) for each in path(text)]

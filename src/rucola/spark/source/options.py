@@ -63,6 +63,8 @@ and the way of reading:
                              show its backlog; the stream itself relies on the checkpoint only
     minPartitions            minimum number of partitions, if the log is large enough
     consumerGroup            consumer group named in pulls from live brokers; default rucola_spark
+    tlsConfigFile            tls.properties by which brokers are reached, with the same path on every worker; default
+                             the file that the environment variable ROCKETMQ_TLS_CONFIG_FILE names there
     pushFilters              true evaluates conditions of the query in the source; needs the setting
                              spark.sql.python.filterPushdown.enabled, and a DataFrame that is queried once (see
                              `pushdown`); default false; batch only
@@ -79,6 +81,7 @@ Options of a write:
     topic                    topic of every message; without it each row names its topic in the column topic
     producerGroup            producer group of the messages; default rucola_spark
     deliveryTimeoutMs        how long a failed request is retried before its task fails; default 30000
+    tlsConfigFile            as for a read
     invalidRows              fail; skip: omit rows that no broker accepts, such as one without a body, with a warning
     that
                              counts them; default fail
@@ -206,6 +209,7 @@ class ReadOptions:
     commit_group: str | None = None
     min_partitions: int = 1
     consumer_group: str = GROUP
+    tls_config_file: str | None = None
     push_filters: bool = False
     queue_filter: QueueFilter = QueueFilter()
     credentials: Credentials | None = None
@@ -226,6 +230,7 @@ class SinkOptions:
     producer_group: str = GROUP
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     skip_invalid_rows: bool = False
+    tls_config_file: str | None = None
     credentials: Credentials | None = None
 
 
@@ -264,6 +269,7 @@ READ_OPTION_NAMES: Final = (
     "commitGroup",
     "minPartitions",
     "consumerGroup",
+    "tlsConfigFile",
     "pushFilters",
     *CREDENTIAL_OPTION_NAMES,
 )
@@ -273,6 +279,7 @@ SINK_OPTION_NAMES: Final = (
     "producerGroup",
     "deliveryTimeoutMs",
     "invalidRows",
+    "tlsConfigFile",
     *CREDENTIAL_OPTION_NAMES,
 )
 
@@ -335,6 +342,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         given.take("producerGroup", values.group, GROUP),
         given.take("deliveryTimeoutMs", values.number, DELIVERY_TIMEOUT_MS),
         given.take("invalidRows", values.is_skip, False),
+        given.take("tlsConfigFile", values.file_path, None),
         _credentials(given),
     )
 
@@ -365,7 +373,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     exclude("endingOffsets", "endingOffsetsByTimestamp")
     for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
         exclude("nameServer", name)
-    for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup"):
+    for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup", "tlsConfigFile"):
         exclude("storePath", name)
     # 2. Values, each by its own parser.
     name_server = take("nameServer", values.name_servers, None)
@@ -406,6 +414,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         commit_group=take("commitGroup", values.group, None),
         min_partitions=take("minPartitions", values.number, 1),
         consumer_group=take("consumerGroup", values.group, GROUP),
+        tls_config_file=take("tlsConfigFile", values.file_path, None),
         push_filters=take("pushFilters", values.boolean, False),
     )
     # 3. Values that contradict each other.

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from rucola.client import MessageQueue, PullConsumer, PullStatus
+from rucola.client import ClientTls, MessageQueue, PullConsumer, PullStatus
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, StoreError
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
 from rucola.spark.source import columns, record_layout
@@ -64,7 +64,8 @@ class PullPartition(InputPartition):
 
 def consumer_of(options: ReadOptions) -> PullConsumer:
     """Return a new consumer for these options, not opened."""
-    return PullConsumer(options.consumer_group, options.name_server, credentials=options.credentials)
+    tls = ClientTls.from_file(options.tls_config_file) if options.tls_config_file else None
+    return PullConsumer(options.consumer_group, options.name_server, tls=tls, credentials=options.credentials)
 
 
 async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tuple[str, str], int]:

@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
+from rucola.client import ClientTls, Message, MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
@@ -90,7 +90,8 @@ class TaskWriter:
         # The event loop has its own thread, so that heartbeats are sent while Spark computes the next rows.
         thread = EventLoopThread(f"sink of partition {task.partitionId()}")
         options = self._options
-        producer = Producer(options.producer_group, options.name_server, credentials=options.credentials)
+        tls = ClientTls.from_file(options.tls_config_file) if options.tls_config_file else None
+        producer = Producer(options.producer_group, options.name_server, tls=tls, credentials=options.credentials)
         sender = _ChunkSender(producer, self._options, origin, task.partitionId())
         try:
             thread.run(producer.open())

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
-from rucola.files import sync_directory
+from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
@@ -102,8 +102,9 @@ def rebuild(
 
 def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCallback | None = None) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`; durable on return."""
+    make_directory(target)
     for name in _DERIVED:
-        (target / name).mkdir(parents=True)
+        (target / name).mkdir(DIRECTORY_MODE)
     files = MappedFileQueue.open(log)
     queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
     index = Index(target / "index", settings.max_hash_slot_num, settings.max_index_num, [])

@@ -37,7 +37,7 @@ from typing import Final
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt, StoreError
-from rucola.files import replace_file, sync_directory
+from rucola.files import make_directory, replace_file, sync_directory
 from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MIN_RECORD_SIZE, encode, peek
 from rucola.store.checkpoint import Checkpoint
@@ -137,7 +137,7 @@ def repair(
     staging = out.with_name(out.name + ".tmp")
     if staging.exists():
         shutil.rmtree(staging)
-    (staging / "commitlog").mkdir(parents=True)
+    make_directory(staging / "commitlog")
     _write_log(source / "commitlog", staging / "commitlog", found, reconstruction, _step(progress, 1))
     settings = settings or _detect_config(source)
     rebuilt = build(staging / "commitlog", staging, settings, _step(progress, 2))

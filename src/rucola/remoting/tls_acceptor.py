@@ -1,0 +1,188 @@
+"""TlsAcceptor: accepts connections of a port that serves TLS, or TLS and plain text.
+
+The first byte tells them apart: a TLS handshake begins with 22, and every protocol of this project with another byte.
+It is peeked at, so that it stays in the socket, before there is a transport. A connection in plain text is then served
+as on a port without TLS, and costs nothing more.
+
+A connection is pending from its acceptance to the end of its handshake. Its cost until then is bounded:
+
+1. It is closed after the handshake timeout.
+2. At most `max_pending_handshakes` are pending; others wait in the kernel's queue. If that holds up a new connection
+   for longer than PENDING_AGE_S, the oldest pending one is ended, so that silent connections cannot occupy all places.
+   Honest clients that connect at the same time, after a restart, wait for their turn.
+3. The log has at most one line per port and LOG_INTERVAL_S about connections that failed, with their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from rucola.outages import Outages
+from rucola.remoting.connection import CLOSE_TIMEOUT_S
+from rucola.remoting.tls import ServerTls
+from rucola.remoting.tls_config import TlsMode
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_BYTE: Final = b"\x16"
+"""The first byte of a TLS connection: the type of a handshake record."""
+PENDING_AGE_S: Final = 0.5
+"""Age at which a pending connection makes room for another one."""
+LOG_INTERVAL_S: Final = 10.0
+RETRY_S: Final = 1.0
+"""Delay after a failed accept, for example because no descriptor is left."""
+
+Connect: TypeAlias = Callable[[socket.socket, ssl.SSLContext | None], Awaitable[None]]
+"""Takes over a socket: with a context it does the handshake before it returns. Raises OSError or TimeoutError."""
+
+
+class _SmallSSLProtocol(SSLProtocol):
+    """asyncio's TLS with a receive buffer of 32 instead of 256 KB, which every connection has for itself.
+
+    It must hold a record of 16 KB. A thousand idle connections take 60 MB instead of 280.
+    """
+
+    max_size = 32 * 1024
+
+
+def connect_to(factory: Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]) -> Connect:
+    """Return the Connect that gives each socket a transport and a protocol."""
+
+    async def connect(sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        if context is None:
+            await loop.connect_accepted_socket(factory, sock)
+            return
+        # As `connect_accepted_socket(ssl=context)` does, except for the buffer.
+        is_ready = loop.create_future()
+        tls = _SmallSSLProtocol(
+            loop, factory(), context, is_ready, server_side=True, ssl_shutdown_timeout=CLOSE_TIMEOUT_S
+        )
+        transport, _ = await loop.connect_accepted_socket(lambda: tls, sock)
+        try:
+            await is_ready
+        except BaseException:
+            transport.abort()
+            raise
+
+    return connect
+
+
+class TlsAcceptor:
+    """Accepts connections on a listening socket, which it owns, and passes each to `connect`."""
+
+    def __init__(self, listening: socket.socket, tls: ServerTls, connect: Connect) -> None:
+        listening.setblocking(False)
+        self._listening = listening
+        self._tls = tls
+        self._connect = connect
+        self._port = listening.getsockname()[1]
+        self._outages = Outages(logger)
+        # Pending connections, the oldest first, with the loop's time of their acceptance.
+        self._pending: dict[asyncio.Task[None], float] = {}
+        self._has_room = asyncio.Event()
+        # Connections that failed since the last line about them, and when the next line may be written.
+        self._failures = 0
+        self._next_line_s = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    async def stop(self) -> None:
+        """Close the listening socket and the pending connections."""
+        tasks = [self._task, *self._pending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listening.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wait_for_room()
+            try:
+                accepted, address = await loop.sock_accept(self._listening)
+            except OSError as error:
+                self._outages.failed(f"accepting a connection on port {self._port}", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._outages.succeeded(f"accepting a connection on port {self._port}")
+            task = loop.create_task(self._admit(accepted, str(address[0])))
+            self._pending[task] = loop.time()
+            task.add_done_callback(self._admitted)
+
+    async def _wait_for_room(self) -> None:
+        """Wait for a place among the pending connections, and end the oldest if that takes PENDING_AGE_S."""
+        while len(self._pending) >= self._tls.max_pending_handshakes:
+            self._has_room.clear()
+            oldest, since = next(iter(self._pending.items()))
+            try:
+                async with asyncio.timeout_at(since + PENDING_AGE_S):
+                    await self._has_room.wait()
+            except TimeoutError:
+                oldest.cancel()
+                await asyncio.wait([oldest])
+                self._failed(f"it made room for others, {self._tls.max_pending_handshakes} being pending")
+
+    def _admitted(self, task: asyncio.Task[None]) -> None:
+        self._pending.pop(task, None)
+        self._has_room.set()
+
+    async def _admit(self, sock: socket.socket, host: str) -> None:
+        """Wait for the first byte, and pass the socket on."""
+        is_taken = False
+        try:
+            async with asyncio.timeout(self._tls.handshake_timeout_s):
+                first = await _peek(sock)
+                if not first:
+                    return
+                context = self._tls.context if first == HANDSHAKE_BYTE else None
+                if context is None and self._tls.mode is TlsMode.enforcing:
+                    self._failed(f"{host} sent plain text, and tls.server.mode is enforcing")
+                    return
+                is_taken = True
+                await self._connect(sock, context)
+        except TimeoutError:
+            self._failed(f"{host} was not ready after {self._tls.handshake_timeout_s:g} s")
+        except ssl.SSLError as error:
+            self._failed(f"{host}: {(error.reason or str(error)).replace('_', ' ').lower()}")
+        except OSError as error:
+            self._failed(f"{host}: {error.strerror or error or 'it closed the connection'}")
+        finally:
+            if not is_taken:
+                sock.close()
+
+    def _failed(self, why: str) -> None:
+        """Count a connection that failed before it was open, and log it unless a line was written just now."""
+        self._failures += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_line_s:
+            logger.warning("TLS on port %d: %d connections failed, the last: %s", self._port, self._failures, why)
+            self._failures = 0
+            self._next_line_s = now_s + LOG_INTERVAL_S
+
+
+async def _peek(sock: socket.socket) -> bytes:
+    """Wait for the first byte and return it, without taking it from the socket; nothing if the peer has closed."""
+    loop = asyncio.get_running_loop()
+    sock.setblocking(False)
+    while True:
+        try:
+            return sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            pass
+        readable = loop.create_future()
+        loop.add_reader(sock.fileno(), _resolve, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(sock.fileno())
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
