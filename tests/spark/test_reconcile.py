@@ -70,7 +70,7 @@ def random_stub(rng: random.Random, now: int, sent: list[tuple[str, int, int]], 
         "queue_offset": rng.choice([offset, offset, rng.randrange(40), None]) if has_position else None,
         "lease_until": rng.choice([0, 0, 0, now + HOUR_MS]),
         "created_at": now - rng.choice([HOUR_MS, HOUR_MS, 30 * HOUR_MS]),
-        "reopened_at": rng.choice([None, None, now - HOUR_MS // 2, now - 30 * HOUR_MS]),
+        "reopened_at": (None, None, now - HOUR_MS // 2, now - 30 * HOUR_MS)[offset % 4],
         "due_at": now + rng.choice([-1000, -1000, -1000, HOUR_MS]),
     }
 
