@@ -324,7 +324,7 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock", "requirements-core.lock"])
 def test_lock_file_pins_by_hash_alone(lock: str) -> None:
     text = (REPOSITORY / lock).read_text(encoding="utf-8")
     assert "://" not in text

@@ -152,3 +152,15 @@ def test_a_broker_on_windows_says_what_it_needs(command: list[str], tmp_path: Pa
 def test_windows_imports_the_clients() -> None:
     program = "import rucola.client, rucola.client.sync, rucola.admin, rucola.message; print('imported')"
     assert output([sys.executable, "-c", f"{SUPPORT}; p.become_windows()\n{program}"]) == "imported"
+
+
+def test_macos_imports_data_source_and_jobs(tmp_path: Path) -> None:
+    """The standard library's own module for proxies exists only on macOS, so it is imported before."""
+    program = (
+        "import rucola.spark.source.data_source, rucola.spark.source.batch_reader, rucola.spark.source.stream_reader\n"
+        "import rucola.spark.source.sink, rucola.spark.lake\n"
+        "from rucola.spark.jobs import archive, audit, rebuild, reconcile, replay, search\n"
+        "print('imported')"
+    )
+    _, option, text = macos(tmp_path / "syncs", program)
+    assert output([sys.executable, option, f"import urllib.request\n{text}"]) == "imported"

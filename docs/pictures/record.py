@@ -4,8 +4,8 @@
     make pictures ARGS="search"       those with these names
 
 Each scene types the commands of its page in a terminal of 80 columns, in an empty directory, with servers on free
-ports. Only what differs from machine to machine is replaced: the free ports by the default ones, the name of the machine by
-`broker-a`. Unique keys and times are those of the recording.
+ports. Only what differs between machines is replaced: the free ports by the default ones, the name of the machine
+by `broker-a`. Unique keys and times are those of the recording.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Terminal:
         self.directory = Path(self._directory.name)
         self._shown: list[str] = []
         self._servers: list[subprocess.Popen[str]] = []
-        self._replaced = {socket.gethostname(): "broker-a", str(self.directory): "/home/reader"}
+        self._replaced = {socket.gethostname(): "broker-a", str(self.directory): "~"}
         self._environment = {
             "HOME": str(self.directory), "PATH": f"{BIN}:{os.environ['PATH']}", "TERM": "xterm-256color", "TZ": "UTC",
             "COLUMNS": str(COLUMNS), "LANG": "C.UTF-8",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from rucola.cli.message_view import message_text
 from rucola.cli.store.body_view import BodyView, match_context
 from rucola.message import MessageInner, properties, record
 from rucola.store.tools.check import check
+from support.servers import RUCOLA
 from support.small_store import HOST, SmallStore
 
 HOSTILE = b"price 5\x1b[2Jclear \xff end"
@@ -109,3 +114,19 @@ def test_a_context_begins_and_ends_with_whole_characters() -> None:
     context = match_context(body, (100, 101))
     assert context == "…" + "\u00fc" * 20 + "[x]" + "\u00fc" * 20 + "…"
     assert match_context(b"ab", (1, 1)) == "a[]b"
+
+
+def test_lines_on_a_terminal_are_not_mixed_with_a_bar(store: SmallStore) -> None:
+    for command in (["grep", "-t", "T"], ["dump"]):
+        master, slave = pty.openpty()
+        program = [*RUCOLA, "store", command[0], str(store.path), *command[1:]]
+        process = subprocess.Popen(program, stdin=slave, stdout=slave, stderr=slave)
+        os.close(slave)
+        output = b""
+        with suppress(OSError):  # EIO: the program has ended
+            while piece := os.read(master, 65536):
+                output += piece
+        os.close(master)
+        assert process.wait() == 0
+        lines = [line for line in output.decode().split("\r\n") if "commitLogOffset" in line]
+        assert [line[0] for line in lines] == ["{"] * 3, output

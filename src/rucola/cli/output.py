@@ -234,12 +234,13 @@ class ProgressBar:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[ProgressBar | None]:
+def progress_bar(title: str, *, prints_lines: bool = False) -> Iterator[ProgressBar | None]:
     """Show a progress bar on stderr while the block runs.
 
-    Yields None if stderr is not a terminal. The bar is removed when the block ends.
+    Yields None if stderr is not a terminal, or if the block prints lines to one: they show the progress, and a bar
+    would be mixed with them. The bar is removed when the block ends.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or (prints_lines and sys.stdout.isatty()):
         yield None
         return
     from rich.console import Console  # imported here, as in print_table

@@ -149,10 +149,9 @@ def dump(directory: Path, body_format: str | None, body_limit: int) -> None:
     # Bytes are written without a decoding and encoding round trip, which would take longer than reading the log.
     out = sys.stdout.buffer
     encode = msgspec.json.Encoder().encode
-    with progress_bar(f"dump {directory}") as progress:
-        # On a terminal the messages themselves show the progress, and a bar would be mixed with them.
+    with progress_bar(f"dump {directory}", prints_lines=True) as progress:
         body_fields = BodyView(body_format, body_limit).fields if body_format else None
-        for message in dump_store(directory, None if sys.stdout.isatty() else progress, body_fields):
+        for message in dump_store(directory, progress, body_fields):
             out.write(encode(message))
             out.write(b"\n")
     out.flush()
@@ -239,10 +238,9 @@ def grep(
     count = 0
     with (
         StoreReader(directory, index_slots=index_slots(config_file)) as reader,
-        progress_bar(f"grep {directory}") as progress,
+        progress_bar(f"grep {directory}", prints_lines=not table) as progress,
     ):
-        # As in dump, lines on a terminal would be mixed with a bar; a table is printed after it.
-        for message in grep_store(reader, query, None if sys.stdout.isatty() and not table else progress):
+        for message in grep_store(reader, query, progress):
             count += 1
             if table:
                 rows.append(_table_row(message, query))
