@@ -80,7 +80,10 @@ class Reader:
         self._own = tempfile.TemporaryDirectory()
         self._state = Path(self._own.name, "state")
         """Shell commands that restore exported variables and the directory of the command before."""
-        self._environment = {**os.environ, "HOME": str(directory), "PATH": self._install(), **environment}
+        # The cache of this machine saves the first Spark session from storing Spark's classes, 20 s of processor time.
+        cache = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
+        own = {"HOME": str(directory), "PATH": self._install()}
+        self._environment = {**os.environ, **own, **cache, **environment}
         self._wheels = wheels
         if wheels is not None:
             self._environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
