@@ -23,7 +23,7 @@ CLASSES = {
 }
 OPTIONS = {*ConsumeKeywords.__annotations__, *ProducerKeywords.__annotations__, "namesrv", "check"}
 OF_MESSAGES = {"body", "keys", "properties", "tags"}
-OF_CALLS = {"delay_level"}
+OF_CALLS = {"delay_level", "credentials"}
 
 
 @pytest.mark.slow
