@@ -37,7 +37,7 @@ CLASSES = {
 OF_ROUTERS = {*inspect.signature(Router.subscriber).parameters, *inspect.signature(Router.publisher).parameters}
 OPTIONS = {*ConsumeKeywords.__annotations__, *ProducerKeywords.__annotations__, "namesrv", "check", *OF_ROUTERS}
 OF_MESSAGES = {"body", "keys", "properties", "tags"}
-OF_CALLS = {"delay_level"}
+OF_CALLS = {"delay_level", "credentials"}
 
 
 @pytest.mark.slow

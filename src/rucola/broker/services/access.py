@@ -40,12 +40,12 @@ class AccessService:
 
     def versions(self) -> tuple[Mapping[str, int], dict[str, Mapping[str, int]]]:
         """Return the DataVersion of plain_acl.yml, and that of each file. Raises Refused."""
-        versions = self._plain.versions
-        return versions.get(str(self._plain.default_file), NO_VERSION), versions
+        files = self._plain(Reason.FAILED)
+        return files.versions.get(str(files.default_file), NO_VERSION), files.versions
 
     async def update_account(self, request: CreateAccessConfigRequestHeader) -> None:
         """Create or change an account. Raises Refused."""
-        files = self._plain
+        files = self._plain(Reason.ACCOUNT_NOT_CHANGED)
         entry = {
             "accessKey": request.access_key,
             "secretKey": request.secret_key or None,
@@ -60,12 +60,12 @@ class AccessService:
 
     async def delete_account(self, access_key: str) -> None:
         """Delete an account. Raises Refused."""
-        files = self._plain
+        files = self._plain(Reason.ACCOUNT_NOT_DELETED)
         await self._change(lambda: files.delete_account(access_key), Reason.ACCOUNT_NOT_DELETED)
 
     async def update_white_addresses(self, patterns: str, file: str | None) -> None:
         """Replace the global white addresses of a file, joined by commas. Raises Refused."""
-        files = self._plain
+        files = self._plain(Reason.WHITE_ADDRESSES_NOT_CHANGED)
         wanted = _split(patterns) or []
         await self._change(lambda: files.update_white_addresses(wanted, file), Reason.WHITE_ADDRESSES_NOT_CHANGED)
 
@@ -112,10 +112,10 @@ class AccessService:
         """Return the policies of all subjects, filtered by texts. Raises Refused."""
         return self._users.all_policies(subject, resource)
 
-    @property
-    def _plain(self) -> PlainAclFiles:
+    def _plain(self, reason: Reason) -> PlainAclFiles:
+        """Return the files; Refused with this reason if ACL 1.0 is not enabled."""
         if self._files is None:
-            raise Refused(Reason.FAILED, "this broker has no accounts of plain_acl.yml: aclEnable=true enables them")
+            raise Refused(reason, "this broker has no accounts of plain_acl.yml: aclEnable=true enables them")
         return self._files
 
     @property
