@@ -100,7 +100,13 @@ class BrokerConfig:
     bind_address: str = "0.0.0.0"
     """Address on which the broker listens. Set it to 127.0.0.1 to admit only this machine."""
     listen_port: Port = 10911
-    """Port for clients; 0 selects a free port."""
+    """Port for clients; 0 selects a free port, with a free one two below it for the VIP channel."""
+    vip_channel_enabled: bool = True
+    """Whether the broker also listens on listenPort - 2, the VIP channel.
+
+    A slave of Apache needs it to learn topics, and clients with sendMessageWithVIPChannel (the default up to 4.5.0)
+    send there. Disable it if the port belongs to another process.
+    """
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
     """Address announced to slaves; by default brokerIP1. Set it if replication has a network of its own."""
     ha_listen_port: Port = -1
@@ -226,6 +232,11 @@ class BrokerConfig:
             self.broker_ip2 = self.broker_ip1
         if self.ha_listen_port < 0:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
+
+    @staticmethod
+    def vip_port(listen_port: int) -> int:
+        """Return the port of the VIP channel of a broker, as Apache's clients and slaves compute it."""
+        return listen_port - 2
 
     @property
     def namesrv_addresses(self) -> list[str]:
