@@ -278,7 +278,10 @@ class PublishService:
         if not is_half:
             if header.reconsume_times:  # a timer message had its time before it was consumed
                 return redirect_by_level(*target, pairs, self._delay_level_count)
-            return redirect_delayed(*target, pairs, self._delay_level_count, now_ms)
+            queue = redirect_delayed(*target, pairs, self._delay_level_count, now_ms)
+            if queue[0] == topics.TIMER_TOPIC:
+                self._topics.ensure_timer_topic(now_ms)
+            return queue
         if self._config.reject_transaction_message:
             raise self._refused(
                 Reason.FORBIDDEN,
