@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rucola import settings
+from rucola.broker.apache_settings import APACHE_SETTINGS
 from rucola.broker.config import BrokerConfig
 from rucola.cli.main import main
 from rucola.namesrv.config import NamesrvConfig
@@ -50,6 +51,8 @@ def test_every_setting_is_in_the_reference(site: Path) -> None:
         for field in dataclasses.fields(kind):
             if field.name != "store_host":  # derived from the addresses
                 assert f">{settings.key_of(field)}</span>" in page, field.name
+    for key in APACHE_SETTINGS:
+        assert f">{key}</span>" in page
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, Final
 
 from rucola import settings
+from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
@@ -27,37 +28,8 @@ from rucola.message.host import encode_host
 from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
-from rucola.remoting.netty_keys import NETTY_CLIENT_KEYS, NETTY_SERVER_KEYS
 from rucola.settings import Bytes, Milliseconds, Port, Seconds
 from rucola.store.config import StoreConfig
-
-_UNUSED: Final = """
-    aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
-    clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums commercialBaseCount commercialBigCount
-    commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
-    commitCommitLogThoroughInterval commitIntervalCommitLog compressedRegister configBlackList
-    consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums
-    debugLockEnable deleteConsumeQueueFilesInterval disableConsumeIfConsumerReadSlowly diskFallRecorded
-    dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableBatchPush enableCalcFilterBitMap
-    enableConsumeQueueExt enableDetailStat enableDLegerCommitLog enableLmq enableMultiDispatch
-    enableScheduleAsyncDeliver enableScheduleMessageStats endTransactionPoolQueueCapacity
-    endTransactionThreadPoolNums expectConsumerNumUseFilter fastFailIfNoBufferInStorePool
-    fetchNamesrvAddrByAddressServer filterServerNums flushCommitLogLeastPages flushCommitLogThoroughInterval
-    flushCommitLogTimed flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval
-    flushConsumerOffsetHistoryInterval flushDelayOffsetInterval flushIntervalConsumeQueue
-    flushLeastPagesWhenWarmMapedFile forceRegister heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
-    highSpeedMode isolateLogEnable mappedFileSizeConsumeQueueExt maxDelayTime maxErrorRateOfBloomFilter
-    maxLmqConsumeQueueNum messageIndexSafe messageStorePlugIn preferredLeaderId
-    processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
-    putMessageFutureThreadPoolNums putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
-    queryThreadPoolQueueCapacity readOnlyCommitLogStorePaths redeleteHangedFileInterval
-    replyThreadPoolQueueCapacity rocketmqHome scheduleAsyncDeliverMaxPendingLimit
-    scheduleAsyncDeliverMaxResendNum2Blocked sendMessageThreadPoolNums sendThreadPoolQueueCapacity
-    startAcceptSendRequestTimeStamp storePathDLedgerCommitLog transferMsgByHeap transientStorePoolEnable
-    transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
-"""
-WITHOUT_EFFECT: Final = frozenset(_UNUSED.split()) | NETTY_CLIENT_KEYS | NETTY_SERVER_KEYS
-"""Keys of Apache's broker.conf that have no meaning here."""
 
 _REFUSED: Final = {
     "aclEnable": "there is no access control, and the broker would serve everyone",

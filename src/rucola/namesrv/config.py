@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from rucola import settings
-from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
+from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS
 from rucola.settings import Port, Seconds
 
-WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName", "rocketmqHome"}
+WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productEnvName", "rocketmqHome"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
 
 
