@@ -46,6 +46,15 @@ class MetricsExporterType(Enum):
     """An HTTP endpoint that Prometheus scrapes."""
 
 
+class TransferFrom(Enum):
+    """The part of the log that a slave without a log gets."""
+
+    begin = 0
+    """All of it."""
+    last = 1
+    """The newest file, as from Apache's master."""
+
+
 @dataclass(slots=True)
 class BrokerConfig:
     """Name, addresses and behaviour of a broker; the docstring of a field is its entry in the reference."""
@@ -96,6 +105,17 @@ class BrokerConfig:
     """Time of silence after which a replication connection is closed. Keep it several heartbeats long."""
     ha_transfer_batch_size: Bytes = 32 * 1024
     """Maximum size of one transfer to a slave. A slave of Apache reads no more than 32 KiB at once."""
+    ha_transfer_from: TransferFrom = TransferFrom.begin
+    """Where a master begins for a slave without a log: at its oldest message, or with the newest file of the log.
+
+    With `last`, as with Apache's master, older messages exist only on the master.
+    """
+    ha_catch_up_rate: Bytes = 0
+    """Maximum number of bytes per second to a slave that lags by haSlaveFallbehindMax or more; 0 is unlimited.
+
+    Set it if a new slave would take the network or the disk from clients; above the rate of puts, or it never catches
+    up.
+    """
     ha_slave_fallbehind_max: Bytes = 256 * 1024 * 1024
     """Lag beyond which a slave does not count as available for SYNC_MASTER.
 
@@ -263,6 +283,8 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             raise ConfigError(f"haMasterAddress: {error}") from None
     if broker.ha_transfer_batch_size < 1:
         raise ConfigError(f"haTransferBatchSize={broker.ha_transfer_batch_size}: expected 1 or more")
+    if broker.ha_catch_up_rate < 0:
+        raise ConfigError(f"haCatchUpRate={broker.ha_catch_up_rate}: expected 0 or more")
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
     parse_delay_levels(store.message_delay_level)
     # A master always has id 0, whatever brokerId says: clients find the master by it.
