@@ -20,7 +20,8 @@ async def main() -> None:
         for cook in cooks:
             cook.subscribe("SharedOrders")
         async with cooks[0], cooks[1]:
-            while not cooks[0].queues or not cooks[1].queues or cooks[0].queues & cooks[1].queues:
+            # The first cook had all queues and gives some up, or none: on a ring of few points one may get everything.
+            while cooks[0].queues & cooks[1].queues:
                 await cooks[0].rebalanced()
             print(f"two members share {len(cooks[0].queues | cooks[1].queues)} queues")
 

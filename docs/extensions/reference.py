@@ -83,6 +83,18 @@ class SettingsTables(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class ValuesTable(SphinxDirective):
+    """The keys and values of the dictionary that the argument names."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        module, _, name = self.arguments[0].rpartition(".")
+        values: dict[str, str] = getattr(importlib.import_module(module), name)
+        rows = [f"| `{key}` | {f'`{value}`' if value else ''} |" for key, value in sorted(values.items())]
+        return self.parse_text_to_nodes("\n".join(["| key | value |", "|---|---|", *rows]))
+
+
 def _type(hint: Any) -> str:
     if (allowed := settings.range_of(hint)) is not None:
         unit = settings.unit_of(hint)
@@ -121,5 +133,6 @@ def _convert_docstring(app: Sphinx, what: str, name: str, obj: object, options: 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive and the conversion of docstrings."""
     app.add_directive("settings", SettingsTables)
+    app.add_directive("values", ValuesTable)
     app.connect("autodoc-process-docstring", _convert_docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,7 +6,10 @@ import asyncio
 import struct
 from pathlib import Path
 
+import pytest
+
 from rucola.broker.broker import Broker
+from rucola.broker.config import TransferFrom
 from rucola.client import Producer
 from rucola.message import Message
 from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
@@ -97,21 +100,22 @@ def log_of(directory: Path, end: int) -> bytes:
     return b"".join(file.read_bytes() for file in sorted((directory / "commitlog").iterdir()))[:end]
 
 
-async def filled_master(running: Cluster) -> Broker:
-    master = await running.start_broker(store={"broker_role": BrokerRole.SYNC_MASTER})
+async def filled_master(running: Cluster, begin: TransferFrom = TransferFrom.begin) -> Broker:
+    master = await running.start_broker(store={"broker_role": BrokerRole.SYNC_MASTER}, ha_transfer_from=begin)
     await running.create_topic(master, "T", queues=1)
     await send(running, 30, 50_000)
     return master
 
 
-async def test_a_slave_of_apaches_follows_our_master(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", TransferFrom)
+async def test_a_slave_of_apaches_follows_our_master(tmp_path: Path, begin: TransferFrom) -> None:
     async with cluster(tmp_path) as running, asyncio.timeout(60):
-        master = await filled_master(running)
+        master = await filled_master(running, begin)
         end = await end_of(running, master)
         slave = ApacheSlave()
         address = f"{HOST}:{master.config.ha_listen_port}"
         await slave.follow(address, end)
-        assert slave.begin == end - end % FILE
+        assert slave.begin == (0 if begin is TransferFrom.begin else end - end % FILE)
         async with Producer("p", running.namesrv, retry_times=0) as producer:
             following = asyncio.create_task(slave.follow(address, end + 200_000))
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from rucola import settings
+from rucola.broker.apache_settings import APACHE_SETTINGS
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
 from rucola.store.config import StoreConfig
+from support.broker_peer import broker_peer
 from support.recorded_frames import decode, exchanges
 
 OF_THE_PLACE = {"brokerName", "brokerIP1", "brokerIP2", "namesrvAddr", "storePathRootDir"}
@@ -44,6 +46,31 @@ def test_every_default_equals_apaches_except_the_documented_one(golden: Path) ->
         assert {name for name in ours if name in theirs and ours[name] != theirs[name]} - OF_THE_PLACE == set(DIFFERENT)
         assert len(ours.keys() & theirs.keys()) > 50
     assert {name: ours[name] for name in DIFFERENT} == DIFFERENT
+
+
+async def test_every_key_of_apaches_answer_is_answered(golden: Path, tmp_path: Path) -> None:
+    """With Apache's value where there is no such setting here: its tools read them whether they exist or not."""
+
+    async with broker_peer(tmp_path) as peer:
+        response = await peer.ask(RequestCode.GET_BROKER_CONFIG)
+        ours = settings.parse(response.body.decode())
+    for exchange in exchanges(golden):
+        if exchange.code == RequestCode.GET_BROKER_CONFIG and exchange.answer is not None:
+            theirs = settings.parse(decode(exchange.answer).body.decode())
+            assert theirs.keys() - ours.keys() == set()
+            foreign = theirs.keys() & APACHE_SETTINGS.keys()
+            assert {key: ours[key] for key in foreign} == {key: theirs[key] for key in foreign}
+    own = settings.to_properties(BrokerConfig()) | settings.to_properties(StoreConfig(Path("store"), b""))
+    assert APACHE_SETTINGS.keys() & own.keys() == set(), "a setting is here or there"
+    assert ours["storePathCommitLog"] == str(tmp_path / "commitlog")
+
+
+async def test_a_key_without_effect_cannot_be_changed_and_says_so(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"sendThreadPoolQueueCapacity=5")
+        assert answer.remark == "sendThreadPoolQueueCapacity: a setting of Apache's broker that has no effect here"
+        shown = settings.parse((await peer.ask(RequestCode.GET_BROKER_CONFIG)).body.decode())
+        assert shown["sendThreadPoolQueueCapacity"] == "10000"
 
 
 @pytest.mark.parametrize("key", ["enableDLegerCommitLog"])

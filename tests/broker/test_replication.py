@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rucola.broker.config import TransferFrom
 from rucola.broker.replication import ha_client
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
@@ -196,9 +197,9 @@ async def test_replication_resumes_after_restarts_of_either_side(tmp_path: Path)
         await caught_up(running, master, slave)
 
 
-async def test_a_new_slave_starts_with_the_newest_file(tmp_path: Path) -> None:
+async def test_a_new_slave_starts_with_the_newest_file_if_its_master_says_so(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        master = await running.start_broker()
+        master = await running.start_broker(ha_transfer_from=TransferFrom.last)
         await running.create_topic(master, "T")
         await send(running, 30, 100_000)
         end = await end_of(running, master)

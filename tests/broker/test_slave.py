@@ -36,6 +36,7 @@ from support.waiting import until
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_sync, "SYNC_INTERVAL_MS", 50)
+    monkeypatch.setattr(table_sync, "RUNS_PER_FULL_COPY", 5)
 
 
 async def ask(running: Cluster, broker: Broker, code: RequestCode, header: Any = None, body: bytes = b"") -> Any:

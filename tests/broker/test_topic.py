@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from rucola.message import sysflag
+from rucola.message.ids import parse_offset_msg_id
+from rucola.message.topics import TIMER_TOPIC
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.route import TopicList
-from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, TopicConfigSerializeWrapper, TopicRequestHeader
+from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, send_header
 from support.cluster import cluster
@@ -36,6 +40,38 @@ async def test_topics_of_the_system_and_of_the_broker_cannot_be_changed_or_delet
         if topic != "rmq_sys_any":
             listed = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
             assert topic in decode_body(TopicList, listed.body).topic_list
+
+
+async def test_the_timer_topic_is_listed_from_its_first_message_on(tmp_path: Path) -> None:
+    """Tools of Apache 4.9 do not know it for a system topic, so a broker without timer messages must not have it."""
+
+    async with broker_peer(tmp_path) as peer:
+
+        async def listed() -> set[str]:
+            answer = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+            return set(decode_body(TopicConfigSerializeWrapper, answer.body).topic_config_table)
+
+        await peer.send(b"now", properties="TAGS\x01A\x02")
+        assert TIMER_TOPIC not in await listed()
+        await peer.send(b"later", properties="TIMER_DELAY_MS\x01600000\x02")
+        assert TIMER_TOPIC in await listed()
+
+
+async def test_a_commit_of_a_timer_message_creates_the_timer_topic(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        pairs = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02TIMER_DELAY_MS\x01600000\x02"
+        half = await peer.send(b"later", properties=pairs, sys_flag=sysflag.TRANSACTION_PREPARED)
+        assert half.code == ResponseCode.SUCCESS, half.remark
+        header = EndTransactionRequestHeader(
+            producer_group="p",
+            tran_state_table_offset=int(half.ext_fields["queueOffset"]),
+            commit_log_offset=parse_offset_msg_id(half.ext_fields["msgId"])[1],
+            commit_or_rollback=sysflag.TRANSACTION_COMMIT,
+        )
+        answer = await peer.ask(RequestCode.END_TRANSACTION, header)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        listed = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+        assert TIMER_TOPIC in decode_body(TopicConfigSerializeWrapper, listed.body).topic_config_table
 
 
 @pytest.mark.parametrize("kind", ["FOO", "", "single_tag"])

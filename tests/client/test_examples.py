@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from rucola.store.tools.check import check
+from rucola.testing.rocketmq import RocketMQ
 from support.documents import Document
 from support.installation import REPOSITORY
 from support.reader import Reader
@@ -47,6 +52,20 @@ def test_the_page_can_be_followed_with_one_broker(
         assert [record.getMessage() for record in caplog.records if "unacknowledged" in record.getMessage()] == []
         reader.interrupt()
         reader.type("rucola store check data")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker_name", ["broker-g", "broker-r"])
+def test_the_shared_queues_end_where_the_ring_gives_the_first_or_the_second_member_all_of_them(
+    tmp_path: Path, broker_name: str
+) -> None:
+    path = REPOSITORY / "examples" / "shared_queues.py"
+    with RocketMQ(tmp_path, {"brokerName": broker_name}) as rocketmq:
+        ran = subprocess.run(
+            [sys.executable, str(path)], env={**os.environ, **rocketmq.variables}, capture_output=True, timeout=60
+        )
+        assert (ran.stdout.decode().strip(), ran.returncode) == (promised(path), 0), ran.stderr.decode()
+    assert check(tmp_path / "store") == []
 
 
 def test_every_example_is_documented() -> None:

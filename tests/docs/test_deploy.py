@@ -37,10 +37,12 @@ CONTAINERS = [
     if item["kind"] == "StatefulSet"
     for container in item["spec"]["template"]["spec"]["containers"]
 ]
+BROKER = BrokerConfig()
 PORTS = {
     "namesrv": {NamesrvConfig().listen_port},
     "broker": {
-        BrokerConfig().listen_port, BrokerConfig().ha_listen_port, BrokerConfig().metrics_prom_exporter_port,
+        BROKER.listen_port, BrokerConfig.vip_port(BROKER.listen_port), BROKER.ha_listen_port,
+        BROKER.metrics_prom_exporter_port,
     },
 }  # fmt: skip
 

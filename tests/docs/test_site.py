@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rucola import errors, settings
+from rucola.broker.apache_settings import APACHE_SETTINGS
 from rucola.broker.config import BrokerConfig
 from rucola.cli.main import main
 from rucola.namesrv.config import NamesrvConfig
@@ -48,6 +49,8 @@ def test_every_setting_is_in_the_reference(site: Path) -> None:
     for key in settings.keys_of((BrokerConfig, StoreConfig, NamesrvConfig)):
         if key != "storeHost" and not key.startswith("maped"):  # derived from the addresses; a former spelling
             assert f">{key}</span>" in page, key
+    for key in APACHE_SETTINGS:
+        assert f">{key}</span>" in page
 
 
 @pytest.mark.slow

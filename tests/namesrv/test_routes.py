@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -71,6 +72,36 @@ def test_a_slave_gets_its_masters_address_and_adds_no_topics() -> None:
     route = table.route("T")
     assert route is not None
     assert route.broker_datas[0].broker_addrs == {0: MASTER, 1: SLAVE}
+
+
+def test_two_masters_of_one_name_are_logged_once_until_one_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    table, other = RouteTable(), "10.0.0.9:10911"
+
+    def logged() -> int:
+        return sum("both register with id 0" in record.getMessage() for record in caplog.records)
+
+    register(table, MASTER)
+    register(table, other)
+    assert logged() == 0, "the first one may be gone: a machine was replaced, or a slave promoted"
+    for address in (other, MASTER, other, MASTER):
+        register(table, address)
+    assert logged() == 1
+    assert f"{other} and {MASTER}" in caplog.text
+    table.unregister(other)
+    register(table, MASTER)
+    assert logged() == 1
+    register(table, other)
+    register(table, MASTER)
+    assert logged() == 2
+
+
+def test_a_slave_that_becomes_the_master_at_its_address_is_no_conflict(caplog: pytest.LogCaptureFixture) -> None:
+    table = RouteTable()
+    register(table, MASTER)
+    register(table, SLAVE, "a", 1)
+    register(table, SLAVE, "a", 0)
+    register(table, SLAVE, "a", 0)
+    assert "both register" not in caplog.text
 
 
 def test_topics_change_only_with_the_data_version() -> None:

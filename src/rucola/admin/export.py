@@ -18,7 +18,7 @@ from rucola.admin.groups import GroupAdmin
 from rucola.admin.requests import AdminRequests, gather_fail_fast
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError, MQError
-from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.broker_stats import TOPIC_PUT_NUMS
 from rucola.protocol.codes import RequestCode
@@ -168,10 +168,15 @@ class ExportAdmin:
 
     async def _user_topics(self, address: str, *, with_special: bool) -> dict[str, TopicConfig]:
         response = await self._requests.invoke(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        # By name as well: a broker of Apache 4.9 counts only the topics that it creates itself.
         system = set(decode_body(TopicList, response.body).topic_list)
         special = () if with_special else (RETRY_PREFIX, DLQ_PREFIX)
         topics = await self._topics.configs(address)
-        return {name: topic for name, topic in topics.items() if name not in system and not name.startswith(special)}
+        return {
+            name: topic
+            for name, topic in topics.items()
+            if name not in system and not is_system_topic(name) and not name.startswith(special)
+        }
 
     async def _user_groups(self, address: str) -> dict[str, SubscriptionGroupConfig]:
         groups = await self._groups.configs(address)

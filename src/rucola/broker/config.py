@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from rucola import settings
+from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
@@ -30,38 +31,9 @@ from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
-from rucola.remoting.netty_keys import NETTY_CLIENT_KEYS, NETTY_SERVER_KEYS
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds
 from rucola.store.config import StoreConfig
-
-_UNUSED: Final = """
-    adminBrokerThreadPoolNums autoDeleteUnusedStats bitMapLengthConsumeQueueExt checkCRCOnRecover
-    clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums commercialBaseCount commercialBigCount
-    commercialEnable commercialTimerCount commercialTransCount commitCommitLogLeastPages
-    commitCommitLogThoroughInterval commitIntervalCommitLog configBlackList
-    consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums
-    debugLockEnable deleteConsumeQueueFilesInterval disableConsumeIfConsumerReadSlowly diskFallRecorded
-    dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableBatchPush enableCalcFilterBitMap
-    enableConsumeQueueExt enableDetailStat enableDLegerCommitLog enableLmq enableMultiDispatch
-    enableScheduleAsyncDeliver enableScheduleMessageStats endTransactionPoolQueueCapacity
-    endTransactionThreadPoolNums expectConsumerNumUseFilter fastFailIfNoBufferInStorePool
-    fetchNamesrvAddrByAddressServer filterServerNums flushCommitLogLeastPages flushCommitLogThoroughInterval
-    flushCommitLogTimed flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval
-    flushConsumerOffsetHistoryInterval flushDelayOffsetInterval flushIntervalConsumeQueue
-    flushLeastPagesWhenWarmMapedFile forceRegister heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
-    highSpeedMode isolateLogEnable mappedFileSizeConsumeQueueExt maxDelayTime maxErrorRateOfBloomFilter
-    maxLmqConsumeQueueNum messageIndexSafe messageStorePlugIn preferredLeaderId
-    processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
-    putMessageFutureThreadPoolNums putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
-    queryThreadPoolQueueCapacity readOnlyCommitLogStorePaths redeleteHangedFileInterval
-    replyThreadPoolQueueCapacity scheduleAsyncDeliverMaxPendingLimit
-    scheduleAsyncDeliverMaxResendNum2Blocked sendMessageThreadPoolNums sendThreadPoolQueueCapacity
-    startAcceptSendRequestTimeStamp storePathDLedgerCommitLog transferMsgByHeap transientStorePoolEnable
-    transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
-"""
-WITHOUT_EFFECT: Final = frozenset(_UNUSED.split()) | NETTY_CLIENT_KEYS | NETTY_SERVER_KEYS
-"""Keys of Apache's broker.conf that have no meaning here."""
 
 _REFUSED: Final = {
     "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
@@ -75,6 +47,15 @@ class MetricsExporterType(Enum):
     DISABLE = 0
     PROM = 1
     """An HTTP endpoint that Prometheus scrapes."""
+
+
+class TransferFrom(Enum):
+    """The part of the log that a slave without a log gets."""
+
+    begin = 0
+    """All of it."""
+    last = 1
+    """The newest file, as from Apache's master."""
 
 
 @dataclass(slots=True)
@@ -106,7 +87,13 @@ class BrokerConfig:
     An address that other machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
     """
     listen_port: Port = 10911
-    """Port for clients; 0 selects a free port."""
+    """Port for clients; 0 selects a free port, with a free one two below it for the VIP channel."""
+    vip_channel_enabled: bool = True
+    """Whether the broker also listens on listenPort - 2, the VIP channel.
+
+    A slave of Apache needs it to learn topics, and clients with sendMessageWithVIPChannel (the default up to 4.5.0)
+    send there. Disable it if the port belongs to another process.
+    """
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
     """Address announced to slaves; by default brokerIP1. Set it if replication has a network of its own."""
     ha_listen_port: Annotated[Port, Range(-1, 65_535)] = -1
@@ -130,6 +117,17 @@ class BrokerConfig:
     """Time of silence after which a replication connection is closed. Keep it several heartbeats long."""
     ha_transfer_batch_size: Annotated[Bytes, Range(1, 16 * 1024 * 1024)] = 32 * 1024
     """Maximum size of one transfer to a slave. A slave of Apache reads no more than 32 KiB at once."""
+    ha_transfer_from: TransferFrom = TransferFrom.begin
+    """Where a master begins for a slave without a log: at its oldest message, or with the newest file of the log.
+
+    With `last`, as with Apache's master, older messages exist only on the master.
+    """
+    ha_catch_up_rate: Annotated[Bytes, Range(0, 2**62)] = 0
+    """Maximum number of bytes per second to a slave that lags by haSlaveFallbehindMax or more; 0 is unlimited.
+
+    Set it if a new slave would take the network or the disk from clients; above the rate of puts, or it never catches
+    up.
+    """
     ha_slave_fallbehind_max: Annotated[Bytes, Range(0, 2**62)] = 256 * 1024 * 1024
     """Lag beyond which a slave does not count as available for SYNC_MASTER.
 
@@ -319,6 +317,11 @@ class BrokerConfig:
             self.broker_ip2 = self.broker_ip1
         if self.ha_listen_port < 0:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
+
+    @staticmethod
+    def vip_port(listen_port: int) -> int:
+        """Return the port of the VIP channel of a broker, as Apache's clients and slaves compute it."""
+        return listen_port - 2
 
     @property
     def has_access_control(self) -> bool:

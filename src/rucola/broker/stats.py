@@ -16,10 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rucola.broker.durations import PutDurations
 from rucola.protocol import broker_stats
 from rucola.protocol.broker_stats import BrokerStatsData, BrokerStatsItem, group_key
-from rucola.rates import StatsItem, Window
+from rucola.rates import SAMPLE_INTERVAL_MS, StatsItem, Window
 from rucola.store.dispatch import TopicArrivals
+
+_SAMPLES_PER_MINUTE = 60_000 // SAMPLE_INTERVAL_MS
 
 
 @dataclass(slots=True)
@@ -40,6 +43,11 @@ class BrokerStats:
         self.get_nums = StatsItem(now_ms)
         self.found = StatsItem(now_ms)
         self.missed = StatsItem(now_ms)
+        self.put_durations = PutDurations()
+        self.failed_puts = 0
+        """The number of messages and batches that the store refused."""
+        self.get_max_ms = 0
+        """The longest read of a pull since the start."""
         self.put_at_midnight = MidnightTotals()
         self.get_at_midnight = MidnightTotals()
         self._broker_key = broker_key
@@ -96,6 +104,8 @@ class BrokerStats:
                     item.sample(now_ms, self._number)
         for item in self._sent_back.values():
             item.sample(now_ms, self._number)
+        if self._number % _SAMPLES_PER_MINUTE == 0:
+            self.put_durations.end_minute(self.put_nums.sum)
         day = _day(now_ms)
         # The first sample after midnight, up to SAMPLE_INTERVAL_MS late.
         if day != self._day:

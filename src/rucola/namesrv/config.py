@@ -15,11 +15,11 @@ from typing import Annotated, Final
 from rucola import settings
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
-from rucola.remoting.netty_keys import NETTY_SERVER_KEYS
+from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS
 from rucola.remoting.tls_config import TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Port, Range, Seconds
 
-WITHOUT_EFFECT: Final = NETTY_SERVER_KEYS | {"clusterTest", "productEnvName"}
+WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productEnvName"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
 
 _LIMITS: Final = {field.name for field in dataclasses.fields(ConnectionLimits)}

@@ -85,6 +85,8 @@ class RouteTable:
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
+        self._conflicts: set[tuple[str, int]] = set()
+        """Broker names and ids that two addresses register, which is logged once."""
 
     # Brokers.
 
@@ -139,6 +141,8 @@ class RouteTable:
         is_new = broker_id not in broker.addresses
         if before is not None and broker.addresses.get(before.broker_id) == address:
             del broker.addresses[before.broker_id]
+        if before is not None and before.broker_id == broker_id:
+            self._note_conflict(broker_name, broker_id, broker.addresses.get(broker_id, address), address)
         broker.addresses[broker_id] = address
 
         # 2. The address itself.
@@ -267,8 +271,19 @@ class RouteTable:
         broker = self._brokers[name]
         return BrokerData(broker_addrs=dict(sorted(broker.addresses.items())), broker_name=name, cluster=broker.cluster)
 
+    def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
+        """Log that an address registers again with an id that `present` has taken since: both are alive."""
+        if present != address and (broker_name, broker_id) not in self._conflicts:
+            self._conflicts.add((broker_name, broker_id))
+            logger.error(
+                "broker %s: %s and %s both register with id %d; clients see the one that registered last, and both "
+                "accept requests. Stop one of them: two masters of one name store different messages",
+                broker_name, present, address, broker_id,
+            )  # fmt: skip
+
     def _remove(self, address: str, why: str) -> None:
         live = self._live.pop(address)
+        self._conflicts.discard((live.broker_name, live.broker_id))
         logger.info("broker %s at %s %s", live.broker_name, address, why)
         broker = self._brokers.get(live.broker_name)
         if broker is None or broker.addresses.get(live.broker_id) != address:

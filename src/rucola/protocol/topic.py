@@ -90,6 +90,21 @@ class DataVersion(Body, kw_only=True):
         """Return the version after one more change."""
         return DataVersion(counter=self.counter + 1, timestamp=now_ms)
 
+    @property
+    def token(self) -> str:
+        """The version as one text, for `TableVersionHeader`."""
+        return f"{self.timestamp}:{self.counter}"
+
+
+class TableVersionHeader(Header, kw_only=True):
+    """The version of a table that a slave has, in its request, and that of the master's table, in the response.
+
+    Rucola's own addition to requests 21, 43 and 201: if the versions are equal, the response has no body; 43 has only
+    the offsets that changed in between. Apache's brokers ignore the field, and answer without one.
+    """
+
+    table_version: str | None = None
+
 
 class TopicConfigSerializeWrapper(Body, kw_only=True):
     """All topics of a broker: config/topics.json, response body 21, part of a registration."""

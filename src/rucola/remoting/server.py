@@ -78,6 +78,12 @@ class RemotingServer:
         self.port = bound.getsockname()[1]
         self._socket = bound
 
+    def unbind(self) -> None:
+        """Release the address that `bind` took. Only before `start`."""
+        bound, self._socket = self._socket, None
+        if bound is not None:
+            bound.close()
+
     async def start(self) -> None:
         """Bind the address unless `bind` did, and listen. RemotingError if the address is in use."""
         if self._socket is None:
@@ -107,14 +113,15 @@ class RemotingServer:
         """Stop listening, and close every connection when its written responses are sent, or after CLOSE_TIMEOUT_S."""
         self._is_stopped = True
         server, self._server = self._server, None
-        bound, self._socket = self._socket, None
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is not None:
+            self._socket = None  # closed by the acceptor
             await acceptor.stop()
         elif server is not None:
+            self._socket = None  # closed by the server
             server.close()
-        elif bound is not None:
-            bound.close()
+        else:
+            self.unbind()
         connections = list(self.connections)
         for connection in connections:
             connection.close()

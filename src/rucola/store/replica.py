@@ -64,7 +64,7 @@ class Replica:
     def begin(self) -> int:
         """The physical offset from which the master shall send: a little before the end, if the log has any bytes.
 
-        It is 0 only for an empty log that begins at 0; the master then starts with its newest file.
+        It is 0 only for an empty log that begins at 0; the master then chooses (haTransferFrom).
         """
         log = self._log
         return log.end if log.end == log.begin else max(self._last_record, log.end - MAX_OVERLAP, log.begin, 1)

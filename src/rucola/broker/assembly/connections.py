@@ -1,4 +1,4 @@
-"""Connections part: the server socket, the registry of clients, held pulls, and statistics."""
+"""Connections part: the listeners, the registry of clients, held pulls, and statistics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.listeners import Listeners
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.client_registry import ClientRegistry
@@ -17,7 +18,6 @@ from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
 from rucola.remoting.exposure import check_exposure
-from rucola.remoting.server import RemotingServer
 from rucola.store.dispatch import TopicArrivals
 
 EXPIRE_PULLS_INTERVAL_MS = 100
@@ -26,9 +26,9 @@ CLOSE_IDLE_INTERVAL_MS = 10_000
 
 
 class Connections:
-    """The server and the state of its connections.
+    """The listeners and the state of their connections.
 
-    `processors` is filled by `Serving`; the server listens last.
+    `processors` is filled by `Serving`; the broker listens last.
     """
 
     def __init__(self, environment: BrokerEnvironment, metadata: Metadata) -> None:
@@ -46,17 +46,10 @@ class Connections:
             lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
         )
         self.memory = ConnectionMemory(config.connection_limits, self._on_writable)
-        self._server = RemotingServer(
-            config.bind_address,
-            config.listen_port,
-            self.processors,
-            tls=environment.tls,
-            on_close=self._on_close,
-            memory=self.memory,
-        )
+        self._listeners = Listeners(config, self.processors, self._on_close, self.memory, environment.tls)
 
     def bind(self, running: AsyncExitStack) -> None:
-        """Take the port, without listening yet, and store it in both configurations. RemotingError, ConfigError."""
+        """Take the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError."""
         config = self._environment.config
         check_exposure(
             "the broker",
@@ -65,9 +58,8 @@ class Connections:
             has_access_control=config.has_access_control,
             insecure=config.insecure,
         )
-        self._server.bind()
-        running.push_async_callback(self._server.stop)
-        config.listen_port = self._server.port
+        self._listeners.bind()
+        running.push_async_callback(self._listeners.stop)
         self._environment.store_config.store_host = config.store_host
 
     def schedule(self, scheduler: Scheduler) -> None:
@@ -79,13 +71,13 @@ class Connections:
         idle_ms = self._environment.config.server_channel_max_idle_time_seconds * 1000
         if idle_ms > 0:
             interval_ms = min(CLOSE_IDLE_INTERVAL_MS, idle_ms // 2)
-            scheduler.every(interval_ms, "close idle connections", lambda: self._server.close_idle(idle_ms))
+            scheduler.every(interval_ms, "close idle connections", lambda: self._listeners.close_idle(idle_ms))
 
     async def listen(self, running: AsyncExitStack) -> None:
         """Accept connections. At the stop held pulls are answered before the connections close."""
         # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
-        await self._server.start()
-        running.push_async_callback(self._server.stop)
+        await self._listeners.start()
+        running.push_async_callback(self._listeners.stop)
         running.callback(self.hold.release_all)
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:

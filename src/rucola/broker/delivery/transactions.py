@@ -49,7 +49,7 @@ from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
 from rucola.message.record import encode
-from rucola.message.topics import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from rucola.message.topics import TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.message_store import MessageStore
@@ -225,6 +225,8 @@ class TransactionalMessageService:
         except InvalidMessage as error:  # admitted by another broker, which did not validate the delay
             logger.error("committing message %s without its delay: %s", half.msg_id, error)
             half.topic, half.queue_id = own_queue
+        if half.topic == TIMER_TOPIC:
+            self._topics.ensure_timer_topic(now_ms)
         half.sys_flag = sysflag.with_transaction_state(half.sys_flag, sysflag.TRANSACTION_COMMIT)
         half.prepared_transaction_offset = half.physical_offset
         return self._puts.put_again("commit", half, now_ms)

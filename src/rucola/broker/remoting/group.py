@@ -20,7 +20,7 @@ from rucola.protocol.group import (
     ResetOffsetRequestHeader,
     encode_offset_table,
 )
-from rucola.protocol.topic import SubscriptionGroupConfig, TopicRequestHeader
+from rucola.protocol.topic import SubscriptionGroupConfig, TableVersionHeader, TopicRequestHeader
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 
@@ -45,7 +45,7 @@ class GroupAdapter:
                 SubscriptionGroupConfig,
                 lambda group: Resource(group=group.group_name),
             ),
-            Endpoint(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Action.QUERY, self.all),
+            Endpoint(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Action.QUERY, self.all, TableVersionHeader),
             Endpoint(
                 RequestCode.DELETE_SUBSCRIPTIONGROUP,
                 Action.DELETE_GROUP,
@@ -82,8 +82,13 @@ class GroupAdapter:
         await self._service.create_or_update(group)
         return command.response(ResponseCode.SUCCESS)
 
-    def all(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.all()))
+    def all(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
+        table = self._service.all()
+        if header.table_version is None:
+            return command.response(ResponseCode.SUCCESS, body=encode_body(table))
+        version = table.data_version.token
+        body = b"" if version == header.table_version else encode_body(table)
+        return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)
 
     async def delete(
         self, connection: Connection, command: RemotingCommand, header: DeleteSubscriptionGroupRequestHeader

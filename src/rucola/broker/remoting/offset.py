@@ -16,6 +16,7 @@ from rucola.protocol.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rucola.protocol.topic import TableVersionHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 
@@ -36,7 +37,7 @@ class OffsetAdapter:
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         read, commit = QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
-        search, queue = SearchOffsetRequestHeader, QueueRequestHeader
+        search, queue, version = SearchOffsetRequestHeader, QueueRequestHeader, TableVersionHeader
         return (
             Endpoint(RequestCode.QUERY_CONSUMER_OFFSET, Action.QUERY, self.consumer_offset, read, _group_and_topic),
             Endpoint(RequestCode.UPDATE_CONSUMER_OFFSET, Action.COMMIT, self.commit, commit, _group_and_topic),
@@ -44,7 +45,7 @@ class OffsetAdapter:
             Endpoint(RequestCode.GET_MAX_OFFSET, Action.QUERY, self.max_offset, queue, _topic),
             Endpoint(RequestCode.GET_MIN_OFFSET, Action.QUERY, self.min_offset, queue, _topic),
             Endpoint(RequestCode.GET_EARLIEST_MSG_STORETIME, Action.QUERY, self.earliest_store_time, queue, _topic),
-            Endpoint(RequestCode.GET_ALL_CONSUMER_OFFSET, Action.QUERY, self.all_consumer_offsets),
+            Endpoint(RequestCode.GET_ALL_CONSUMER_OFFSET, Action.QUERY, self.all_consumer_offsets, version),
             Endpoint(RequestCode.GET_ALL_DELAY_OFFSET, Action.QUERY, self.delay_offsets),
         )
 
@@ -74,9 +75,12 @@ class OffsetAdapter:
         timestamp = self._service.earliest_store_time(header.topic, header.queue_id)
         return command.response(ResponseCode.SUCCESS, EarliestStoreTimeResponseHeader(timestamp=timestamp))
 
-    def all_consumer_offsets(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
-        body = fastjson.dumps({"offsetTable": self._service.all_consumer_offsets()})
-        return command.response(ResponseCode.SUCCESS, body=body)
+    def all_consumer_offsets(
+        self, connection: Connection, command: RemotingCommand, header: TableVersionHeader
+    ) -> Reply:
+        version, offsets = self._service.consumer_offsets_since(header.table_version)
+        answer = None if header.table_version is None else TableVersionHeader(table_version=version)
+        return command.response(ResponseCode.SUCCESS, answer, fastjson.dumps({"offsetTable": offsets}))
 
     def delay_offsets(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         body = fastjson.dumps({"offsetTable": dict(self._service.delay_offsets())})

@@ -13,7 +13,13 @@ from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryConsumeQueueRequestHeader
-from rucola.protocol.topic import CreateTopicRequestHeader, TopicConfig, TopicRequestHeader, encode_topic_stats
+from rucola.protocol.topic import (
+    CreateTopicRequestHeader,
+    TableVersionHeader,
+    TopicConfig,
+    TopicRequestHeader,
+    encode_topic_stats,
+)
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 
@@ -32,7 +38,7 @@ class TopicAdapter:
         create, named, units = CreateTopicRequestHeader, TopicRequestHeader, QueryConsumeQueueRequestHeader
         return (
             Endpoint(RequestCode.UPDATE_AND_CREATE_TOPIC, Action.ALTER_TOPIC, self.create_or_update, create, _topic),
-            Endpoint(RequestCode.GET_ALL_TOPIC_CONFIG, Action.QUERY, self.all),
+            Endpoint(RequestCode.GET_ALL_TOPIC_CONFIG, Action.QUERY, self.all, TableVersionHeader),
             Endpoint(RequestCode.GET_TOPIC_STATS_INFO, Action.QUERY, self.queue_ends, named, _topic),
             Endpoint(RequestCode.DELETE_TOPIC_IN_BROKER, Action.DELETE_TOPIC, self.delete, named, _topic),
             Endpoint(RequestCode.QUERY_CONSUME_QUEUE, Action.QUERY, self.consume_queue, units, _topic),
@@ -54,8 +60,13 @@ class TopicAdapter:
         )
         return command.response(ResponseCode.SUCCESS)
 
-    def all(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.all()))
+    def all(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
+        table = self._service.all()
+        if header.table_version is None:
+            return command.response(ResponseCode.SUCCESS, body=encode_body(table))
+        version = table.data_version.token
+        body = b"" if version == header.table_version else encode_body(table)
+        return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)
 
     async def queue_ends(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
         ends = await self._service.queue_ends(header.topic)

@@ -6,7 +6,8 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
 2. The master checks it. Behind the end of its own log, or before the beginning: the logs have diverged, or retention
    has deleted the range. The master closes the connection and logs what the operator can do.
 3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
-   0 it begins with the newest file of the log; older messages are not replicated.
+   0 it begins with the oldest file of the log, or with the newest (haTransferFrom). While the slave lags by
+   haSlaveFallbehindMax, haCatchUpRate limits the bytes per second; a SYNC_MASTER does not wait for that slave.
 4. At the end of its log the master waits until a dispatch or a waiting sender wakes the connection. After
    haSendHeartbeatInterval without data it sends an empty transfer.
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
@@ -16,10 +17,10 @@ A SYNC_MASTER answers SEND_OK after a slave has reported the message (`wait_repl
 next report. The wait ends after slaveTimeout. It fails immediately if no slave is connected or all lag by
 haSlaveFallbehindMax, and when the last slave disconnects.
 
-Corresponds to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave that requests a
-range which the log does not contain is disconnected with a log line that says what to do, where Apache sends nothing,
-or the bytes that are appended there later; the lag is that of the slaves connected now, and nothing waits for a slave
-that has disconnected.
+Corresponds to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave without a log
+gets all of it by default, where Apache sends the newest file; a slave that requests a range which the log does not
+contain is disconnected with a log line that says what to do, where Apache sends nothing, or the bytes that are appended
+there later; the lag is that of the slaves connected now, and nothing waits for a slave that has disconnected.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from rucola.broker.config import BrokerConfig
+from rucola.broker.config import BrokerConfig, TransferFrom
+from rucola.broker.replication.transfer_progress import Pace, TransferProgress
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
@@ -52,6 +54,8 @@ class _HAConnection:
         """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
         """Set when there may be something to send."""
+        self.progress: TransferProgress | None = None
+        """Set when the transfer begins."""
 
     @property
     def host(self) -> str:
@@ -107,9 +111,12 @@ class HAService:
         }
 
     def log_replication_lag(self) -> None:
-        """Log the replication lag of each slave."""
-        for peer, lag in self.replication_lag().items():
-            logger.info("replication lag of slave %s: %d bytes", peer, lag)
+        """Log the replication lag of each slave, and how far one that catches up has come."""
+        end, now_s = self._store.max_physical_offset, asyncio.get_running_loop().time()
+        for connection in self._connections:
+            if connection.reported >= 0:
+                far = "" if connection.progress is None else connection.progress.text(connection.reported, end, now_s)
+                logger.info("replication lag of slave %s: %d bytes%s", connection.peer, end - connection.reported, far)
 
     def on_put(self) -> None:
         """Wake all connections, after new records were dispatched or a sender began to wait."""
@@ -200,20 +207,29 @@ class HAService:
     async def _send(self, connection: _HAConnection, stream: Stream) -> None:
         """Send the log to one slave. Raises StoreError if retention has deleted the range that it needs."""
         position = await self._begin(connection)
+        loop = asyncio.get_running_loop()
+        connection.progress = TransferProgress(position, loop.time())
+        rate = self._config.ha_catch_up_rate
+        pace = Pace(rate, loop.time)
         batch = min(self._config.ha_transfer_batch_size, MAX_TRANSFER_SIZE)
+        if rate:  # a transfer that took longer than a second could be taken for silence
+            batch = min(batch, rate)
         while True:
             connection.wake.clear()  # before the read: a put after it sets the event again
             found = self._store.hold_bytes(position, batch)
             if found is not None:
                 file, data = found
                 try:
-                    await stream.write(encode_header(position, len(data)), data)
-                    position += len(data)
+                    size = len(data)
+                    await stream.write(encode_header(position, size), data)
+                    position += size
                 finally:  # the mapped file may be deleted only after the kernel has taken the bytes
                     data.release()
                     file.release()
-                # A write that the kernel accepts at once does not suspend: yield, so that other tasks run.
-                await asyncio.sleep(0)
+                # A write that the kernel accepts at once does not suspend: yield at least, so that other tasks run.
+                lag = self._store.max_physical_offset - connection.reported
+                is_behind = lag >= self._config.ha_slave_fallbehind_max
+                await asyncio.sleep(pace.delay_s(size) if rate and is_behind else 0)
             elif position < self._store.min_physical_offset:
                 raise StoreError(
                     f"it needs the log from {position}, which now begins at {self._store.min_physical_offset}: "
@@ -232,7 +248,9 @@ class HAService:
             connection.wake.clear()
             await connection.wake.wait()
         position = connection.reported
-        if not position:
+        if not position and self._config.ha_transfer_from is TransferFrom.begin:
+            position = self._store.min_physical_offset
+        elif not position:
             end = self._store.max_physical_offset
             position = end - end % self._store.config.mapped_file_size_commit_log
         self._logged_reasons.pop(connection.host, None)

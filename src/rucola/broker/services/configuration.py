@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rucola import settings
 from rucola.access import Caller, Reason, Refused
+from rucola.broker.apache_settings import APACHE_SETTINGS, WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.broker.state import BrokerState
 from rucola.errors import ConfigError, RemoteProtocolError
@@ -84,10 +85,8 @@ class ConfigurationService:
         return {"counter": self._changes, "timestamp": self._changed_ms}
 
     def properties(self) -> dict[str, str]:
-        """Return all settings by the keys of broker.conf."""
-        store = settings.to_properties(self._state.store.config)
-        del store["storeHost"]  # derived from the broker's address, no setting
-        return settings.to_properties(self._state.config) | store
+        """Return all settings by the keys of broker.conf, and those that only Apache's broker has."""
+        return APACHE_SETTINGS | self._own()
 
     async def update(self, caller: Caller, text: bytes) -> None:
         """Change the settings in `text`, lines of a broker.conf. Raises ConfigError, RemoteProtocolError, Refused."""
@@ -96,9 +95,11 @@ class ConfigurationService:
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
         # 1. Validate everything first: a change is applied as a whole or not at all.
-        present = self.properties()
+        present = self._own()
         known = settings.keys_of((BrokerConfig, StoreConfig)) - {"storeHost"}
         for key in sorted(wanted.keys() - known):
+            if key in WITHOUT_EFFECT:
+                raise ConfigError(f"{key}: a setting of Apache's broker that has no effect here")
             raise settings.unknown_key(key, known)
         for kind in (BrokerConfig, StoreConfig):
             settings.changes(kind, wanted)
@@ -130,7 +131,7 @@ class ConfigurationService:
         given = await asyncio.to_thread(settings.read, self._file)
         config, store_config, _ = from_properties(given)
         wanted = settings.to_properties(config) | settings.to_properties(store_config)
-        present = self.properties()
+        present = self._own()
         changed = {key: wanted[key] for key in sorted(CHANGEABLE) if wanted[key] != present[key]}
         self._apply(changed)
         fixed = (given.keys() | self._at_start.keys()) - CHANGEABLE
@@ -141,6 +142,12 @@ class ConfigurationService:
             ", ".join(later) or "nothing",
         )  # fmt: skip
         await self._announce(changed)
+
+    def _own(self) -> dict[str, str]:
+        store = settings.to_properties(self._state.store.config)
+        del store["storeHost"]  # derived from the broker's address, no setting
+        store["storePathCommitLog"] = str(self._state.store.config.commit_log_directory)
+        return settings.to_properties(self._state.config) | store
 
     def _apply(self, changed: Mapping[str, str]) -> None:
         """Set valid values. Every reader looks up these fields when it needs them."""

@@ -204,8 +204,9 @@ class FetchService:
     ) -> Fetched | Waiting:
         """Read from `queue_offset` on. Returns Waiting instead of a result if the pull shall be held."""
         # 1. Read, and count what was found.
-        codes = wanted.codes
-        result = self._state.store.get(
+        state, codes = self._state, wanted.codes
+        began_ms = state.clock()
+        result = state.store.get(
             request.topic,
             request.queue_id,
             queue_offset,
@@ -213,11 +214,13 @@ class FetchService:
             accepts=None if codes is None else codes.__contains__,
             matches=wanted.matches,
         )
+        if (duration_ms := state.clock() - began_ms) > state.stats.get_max_ms:
+            state.stats.get_max_ms = duration_ms
         outcome = _OUTCOMES[result.status]
         if result.records:
-            self._state.stats.record_get(request.consumer_group, request.topic, len(result.records), result.size)
+            state.stats.record_get(request.consumer_group, request.topic, len(result.records), result.size)
         elif not is_held:
-            self._state.stats.record_miss()
+            state.stats.record_miss()
         # 2. Hold the pull if it allows that and there is no message yet: at the end of the queue, or at the beginning
         #    of an empty one. A pull that is already held also waits behind messages that its filter rejects. After the
         #    first read, the client repeats it at once instead, so that a long scan is spread over requests.

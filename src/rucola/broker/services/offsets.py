@@ -65,9 +65,12 @@ class OffsetService:
         """Return when the first message was stored, milliseconds since 1970; -1 if there is none."""
         return self._store.earliest_store_time(topic, queue_id)
 
-    def all_consumer_offsets(self) -> Mapping[str, Mapping[int, int]]:
-        """Return the offsets of all groups, by "topic@group" and queue id."""
-        return self._offsets.table()
+    def consumer_offsets_since(self, version: str | None) -> tuple[str, Mapping[str, Mapping[int, int]]]:
+        """Return the version of the table, and the offsets by "topic@group" and queue id that changed since `version`.
+
+        All are returned without a version, or with that of another table.
+        """
+        return self._offsets.version, self._offsets.changes_since(version)
 
     def delay_offsets(self) -> Mapping[int, int]:
         """Return how far each delay level is delivered: queue offsets of SCHEDULE_TOPIC_XXXX by level."""

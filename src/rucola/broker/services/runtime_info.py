@@ -1,8 +1,7 @@
 """Runtime information: figures and statistics of a running broker, by Apache's names.
 
-Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: figures of thread pools
-and buffers, which do not exist here, are 0; figures that are not measured (how long puts and gets took, how many puts
-failed) are left out.
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: figures of thread pools
+and buffers, which do not exist here, are 0.
 """
 
 from __future__ import annotations
@@ -74,7 +73,14 @@ class RuntimeInfoService:
 
         found, missed = stats.found.rates(now_ms), stats.missed.rates(now_ms)
         put_nums, put_size = stats.put_nums.sum, stats.put_size.sum
+        durations = stats.put_durations
         return {
+            "putLatency99": f"{durations.percentile_ms(0.99):.2f}",
+            "putLatency999": f"{durations.percentile_ms(0.999):.2f}",
+            "putMessageDistributeTime": durations.distribution(),
+            "putMessageEntireTimeMax": str(durations.max_ms),
+            "putMessageFailedTimes": str(stats.failed_puts),
+            "getMessageEntireTimeMax": str(stats.get_max_ms),
             "putTps": rates(stats.put_nums.rates(now_ms)),
             "getFoundTps": rates(found),
             "getMissTps": rates(missed),

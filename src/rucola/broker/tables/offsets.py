@@ -13,6 +13,7 @@ Corresponds to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate diff
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ class ConsumerOffsetTable:
         """By `topic@group`, then by queue id, as in the file."""
         self._is_changed = False
         """Whether the table differs from the file."""
+        self._incarnation = secrets.token_hex(8)
+        self._changes = 0
+        self._changed: dict[str, int] = {}
+        """The number of the last change of each `topic@group`, in the order of these changes."""
 
     def load(self, max_offset: Callable[[str, int], int] | None) -> None:
         """Load the file. Raises StoreCorrupt if it cannot be parsed.
@@ -67,6 +72,10 @@ class ConsumerOffsetTable:
         if queues.get(queue_id) != queue_offset:
             queues[queue_id] = queue_offset
             self._is_changed = True
+            key = topic + _SEPARATOR + group
+            self._changes += 1
+            self._changed.pop(key, None)
+            self._changed[key] = self._changes
 
     def merge(self, table: Mapping[str, dict[int, int]]) -> None:
         """Replace the offsets that the table of a master contains; keep the others."""
@@ -88,6 +97,7 @@ class ConsumerOffsetTable:
         """Remove all offsets of a group."""
         for topic in self.topics_of(group):
             del self._table[topic + _SEPARATOR + group]
+            self._changed.pop(topic + _SEPARATOR + group, None)
             self._is_changed = True
 
     def topics_of(self, group: str) -> list[str]:
@@ -104,6 +114,26 @@ class ConsumerOffsetTable:
         GET_ALL_CONSUMER_OFFSET and the file have this form.
         """
         return self._table
+
+    @property
+    def version(self) -> str:
+        """The version of the table; that of another broker, or of this one before a restart, never equals it."""
+        return f"{self._incarnation}:{self._changes}"
+
+    def changes_since(self, version: str | None) -> Mapping[str, Mapping[int, int]]:
+        """Return the offsets of each `topic@group` with a change since `version`; all for an unknown version.
+
+        Costs as much as there are changes, so that a slave can ask often.
+        """
+        incarnation, _, number = (version or "").partition(":")
+        if incarnation != self._incarnation or not number.isdecimal():
+            return self._table
+        changed: dict[str, Mapping[int, int]] = {}
+        for key in reversed(self._changed):
+            if self._changed[key] <= int(number):
+                break
+            changed[key] = self._table[key]
+        return changed
 
     def snapshot_writer(self) -> Callable[[], None]:
         """Return a function that writes the current table in any thread.

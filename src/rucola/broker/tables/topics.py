@@ -162,6 +162,14 @@ class TopicConfigTable:
             self.put(config, now_ms)
         return config
 
+    def ensure_timer_topic(self, now_ms: int) -> None:
+        """Create the topic of timer messages if it is missing.
+
+        It is created by the first timer message, not at the start: Apache's tools and slaves do not know it for a
+        system topic, and would list it as a user's.
+        """
+        self.ensure(topics.TIMER_TOPIC, 1, now_ms)
+
     def _check_room(self, topic: str) -> None:
         if self._limits is not None:
             self._limits.check_new_topic(topic, len(self._table))
@@ -197,7 +205,6 @@ class TopicConfigTable:
         yield topic(config.broker_name, 1, PERM_INHERIT | (read_write if config.broker_topic_enable else 0))
         yield topic(topics.OFFSET_MOVED_EVENT)
         yield topic(topics.SCHEDULE_TOPIC, SCHEDULE_QUEUE_NUMS)
-        yield topic(topics.TIMER_TOPIC)
         if config.trace_topic_enable:
             yield topic(config.msg_trace_topic_name)
         yield topic(topics.reply_topic(config.broker_cluster_name))

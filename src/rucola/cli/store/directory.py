@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from rucola import settings
-from rucola.broker.config import WITHOUT_EFFECT, BrokerConfig
+from rucola.broker.apache_settings import WITHOUT_EFFECT
+from rucola.broker.config import BrokerConfig
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.store.config import StoreConfig
 from rucola.store.tools.rebuild import detect_config

@@ -1,0 +1,100 @@
+"""Listeners: the two ports on which a broker serves clients, with the same processors.
+
+The second one is the VIP channel, `listenPort - 2`. Producers of Apache's clients up to 4.5.0 send there by default,
+and a slave of Apache 4.9.8 asks its master for topics only there. `vipChannelEnabled=false` leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rucola.broker.config import BrokerConfig
+from rucola.errors import RemotingError
+from rucola.remoting.connection import Connection, Processor
+from rucola.remoting.connection_memory import ConnectionMemory
+from rucola.remoting.server import RemotingServer
+from rucola.remoting.tls import ServerTls
+
+PAIR_ATTEMPTS = 100
+"""Ports that are tried for listenPort=0 until the one two below is free as well."""
+
+
+class Listeners:
+    """The servers of one broker. `processors` may be filled until `start`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        processors: Mapping[int, Processor],
+        on_close: Callable[[Connection], None],
+        memory: ConnectionMemory,
+        tls: ServerTls | None,
+    ) -> None:
+        self._config = config
+        self._processors = processors
+        self._on_close = on_close
+        self._memory = memory
+        self._tls = tls
+        self._servers: list[RemotingServer] = []
+
+    def bind(self) -> None:
+        """Take the ports, without listening yet, and store listenPort in the configuration. Raises RemotingError."""
+        port, rejected = self._config.listen_port, list[RemotingServer]()
+        try:
+            while not self._servers:
+                # A rejected port stays bound until the end, so that the system does not choose it again.
+                clients = self._bound(port)
+                rejected.append(clients)
+                try:
+                    vip = [self._bound_vip(clients.port)] if self._config.vip_channel_enabled else []
+                except RemotingError:
+                    if port or len(rejected) == PAIR_ATTEMPTS:
+                        raise
+                else:
+                    self._servers = [rejected.pop(), *vip]
+        finally:
+            for server in rejected:
+                server.unbind()
+        self._config.listen_port = self._servers[0].port
+
+    async def start(self) -> None:
+        """Listen. Raises RemotingError."""
+        for server in self._servers:
+            await server.start()
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection, see `RemotingServer.stop`. Idempotent."""
+        for server in self._servers:
+            await server.stop()
+
+    async def close_idle(self, limit_ms: int) -> None:
+        """Close the connections that have neither sent nor received for `limit_ms`."""
+        for server in self._servers:
+            await server.close_idle(limit_ms)
+
+    def _bound(self, port: int) -> RemotingServer:
+        server = RemotingServer(
+            self._config.bind_address,
+            port,
+            self._processors,
+            tls=self._tls,
+            on_close=self._on_close,
+            memory=self._memory,
+        )
+        server.bind()
+        return server
+
+    def _bound_vip(self, listen_port: int) -> RemotingServer:
+        port = BrokerConfig.vip_port(listen_port)
+        if port < 1:
+            raise RemotingError(
+                f"listenPort={listen_port} leaves no port two below it for the VIP channel; choose a port above 2, or "
+                "set vipChannelEnabled=false"
+            )
+        try:
+            return self._bound(port)
+        except RemotingError as error:
+            raise RemotingError(
+                f"{error}; it is the VIP channel of listenPort={listen_port}: free the port, choose another "
+                "listenPort, or set vipChannelEnabled=false if no slave of Apache and no old client needs it"
+            ) from None
