@@ -48,6 +48,8 @@ class Finding:
     target: str
     data: bytes
     why: str
+    outcome: str
+    """The outcome without numbers and names: one finding of each is reported."""
 
     @property
     def file_name(self) -> str:
@@ -86,7 +88,7 @@ class Run:
         if not why and grown > GROWTH:
             why = f"memory grew by {grown >> 20} MiB; {GROWTH >> 20} are allowed"
         if why and outcome not in self.outcomes:
-            self.findings.append(Finding(self.target.name, data, why))
+            self.findings.append(Finding(self.target.name, data, why, outcome))
         is_new = outcome not in self.outcomes
         self.outcomes.add(outcome)
         return is_new
