@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "rucola"
 
 # Modules beside the rooms, which every room may use.
-GROUND = {"access", "errors", "fastjson", "files", "outages", "rates", "settings", "system_calls"}
+GROUND = {"access", "errors", "fastjson", "files", "outages", "rates", "settings", "slices", "system_calls"}
 MAY_IMPORT = {
     "message": set[str](),
     "protocol": {"message"},

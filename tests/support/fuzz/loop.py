@@ -54,7 +54,7 @@ class Finding:
     @property
     def file_name(self) -> str:
         """The name of the input in a corpus."""
-        return sha256(self.data).hexdigest()[:12]
+        return sha256(self.data).hexdigest()[:12] + ".hex"
 
     def __str__(self) -> str:
         return f"{self.target}/{self.file_name} ({len(self.data)} bytes): {self.why}"
@@ -118,8 +118,8 @@ def fuzz(
 
 
 def read_corpus(directory: Path, target: str) -> list[bytes]:
-    """Return the stored inputs of a target, regressions among them."""
-    return [path.read_bytes() for path in sorted((directory / target).glob("*"))]
+    """Return the stored inputs of a target, hexadecimal files: those that failed once."""
+    return [bytes.fromhex(path.read_text("ascii")) for path in sorted((directory / target).glob("*.hex"))]
 
 
 def _outcome(error: Exception) -> str:

@@ -72,7 +72,7 @@ def main() -> int:
                         found[kind] = finding
                         path = chosen.findings / target.name / finding.file_name
                         path.parent.mkdir(parents=True, exist_ok=True)
-                        path.write_bytes(finding.data)
+                        path.write_text(finding.data.hex(), "ascii")
                         print(f"FOUND {finding}", flush=True)
             print(f"{sum(counts.values())} inputs: " + ", ".join(f"{n} {c}" for n, c in counts.items()), flush=True)
     print(f"{len(found)} findings in {chosen.findings}" if found else "no findings")
