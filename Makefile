@@ -80,6 +80,10 @@ soak-reliable: setup ## orders amid kills, pauses, wiped disks and cut networks;
 	@.ci/setup databases
 	@$(VENV)/bin/python benchmarks/soak_reliable.py $(ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## mutated input for every parser, store, lake and server, for hours; ARGS="--minutes 600 --only broker"
+	@PYTHONPATH=tests $(VENV)/bin/python -m support.fuzz.run $(ARGS)
+
 # Shares the packages of $(VENV) except Rucola itself, which is installed from a wheel; the checkout stays unchanged.
 .PHONY: native
 native: $(STAMP) ## compile the hot path and install Rucola with it in .venv-native

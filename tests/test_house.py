@@ -30,6 +30,7 @@ GROUND = {
     "outages",
     "rates",
     "settings",
+    "slices",
     "system_calls",
 }
 MAY_IMPORT = {

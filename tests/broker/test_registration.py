@@ -22,7 +22,7 @@ from rucola.protocol.route import (
     decode_registration,
     encode_registration,
 )
-from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rucola.protocol.topic import CreateTopicRequestHeader, DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
@@ -85,7 +85,9 @@ async def test_a_store_with_too_many_topics_still_registers(tmp_path: Path, capl
         broker = await running.start_broker()
         known = set(running.first_namesrv.routes.topics())
         assert known.issuperset(names)
-        await running.create_topic(broker, "one-more")
+        header = CreateTopicRequestHeader(topic="one-more", read_queue_nums=1, write_queue_nums=1, perm=6)
+        request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await running.remoting.invoke_ok(broker.address, request, 60_000)  # the whole table is written
         assert "one-more" in running.first_namesrv.routes.topics()
     assert any("compressed from now on" in line for line in caplog.messages)
 

@@ -82,3 +82,11 @@ def test_an_operating_system_error_is_one_line(error: OSError, line: str) -> Non
 
     result = CliRunner().invoke(door, ["demo"])
     assert (result.exit_code, result.stderr) == (1, line)
+
+
+def test_an_error_does_not_change_the_terminal() -> None:
+    """Remarks of servers and names of files are part of errors."""
+    result = CliRunner().invoke(main, ["store", "check", "no\x1b[2Jstore"])
+    assert result.exit_code != 0
+    assert "no\\x1b[2Jstore" in result.output
+    assert "\x1b" not in result.output

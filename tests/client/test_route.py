@@ -12,7 +12,7 @@ from rucola.admin import AdminClient
 from rucola.client import ClientInstance, Message, Producer
 from rucola.client import route as route_module
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes, default_topic_route, topic_route
-from rucola.errors import ConfigError, RemotingConnectError, RemotingTimeout
+from rucola.errors import ConfigError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -264,3 +264,23 @@ async def test_every_failure_is_named_when_no_name_server_answers() -> None:
     assert first in str(caught.value)
     assert second in str(caught.value)
     await remoting.close()
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ([20_000_000], "the route of topic T has 20000000 queues on broker a0; the limit is 65536"),
+        ([65_536] * 17, "the route of topic T has 1114112 queues; the limit is 1048576"),
+    ],
+)
+def test_a_route_with_too_many_queues_is_refused(counts: list[int], why: str) -> None:
+    names = [f"a{number}" for number in range(len(counts))]
+    data = TopicRouteData(
+        broker_datas=[broker(name, 0) for name in names],
+        queue_datas=[queue_data(name, 6, count, count) for name, count in zip(names, counts, strict=True)],
+    )
+    with pytest.raises(RemoteProtocolError, match=why):
+        topic_route("T", data)
+    ordered = TopicRouteData(broker_datas=[broker("a0", 0)], order_topic_conf="a0:20000000")
+    with pytest.raises(RemoteProtocolError, match="20000000 queues on broker a0"):
+        topic_route("T", ordered)

@@ -64,14 +64,21 @@ class Commands(SuggestingGroup):
             return super().invoke(ctx)
         # Errors with a documented meaning become one line and exit code 1. Anything else is a bug, and is raised.
         except StoreCorrupt as error:
-            raise click.ClickException(f"{error}\n{advice(error)}".rstrip()) from None
+            raise _shown(f"{error}\n{advice(error)}".rstrip()) from None
         except MQError as error:
-            raise click.ClickException(str(error)) from None
+            raise _shown(str(error)) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of a pipe has exited, for example `head`; click handles this
             why = error.strerror or str(error) or type(error).__name__
-            raise click.ClickException(f"{error.filename}: {why}" if error.filename else why) from None
+            raise _shown(f"{error.filename}: {why}" if error.filename else why) from None
+
+
+def _shown(text: str) -> click.ClickException:
+    """Return the error line for a text that a server may have written: without characters that change a terminal."""
+    from rucola.cli.output import LAYOUT, printable  # imported here: no command without an error needs it
+
+    return click.ClickException(printable(text, keep=LAYOUT))
 
 
 def advice(error: StoreCorrupt) -> str:

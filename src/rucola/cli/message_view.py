@@ -6,10 +6,7 @@ import base64
 from typing import Any
 
 from rucola.admin import MessageExt
-from rucola.cli.output import printable, time_text
-
-_LAYOUT = "\t\r\n"
-"""Control characters that are part of a text."""
+from rucola.cli.output import LAYOUT, printable, time_text
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
@@ -65,7 +62,7 @@ def message_text(message: MessageExt) -> str:
         "Message Body": f"{len(message.body)} bytes that are not text" if body is None else body,
     }
     return "\n".join(
-        f"{name + ':':<20} {printable(str(value), keep=_LAYOUT if name == 'Message Body' else '')}"
+        f"{name + ':':<20} {printable(str(value), keep=LAYOUT if name == 'Message Body' else '')}"
         for name, value in lines.items()
     )
 
@@ -76,4 +73,4 @@ def _text_of(body: bytes) -> str | None:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    return text if all(character.isprintable() or character in _LAYOUT for character in text) else None
+    return text if all(character.isprintable() or character in LAYOUT for character in text) else None

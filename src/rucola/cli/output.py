@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+LAYOUT: Final = "\t\r\n"
+"""Control characters that are part of a text of several lines, for `printable`."""
 _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12

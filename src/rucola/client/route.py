@@ -33,7 +33,15 @@ from typing import Any
 import msgspec
 
 from rucola.client.hedging import hedged
-from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, RemotingTimeout, TopicNotFound
+from rucola.errors import (
+    BrokerError,
+    ConfigError,
+    MQError,
+    RemoteProtocolError,
+    RemotingConnectError,
+    RemotingTimeout,
+    TopicNotFound,
+)
 from rucola.message.topics import AUTO_CREATE_TOPIC
 from rucola.name_server_addresses import NAMESRV_VARIABLES, default_name_servers, origin
 from rucola.outages import Outages
@@ -52,6 +60,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_TOPIC_QUEUE_NUMS = 4
 """The number of queues of a topic that is created on demand; sent as `defaultTopicQueueNums`."""
 
+MAX_QUEUES_PER_BROKER = 65_536
+MAX_QUEUES = 1_048_576
+"""The most queues of one topic, on a broker and in total: a client holds an object for each, 100 bytes."""
+
 NAMESRV_TIMEOUT_MS = 3000
 HEDGE_MS = 500
 """How long a request waits for one name server before it queries the next one as well."""
@@ -69,7 +81,10 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    """Build the route of `topic` from the response of a name server."""
+    """Build the route of `topic` from the response of a name server.
+
+    RemoteProtocolError for more queues than a client can hold.
+    """
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     by_name = sorted(data.queue_datas, key=lambda queues: queues.broker_name)
     readable = [(queues.broker_name, queues.read_queue_nums) for queues in by_name if queues.perm & PERM_READ]
@@ -100,6 +115,15 @@ def default_topic_route(topic: str, default: TopicRoute) -> TopicRoute:
 
 
 def _queues(topic: str, counts: Sequence[tuple[str, int]]) -> tuple[MessageQueue, ...]:
+    total = 0
+    for name, count in counts:
+        total += max(0, count)
+        if count > MAX_QUEUES_PER_BROKER:
+            raise RemoteProtocolError(
+                f"the route of topic {topic} has {count} queues on broker {name}; the limit is {MAX_QUEUES_PER_BROKER}"
+            )
+    if total > MAX_QUEUES:
+        raise RemoteProtocolError(f"the route of topic {topic} has {total} queues; the limit is {MAX_QUEUES}")
     return tuple(MessageQueue(topic, name, queue_id) for name, count in counts for queue_id in range(count))
 
 
@@ -107,7 +131,7 @@ def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
     counts = []
     for part in conf.split(";"):
         name, separator, count = part.partition(":")
-        if separator and count.isdigit():
+        if separator and count.isdecimal() and len(count) < 10:
             counts.append((name, int(count)))
         else:
             logger.warning(

@@ -90,7 +90,7 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
                 found = os.stat(own.parent / file.path).st_size
                 if found != file.size:
                     return f"{own.parent / file.path} has {found} bytes instead of {file.size}"
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"{own / 'snapshot.json'} cannot be read: {error}"
     except OSError as error:
         return f"{error.filename}: {error.strerror}"

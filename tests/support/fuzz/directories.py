@@ -18,6 +18,8 @@ from rucola.store.tools.dump import dump_lines
 from support.fuzz.loop import Target
 from support.stores import inner
 
+OUTSIDE = "outside"
+"""A file in the directory of the lake that does not belong to it: no metadata may reach it."""
 STORE_STALL_S = 1.0
 """CPU seconds for a store: check, recovery and dump of some files."""
 
@@ -48,12 +50,12 @@ def lake_target(directory: Path) -> Target:
     (metadata / "pending.json").write_text(
         f'{{"number":2,"rows":[{row}],"keys":[{key}],"progress":{progress},"moves":{moves},"replaced":[],"asides":{{}}}}'
     )
-    (made / "outside").write_text("must stay")
+    (made / OUTSIDE).write_text("must stay")
     return _of_files("lake", made, damaged, _use_lake)
 
 
 def _of_files(name: str, made: Path, damaged: Path, use: Callable[[Path], None]) -> Target:
-    files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != OUTSIDE)
 
     def run(data: bytes) -> None:
         shutil.rmtree(damaged, ignore_errors=True)
@@ -112,6 +114,6 @@ def _use_lake(path: Path) -> None:
             lake.finish()
     except MQError as found:
         error = found
-    assert (path / "outside").read_text() == "must stay"
+    assert (path / OUTSIDE).read_text() == "must stay"
     if error is not None:
         raise error

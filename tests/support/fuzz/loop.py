@@ -48,11 +48,13 @@ class Finding:
     target: str
     data: bytes
     why: str
+    outcome: str
+    """The outcome without numbers and names: one finding of each is reported."""
 
     @property
     def file_name(self) -> str:
         """The name of the input in a corpus."""
-        return sha256(self.data).hexdigest()[:12]
+        return sha256(self.data).hexdigest()[:12] + ".hex"
 
     def __str__(self) -> str:
         return f"{self.target}/{self.file_name} ({len(self.data)} bytes): {self.why}"
@@ -86,7 +88,7 @@ class Run:
         if not why and grown > GROWTH:
             why = f"memory grew by {grown >> 20} MiB; {GROWTH >> 20} are allowed"
         if why and outcome not in self.outcomes:
-            self.findings.append(Finding(self.target.name, data, why))
+            self.findings.append(Finding(self.target.name, data, why, outcome))
         is_new = outcome not in self.outcomes
         self.outcomes.add(outcome)
         return is_new
@@ -116,8 +118,8 @@ def fuzz(
 
 
 def read_corpus(directory: Path, target: str) -> list[bytes]:
-    """Return the stored inputs of a target, regressions among them."""
-    return [path.read_bytes() for path in sorted((directory / target).glob("*"))]
+    """Return the stored inputs of a target, hexadecimal files: those that failed once."""
+    return [bytes.fromhex(path.read_text("ascii")) for path in sorted((directory / target).glob("*.hex"))]
 
 
 def _outcome(error: Exception) -> str:

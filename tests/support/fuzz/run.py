@@ -67,11 +67,12 @@ def main() -> int:
                 run = fuzz(target, corpus, chance, 0, min(end_s, time.process_time() + ROUND_S))
                 counts[target.name] += run.count
                 for finding in run.findings:
-                    if finding.why not in found:
-                        found[finding.why] = finding
+                    kind = f"{finding.target} {finding.outcome}"
+                    if kind not in found:
+                        found[kind] = finding
                         path = chosen.findings / target.name / finding.file_name
                         path.parent.mkdir(parents=True, exist_ok=True)
-                        path.write_bytes(finding.data)
+                        path.write_text(finding.data.hex(), "ascii")
                         print(f"FOUND {finding}", flush=True)
             print(f"{sum(counts.values())} inputs: " + ", ".join(f"{n} {c}" for n, c in counts.items()), flush=True)
     print(f"{len(found)} findings in {chosen.findings}" if found else "no findings")

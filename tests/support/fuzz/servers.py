@@ -75,7 +75,7 @@ class _Server:
         reader, writer = self._streams
         probe = RemotingCommand.request(9999)
         # The length is right, so that the rest of the frame is reached; "frames" has wrong ones.
-        frame = (len(data) - 4).to_bytes(4, "big") + data[4:] if len(data) >= 8 else data
+        frame = max(len(data) - 4, 4).to_bytes(4, "big") + data[4:].ljust(4, b"\0")
         with suppress(ConnectionError):
             writer.write(frame + probe.encode())
             expected = b'"opaque":%d,' % probe.opaque

@@ -22,7 +22,7 @@ from rucola.cli.admin.command import (
     targets,
     yes_option,
 )
-from rucola.cli.output import optional, print_json, print_table, whole
+from rucola.cli.output import optional, print_json, print_table, printable, whole
 from rucola.errors import ConfigError, MQError
 
 
@@ -145,7 +145,7 @@ def _print_settings(
         if title:
             click.echo(title.format(address=address))
         for name, value in sorted(table.items()):
-            click.echo(f"{prefix.format(address=address)}{name:<{width}}{between}{value}")
+            click.echo(printable(f"{prefix.format(address=address)}{name:<{width}}{between}{value}"))
 
 
 # Statistics.

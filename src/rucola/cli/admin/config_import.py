@@ -36,7 +36,7 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
         return msgspec.convert(document, list[kind])  # type: ignore[valid-type]
     except KeyError:
         raise ConfigError(f"{path} has no {table}") from None
-    except (OSError, AttributeError, msgspec.MsgspecError) as error:
+    except (OSError, AttributeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a list of such settings: {error}") from None
 
 

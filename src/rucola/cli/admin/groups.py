@@ -31,7 +31,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.option_types import ADDRESS
-from rucola.cli.output import Column, optional, print_json, print_table, time_text, whole
+from rucola.cli.output import LAYOUT, Column, optional, print_json, print_table, printable, time_text, whole
 from rucola.errors import ConfigError, MQError
 
 group_option = click.option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
@@ -385,7 +385,7 @@ def _info_json(info: ConsumerRunningInfo) -> dict[str, Any]:
 def _print_info(name: str, info: ConsumerRunningInfo) -> None:
     click.echo(f"#Client {name}\n\n#Consumer Properties#")
     for key, value in sorted(info.properties.items()):
-        click.echo(f"{key:<40}: {value}")
+        click.echo(printable(f"{key:<40}: {value}"))
     click.echo("\n#Consumer Subscription#")
     rows = [(data.topic, str(data.class_filter_mode).lower(), data.sub_string) for data in info.subscription_set]
     print_table(("#Topic", optional("#ClassFilter"), "#SubExpression"), sorted(rows))
@@ -409,7 +409,7 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
             ],
         )  # fmt: skip
     if info.jstack is not None:
-        click.echo(f"\n#Consumer jstack#\n{info.jstack}")
+        click.echo(f"\n#Consumer jstack#\n{printable(info.jstack, keep=LAYOUT)}")
     click.echo()
 
 

@@ -20,7 +20,7 @@ from rucola.cli.admin.command import (
     yes_option,
 )
 from rucola.cli.option_types import ADDRESS
-from rucola.cli.output import optional, print_json, print_table, time_text, whole
+from rucola.cli.output import LAYOUT, optional, print_json, print_table, printable, time_text, whole
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
 
@@ -61,7 +61,7 @@ def topic_list(namesrv_addr: str, as_json: bool, by_cluster: bool) -> None:
     if as_json:
         print_json(topics)
     else:
-        click.echo("\n".join(topics))
+        click.echo("\n".join(map(printable, topics)))
 
 
 @command("topicClusterList")
@@ -77,7 +77,7 @@ def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
     if as_json:
         print_json(clusters)
     else:
-        click.echo("\n".join(clusters))
+        click.echo("\n".join(map(printable, clusters)))
 
 
 @command("topicStatus")
@@ -409,9 +409,9 @@ def query_cq(
         print_json(found)
     else:
         if found.subscription_data is not None:
-            click.echo(f"Subscription: {found.subscription_data.sub_string}")
+            click.echo(printable(f"Subscription: {found.subscription_data.sub_string}"))
         elif found.filter_data is not None:
-            click.echo(found.filter_data)
+            click.echo(printable(found.filter_data, keep=LAYOUT))
         click.echo(f"Queue data: max: {found.max_queue_index}, min: {found.min_queue_index}")
         rows = [
             (index + number, unit.physic_offset, unit.physic_size, unit.tags_code)

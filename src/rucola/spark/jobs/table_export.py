@@ -219,7 +219,7 @@ def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], 
         raise StoreError(
             f"{directory} is no complete export: it has no {MARK}; write one with `rucola reliable export DIR`"
         ) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{mark} is damaged: {error}; write the export again") from None
     columns = {table: ddl(table) for table in ORDER} | {OFFSET: COMMITS}
     frames = {name: session.read.schema(kind).parquet(str(directory / name)) for name, kind in columns.items()}

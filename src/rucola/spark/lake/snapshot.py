@@ -261,7 +261,7 @@ def read_json(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise lake_damage(path.parent.parent, path, 0, f"the file cannot be read: {error}") from error
 
 

@@ -1,0 +1,53 @@
+"""The page of limits agrees with the typed settings and constants."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from rucola import settings
+from rucola.broker.config import BrokerConfig
+from rucola.client import route
+from rucola.fastjson import MAX_DEPTH, MAX_TOLERANT_SIZE
+from rucola.message import sql92
+from rucola.message.compression import RATIO_VARIABLE, SIZE_VARIABLE, ExpansionLimits
+from rucola.namesrv.config import NamesrvConfig
+from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
+from rucola.protocol.route import MAX_REGISTRATION_SIZE
+from rucola.store.config import StoreConfig
+
+PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
+ROWS = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE, re.MULTILINE))
+
+
+def test_the_page_has_the_default_of_every_limit() -> None:
+    keys = settings.to_properties(BrokerConfig()) | settings.to_properties(StoreConfig())
+    keys |= settings.to_properties(NamesrvConfig())
+    variables = {SIZE_VARIABLE: ExpansionLimits().max_size, RATIO_VARIABLE: ExpansionLimits().max_ratio}
+    assert {key: str((keys | variables)[key]) for key in ROWS} == ROWS
+    limits = [settings.key_of(field) for field in dataclasses.fields(BrokerConfig) if field.name.startswith("max_")]
+    assert limits
+    assert set(limits) <= ROWS.keys()
+
+
+def test_every_error_on_the_page_names_its_key() -> None:
+    errors = re.findall(r"^\| `(\w+)` \| \d+ \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert len(errors) == len(ROWS) - 2
+    assert [key for key, error in errors if not error.endswith(f"({key})")] == []
+
+
+def test_the_fixed_limits_are_those_of_the_code() -> None:
+    fixed = dict(re.findall(r"^\| ([^|`]+) \| ([^|]+) \|$", PAGE.split("## Fixed")[1], re.MULTILINE))
+    assert fixed["a frame"].startswith(f"{MAX_FRAME_SIZE >> 20} MiB")
+    assert fixed["its header"] == f"{MAX_HEADER_SIZE >> 10} KiB"
+    assert f"{MAX_TOLERANT_SIZE >> 10} KiB" in fixed.values()
+    assert fixed["nesting of JSON"] == f"{MAX_DEPTH} levels"
+    assert fixed["an SQL92 expression"] == (
+        f"{sql92.MAX_LENGTH:,} characters, {sql92.MAX_COMMENTS} comments, {sql92.MAX_DEPTH} levels"
+    )
+    assert fixed["a property that SQL92 compares with a number"] == f"{sql92.MAX_NUMBER_LENGTH:,} characters"
+    assert fixed["a registration, decompressed"] == f"{MAX_REGISTRATION_SIZE >> 20} MiB"
+    assert fixed["queues in a route that a client accepts"] == (
+        f"{route.MAX_QUEUES_PER_BROKER:,} for each broker, {route.MAX_QUEUES:,} in total"
+    )
