@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from rucola.cluster.server import LOG_SIZE, ServerLog
 from rucola.cluster.supervisor import ServerStatus
 from rucola.errors import ConfigError
 from rucola.store.tools.check import check
-from support.servers import Server, run, server
+from support.documents import Document
+from support.servers import RUCOLA, Server, run, server
 
 DEADLINE_S = 120
 # Files that are created quickly on any disk.
@@ -126,6 +128,22 @@ def test_a_killed_master_starts_again_with_its_messages(tmp_path: Path) -> None:
     log = running.log.read_text()
     assert "stopping" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/cluster.md; addresses, times and process ids of its output differ from run to run."""
+    monkeypatch.chdir(tmp_path)
+    start, show = [command for block in Document.read("docs/cluster.md").blocks for command, _ in block.commands]
+    _, *start_options = shlex.split(start)
+    with server(*start_options, log=tmp_path / "log", program=RUCOLA) as running:
+        assert running.first_line.count("127.0.0.1:") == 2
+        shown = run(*shlex.split(show)[1:]).stdout.splitlines()
+        assert [line.split()[0] for line in shown[1:]] == [
+            "namesrv-1", "namesrv-2", "broker-a", "broker-b", "broker-a-slave-1", "broker-b-slave-1",
+        ]  # fmt: skip
+        assert shown[0].split()[:4] == ["#Name", "#Role", "#Addr", "#State"]
+        assert running.stop() == 0
 
 
 @pytest.mark.slow

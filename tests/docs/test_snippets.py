@@ -21,7 +21,9 @@ from support.reader import Reader
 
 EXECUTED = {
     "README.md": "tests/test_readme.py",
+    "docs/access-control.md": "tests/docs/test_tutorials.py",
     "docs/client.md": "tests/client/test_examples.py",
+    "docs/cluster.md": "tests/cli/test_cluster.py",
     "docs/metrics.md": "tests/docs/test_snippets.py",
     "docs/migration.md": "tests/client/test_migration_page.py",
     "docs/mqadmin.md": "tests/docs/test_snippets.py",
@@ -34,6 +36,7 @@ EXECUTED = {
     "docs/reliable.md": "tests/reliable/test_docs.py",
     "docs/reliable-recipes.md": "tests/reliable/test_recipes.py",
     "docs/router.md": "tests/client/test_router_page.py",
+    "docs/security.md": "tests/docs/test_security.py",
     "docs/spark.md": "tests/spark/test_page.py",
     "docs/spark-tour.md": "tests/spark/test_tour.py",
     "docs/store.md": "tests/store/test_page.py",

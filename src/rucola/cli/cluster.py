@@ -12,13 +12,13 @@ import click
 from click.core import ParameterSource
 
 from rucola.cli.log_format import log_options
-from rucola.cli.output import print_json, print_table, wide_option
+from rucola.cli.output import print_json, print_table, whole, wide_option
 from rucola.cluster.layout import MOST_MASTERS, MOST_NAMESRVS, MOST_SLAVES, Size, namesrv_addr
 from rucola.cluster.supervisor import ServerStatus, Supervisor, read_status, supervisor
 
 logger = logging.getLogger("rucola")
 
-COLUMNS = ("#Name", "#Role", "#Addr", "#State", "#Since", "#Restarts", "#Last Exit", "#PID")
+COLUMNS = ("#Name", "#Role", whole("#Addr"), "#State", "#Since", "#Restarts", "#Last Exit", "#PID")
 
 
 @click.command()

@@ -108,6 +108,8 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
             listen_port=namesrv_port,
             insecure=broker.config.insecure,
             tls=broker.config.tls,
+            acl_enable=broker.config.acl_enable,
+            rocketmq_home=broker.config.rocketmq_home,
         )
         namesrv = await running.enter_async_context(Namesrv(config=namesrv_config))
         # Register under the address that clients use: the one that the broker advertises.
