@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -100,3 +100,31 @@ async def test_port_0_picks_a_pair_among_many_taken_ports() -> None:
             await listeners.start()
             for port in (config.listen_port, config.listen_port - 2):
                 socket.create_connection((HOST, port)).close()
+
+
+async def test_the_limit_of_connections_counts_those_of_both_ports(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, max_connections=3) as peer:
+        await peer.send()  # by the peer's own connection
+        listen_port = peer.broker.config.listen_port
+        admitted = [await asyncio.open_connection(HOST, port) for port in (listen_port - 2, listen_port)]
+        request = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG).encode()
+        for reader, writer in admitted:
+            writer.write(request)
+            assert await asyncio.wait_for(reader.read(4), 20) != b""
+        for port in (listen_port - 2, listen_port):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+        # The place of a closed connection is free again, once the broker has noticed.
+        admitted.pop()[1].close()
+        answer = b""
+        async with asyncio.timeout(20):
+            while not answer:
+                reader, writer = await asyncio.open_connection(HOST, listen_port)
+                with suppress(ConnectionError):
+                    writer.write(request)
+                    answer = await reader.read(4)
+                writer.close()
+        for _, each in admitted:
+            each.close()

@@ -68,7 +68,7 @@ class BufferedConnection(Protocol):
 
 
 class ConnectionMemory:
-    """The buffers of one server's connections. Belongs to its event loop.
+    """The number and the buffers of one server's connections, on all of its ports. Belongs to its event loop.
 
     `on_writable` is called with a connection that was congested and is no longer.
     """
@@ -82,6 +82,8 @@ class ConnectionMemory:
         self.unsent_total = 0
         self.partial_total = 0
         self._limits = limits
+        self._count = 0
+        """The connections that were admitted and not released."""
         self._unsent: dict[BufferedConnection, int] = {}
         """Unsent bytes by connection, if more than UNCOUNTED."""
         self._partial: dict[BufferedConnection, int] = {}
@@ -94,21 +96,26 @@ class ConnectionMemory:
         self._next_line_s: dict[str, float] = {}
         self._unlogged: Counter[str] = Counter()
 
-    def admit(self, count: int, descriptor: int) -> str | None:
-        """Return None if a connection is accepted, otherwise the key of the limit.
+    def admit(self, descriptor: int) -> bool:
+        """Return whether a connection is accepted, and count it until `release`.
 
-        `count` connections are open; `descriptor` is the new one's. The kernel gives out the lowest free number, so one
-        near the limit tells that nearly all are in use: the rest belongs to the files of a store.
+        The kernel gives out the lowest free number, so a `descriptor` near the limit tells that nearly all are in use:
+        the rest belongs to the files of a store.
         """
         limits = self._limits
-        if limits.max_connections and count >= limits.max_connections:
-            self._note("maxConnections", f"there are {count} already")
-            return "maxConnections"
+        if limits.max_connections and self._count >= limits.max_connections:
+            self._note("maxConnections", f"there are {self._count} already")
+            return False
         limit = descriptor_limit()
         if limit is not None and descriptor >= limit - min(limits.reserved_descriptors, limit // 4):
             self._note("reservedDescriptors", f"{descriptor} of {limit} descriptors are in use")
-            return "reservedDescriptors"
-        return None
+            return False
+        self._count += 1
+        return True
+
+    def release(self) -> None:
+        """Count an admitted connection no more."""
+        self._count -= 1
 
     # Unsent bytes.
 

@@ -138,7 +138,7 @@ class RemotingServer:
                 connection.close()
 
     def _opened(self, connection: Connection) -> None:
-        if self.memory.admit(len(self.connections), connection.descriptor) is not None:
+        if not self.memory.admit(connection.descriptor):
             connection.abort()
             return
         self.connections.add(connection)
@@ -150,5 +150,6 @@ class RemotingServer:
     def _closed(self, connection: Connection) -> None:
         if connection in self.connections:  # otherwise it was not accepted
             self.connections.discard(connection)
+            self.memory.release()
             if self._on_close:
                 self._on_close(connection)

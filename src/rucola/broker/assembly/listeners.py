@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError
 from rucola.remoting.connection import Connection, Processor
-from rucola.remoting.connection_memory import ConnectionMemory
+from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
 
@@ -27,13 +27,13 @@ class Listeners:
         config: BrokerConfig,
         processors: Mapping[int, Processor],
         on_close: Callable[[Connection], None],
-        memory: ConnectionMemory,
-        tls: ServerTls | None,
+        memory: ConnectionMemory | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._config = config
         self._processors = processors
         self._on_close = on_close
-        self._memory = memory
+        self._memory = memory or ConnectionMemory(ConnectionLimits())
         self._tls = tls
         self._servers: list[RemotingServer] = []
 
