@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from rucola.broker.assembly import storage
+from support.memory_loop import GroupCommitWithoutThread
 from support.scenario_runner import ScenarioRunner
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -56,7 +58,8 @@ def written(told: list[Block]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_scenario_prints_the_expected_transcript(path: Path, tmp_path: Path) -> None:
+def test_scenario_prints_the_expected_transcript(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "GroupCommit", GroupCommitWithoutThread)
     text = path.read_text(encoding="utf-8")
     told: list[Block] = []
     runner = ScenarioRunner(tmp_path / "store")

@@ -87,7 +87,7 @@ def test_progress_names_share_rate_and_time_left() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ConfigError, match="haTransferFrom=first: expected one of begin, last"):
         from_properties({"haTransferFrom": "first"})
-    with pytest.raises(ConfigError, match="haCatchUpRate=-1: expected 0 or more"):
+    with pytest.raises(ConfigError, match="haCatchUpRate=-1: expected 0 to"):
         from_properties({"haCatchUpRate": "-1"})
     assert BrokerConfig().ha_transfer_from is TransferFrom.begin
 

@@ -130,6 +130,7 @@ def test_the_snippets_of_the_administration_page_run(rocketmq: RocketMQ, tmp_pat
     assert len(stats.offset_table) > 0
     assert [message.body for message in result.messages] == [b"x"]
     with Reader(tmp_path, {"127.0.0.1:9876": rocketmq.namesrv}) as reader:
+        reader.type("rucola reliable init --database sqlite:///shop.db")
         reader.follow(page.sections()["Dead letters"])
         assert len((tmp_path / "billing.jsonl").read_text().splitlines()) == 1
     assert len(rocketmq.messages("Flights")) == 2

@@ -25,7 +25,7 @@ EXHAUSTIONS = [
     ("ftruncate", errno.ENOSPC),
     ("open", errno.EMFILE),
     ("open", errno.ENFILE),
-    ("makedirs", errno.ENOSPC),
+    ("mkdir", errno.ENOSPC),
 ]
 
 QUEUES = 3

@@ -326,4 +326,4 @@ def test_a_dry_run_prints_what_would_be_sent(spark: SparkSession, small_store: S
 def test_a_replay_needs_a_ledger(small_store: SmallStore) -> None:
     result = CliRunner().invoke(main, ["pipeline", "replay", "--from", str(small_store.path), "-n", "127.0.0.1:1"])
     assert result.exit_code == 2
-    assert "--namesrvAddr and --ledger are needed, or --dry-run" in result.stderr
+    assert "--namesrvAddr (or ROCKETMQ_NAMESRV) and --ledger are needed, or --dry-run" in result.stderr

@@ -14,8 +14,8 @@ from rucola.cli.main import main
 from support.installation import REPOSITORY
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NAMED_IN_BLOCK = re.compile(r"# ([\w/-]+\.(?:py|conf))\n")
-_NAMED_BEFORE = re.compile(r"`([\w-]+\.(?:py|conf))`")
+_NAMED_IN_BLOCK = re.compile(r"# ([\w/-]+\.(?:py|conf|yml))\n")
+_NAMED_BEFORE = re.compile(r"`([\w-]+\.(?:py|conf|yml))`")
 
 
 @dataclass(frozen=True)

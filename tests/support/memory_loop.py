@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 
@@ -84,6 +85,14 @@ class MemoryLoop(asyncio.SelectorEventLoop):
             quiet = quiet + 1 if self._called == called + 1 else 0
 
 
+class GroupCommitWithoutThread(GroupCommit):
+    """A group commit that flushes on the loop, like all work for threads."""
+
+    def _release_thread(self) -> None:
+        self._store.flush()
+        asyncio.get_running_loop().call_soon(self._end, None)
+
+
 class MemoryTransport(asyncio.Transport):
     """The server's end of a connection that lies in memory."""
 
@@ -96,6 +105,10 @@ class MemoryTransport(asyncio.Transport):
 
     def setsockopt(self, *option: int) -> None:
         """There is no socket that could have options."""
+
+    def fileno(self) -> int:
+        """There is no descriptor."""
+        return -1
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         """As a socket that is never idle."""

@@ -27,7 +27,13 @@ async def http_request(port: int, request: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
-COUNTERS = {"rocketmq_internal_put_failures", "rocketmq_limit_refusals", "rocketmq_connections_closed"}
+COUNTERS = {
+    "rocketmq_internal_put_failures",
+    "rocketmq_limit_refusals",
+    "rocketmq_connections_closed",
+    "rocketmq_access_denied",
+    "rocketmq_audit_dropped",
+}
 
 
 async def scrape(broker: Broker) -> Samples:

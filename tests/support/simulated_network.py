@@ -203,6 +203,10 @@ class SimulatedTransport(asyncio.Transport):
     def setsockopt(self, *option: int) -> None:
         """There is no socket that could have options."""
 
+    def fileno(self) -> int:
+        """There is no descriptor."""
+        return -1
+
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         """Return the idle times as Linux does (TCP_INFO)."""
         now = self._loop.time()

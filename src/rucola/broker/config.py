@@ -133,7 +133,7 @@ class BrokerConfig:
 
     Lower it if producers should see SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
     """
-    max_slaves: int = 64
+    max_slaves: Count = 64
     """Maximum number of replication connections; further ones are closed. Raise it for more slaves of one master."""
     slave_timeout: Milliseconds = 3000
     """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
@@ -293,7 +293,7 @@ class BrokerConfig:
     """File of the audit log; by default audit/audit.jsonl in the store directory, with access control only."""
     audit_log_max_size: Bytes = 64 * 1024 * 1024
     """Size at which the audit log begins a new file."""
-    audit_log_max_files: int = 8
+    audit_log_max_files: Count = 8
     """Number of files of the audit log; the oldest is deleted."""
 
     # Metrics

@@ -34,6 +34,7 @@ from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.remoting.batching_event_loop import BatchingEventLoop
+from rucola.remoting.exposure import is_loopback
 from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")
@@ -108,7 +109,8 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
             listen_port=namesrv_port,
             insecure=broker.config.insecure,
             tls=broker.config.tls,
-            acl_enable=broker.config.acl_enable,
+            # Clients of 4.9 sign no request to a name server of this machine; one that others reach needs accounts.
+            acl_enable=broker.config.acl_enable and not is_loopback(broker.config.bind_address),
             rocketmq_home=broker.config.rocketmq_home,
         )
         namesrv = await running.enter_async_context(Namesrv(config=namesrv_config))

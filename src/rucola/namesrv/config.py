@@ -67,7 +67,7 @@ class NamesrvConfig:
     """File of the audit log; by default there is none."""
     audit_log_max_size: Bytes = 64 * 1024 * 1024
     """Size at which the audit log begins a new file."""
-    audit_log_max_files: int = 8
+    audit_log_max_files: Count = 8
     """Number of files of the audit log; the oldest is deleted."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""

@@ -133,16 +133,19 @@ class GroupCommit:
         Otherwise it would begin with the first one or two, and all others would wait for the flush after it.
         """
         arrived = len(self._waiters)
-        loop = asyncio.get_running_loop()
         if arrived < self._last_count and arrived != count and iterations < MAX_GATHER_ITERATIONS:
-            loop.call_soon(self._begin, iterations + 1, arrived)
+            asyncio.get_running_loop().call_soon(self._begin, iterations + 1, arrived)
             return
         # A waiter that arrives from here on belongs to the next flush, because its bytes may have been appended after
         # this flush has read the end of the log.
         self._flushing, self._waiters = self._waiters, []
         self._last_count = arrived
+        self._release_thread()
+
+    def _release_thread(self) -> None:
+        """Let the thread flush once, and schedule `_end` then."""
         if not self._thread.is_alive():
-            self._loop = loop
+            self._loop = asyncio.get_running_loop()
             self._thread.start()
         self._is_wanted.release()
 

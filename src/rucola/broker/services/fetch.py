@@ -206,14 +206,11 @@ class FetchService:
         # 1. Read, and count what was found.
         state, codes = self._state, wanted.codes
         began_ms = state.clock()
+        accepts = None if codes is None else codes.__contains__
         result = state.store.get(
-            request.topic,
-            request.queue_id,
-            queue_offset,
-            request.max_msg_nums,
-            accepts=None if codes is None else codes.__contains__,
+            request.topic, request.queue_id, queue_offset, request.max_msg_nums, accepts=accepts,
             matches=wanted.matches,
-        )
+        )  # fmt: skip
         if (duration_ms := state.clock() - began_ms) > state.stats.get_max_ms:
             state.stats.get_max_ms = duration_ms
         outcome = _OUTCOMES[result.status]

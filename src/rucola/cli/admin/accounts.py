@@ -19,7 +19,7 @@ from rucola.cli.admin.command import (
     targets,
     yes_option,
 )
-from rucola.cli.output import print_json, print_table, time_text
+from rucola.cli.output import print_json, print_table, time_text, whole
 from rucola.protocol.access import CreateAccessConfigRequestHeader
 
 access_key_option = click.option("-a", "--accessKey", "access_key", required=True, help="Name of the account.")
@@ -162,7 +162,7 @@ def cluster_acl_config_version(namesrv_addr: str, as_json: bool, address: str | 
         )
         return
     print_table(
-        ("#Cluster Name", "#Broker Name", "#Addr", "#AclFilePath", "#Version", "#LastUpdate"),
+        ("#Cluster Name", "#Broker Name", whole("#Addr"), "#AclFilePath", "#Version", "#LastUpdate"),
         [
             (broker.cluster, broker.broker_name, broker.address, path, counter, time_text(timestamp))
             for broker, path, counter, timestamp in rows

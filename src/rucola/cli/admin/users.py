@@ -20,7 +20,7 @@ from rucola.cli.admin.command import (
     targets,
     yes_option,
 )
-from rucola.cli.output import print_json, print_table
+from rucola.cli.output import print_json, print_table, whole
 from rucola.protocol.access import AclInfo, PolicyEntryInfo, UserInfo
 
 user_option = click.option("-u", "--username", "name", required=True, help="Name of the user.")
@@ -319,7 +319,7 @@ def _print_policies(acls: Iterable[AclInfo], as_json: bool) -> None:
         print_json([{"subject": subject, "policyType": kind, **_members(entry)} for subject, kind, entry in rows])
         return
     print_table(
-        ("#Subject", "#PolicyType", "#Resource", "#Actions", "#SourceIp", "#Decision"),
+        ("#Subject", "#PolicyType", "#Resource", "#Actions", whole("#SourceIp"), "#Decision"),
         [
             (subject, kind, entry.resource, ",".join(entry.actions), ",".join(entry.source_ips or ()), entry.decision)
             for subject, kind, entry in rows

@@ -359,6 +359,16 @@ def _credentials(given: _OptionParser) -> Credentials | None:
     return credentials_of_file(path) if path is not None else default_credentials()
 
 
+_EXCLUSIVE: Final = (
+    ("subscribe", "topic", "subscribePattern", "assign"),
+    SOURCE_OPTION_NAMES,
+    *((end, f"{end}ByTimestamp") for end in ("startingOffsets", "endingOffsets")),
+    *(("nameServer", name) for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset")),
+    *(("storePath", name) for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup", "tlsConfigFile")),
+)
+"""Options of a read of which only one may be given."""
+
+
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read.
 
@@ -367,14 +377,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     # 1. Names: unknown options, and options that exclude each other.
     given = _OptionParser(options, READ_OPTION_NAMES, "a read")
     take, exclude = given.take, given.exclude
-    exclude("subscribe", "topic", "subscribePattern", "assign")
-    exclude(*SOURCE_OPTION_NAMES)
-    exclude("startingOffsets", "startingOffsetsByTimestamp")
-    exclude("endingOffsets", "endingOffsetsByTimestamp")
-    for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset"):
-        exclude("nameServer", name)
-    for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup", "tlsConfigFile"):
-        exclude("storePath", name)
+    for names in _EXCLUSIVE:
+        exclude(*names)
     # 2. Values, each by its own parser.
     name_server = take("nameServer", values.name_servers, None)
     paths: list[str] = (
