@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.databases import free_port
+from support.databases import free_ports
 from support.documents import Document
 from support.installation import REPOSITORY
 from support.processes import wait_until
@@ -36,7 +36,7 @@ def test_a_tutorial_works_as_written(page: str, begin: str, tmp_path: Path) -> N
 def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
     """The reader does what stands between the blocks: waits for the slave, kills the master, and stops the slave."""
     sections = Document.read("docs/tutorials/pair.md").sections()
-    ports = {port: str(free_port()) for port in ("9876", "10911", "10912", "10921", "10922")}
+    ports = dict(zip(("9876", "10911", "10912", "10921", "10922"), map(str, free_ports(5)), strict=True))
     with Reader(tmp_path, ports) as reader:
         reader.follow(sections["Start the pair"])
         master = "rucola broker -c master.conf"
