@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from support.databases import free_ports
 from support.documents import Document
 from support.installation import REPOSITORY
+from support.ports import free_ports
 from support.processes import wait_until
 from support.reader import Reader
 

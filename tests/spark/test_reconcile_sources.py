@@ -23,8 +23,9 @@ from rucola.spark.jobs import reconcile
 from rucola.spark.jobs.reconciled_log import LogSources, log_sources
 from rucola.spark.jobs.table_export import TableSource
 from support.cluster import cluster
-from support.databases import OutboxDatabase, free_port, jdbc_driver
+from support.databases import OutboxDatabase, jdbc_driver
 from support.live_reads import send
+from support.ports import free_port
 from support.reconcile_scenario import (
     BROKER,
     NEVER_RECEIVED,

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from rucola.reliable.schema import Tables
+from support.ports import free_port
 
 HOST = "127.0.0.1"
 ATTEMPTS = 3
@@ -53,27 +54,6 @@ def jdbc_driver(kind: str) -> Path:
     if not path.exists():
         raise RuntimeError(MISSING.format(f"the JDBC driver {path}"))
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports for brokers: that of the VIP channel of each, two below, is free as well."""
-    found: list[int] = []
-    with ExitStack() as held:
-        while len(found) < count:
-            taken = held.enter_context(socket.socket())
-            taken.bind((HOST, 0))
-            port = taken.getsockname()[1]
-            vip = held.enter_context(socket.socket())
-            with suppress(OSError):
-                vip.bind((HOST, port - 2))
-                found.append(port)
-    return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class DatabaseServer:

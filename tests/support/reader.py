@@ -29,9 +29,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from support import curl
-from support.databases import free_port
 from support.documents import Block, Document
 from support.installation import share_packages
+from support.ports import free_port
 from support.processes import wait_for
 from support.servers import READY
 
