@@ -15,9 +15,8 @@ from support.reader import Reader
 def test_the_page_works_as_written(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
         reader.follow(Document.read("docs/router.md"))
-        # Either program may get an order, and each finds a new topic when it looks for it the next time.
-        orders = {"served pizza for 2", "served risotto for 1"}
-        wait_until(lambda: orders <= {*(reader.printed("uvicorn") + reader.printed("python kitchen.py")).splitlines()})
+        # Either program may get an order: both are members of the groups.
+        wait_until(lambda: "served risotto for 1" in reader.printed("uvicorn") + reader.printed("python kitchen.py"))
         reader.interrupt("uvicorn")
         reader.interrupt("python kitchen.py")
         reader.interrupt("rucola standalone")
