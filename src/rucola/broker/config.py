@@ -193,7 +193,7 @@ class BrokerConfig:
     default_query_max_num: Annotated[Count, Range(1, 10_000)] = 32
     """Maximum number of messages in the response to a query by unique key."""
 
-    # Connections and their memory; see docs/security.md
+    # Connections and their memory; see docs/limits.md
 
     max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
     """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
@@ -215,6 +215,7 @@ class BrokerConfig:
     """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
     max_held_pulls: Count = 65_536
     """Maximum number of held pulls in total; beyond it, those of the connection with the most are answered early."""
+
     # Limits
 
     max_topic_nums: Count = 20_000

@@ -72,10 +72,7 @@ class NamesrvConfig:
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
 
-    def __post_init__(self) -> None:
-        settings.check(self)
-
-    # Connections and their memory; see docs/security.md
+    # Connections and their memory; see docs/limits.md
 
     max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
     """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
@@ -93,6 +90,9 @@ class NamesrvConfig:
 
     Raise it for many producers that send messages of megabytes at the same time.
     """
+
+    def __post_init__(self) -> None:
+        settings.check(self)
 
     @property
     def connection_limits(self) -> ConnectionLimits:
