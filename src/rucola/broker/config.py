@@ -195,22 +195,7 @@ class BrokerConfig:
 
     # Connections and their memory; see docs/limits.md
 
-    max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
-    """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
-    reserved_descriptors: Count = 256
-    """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
-    max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
-    """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
-    max_unsent_bytes: Bytes = 64 * 1024 * 1024
-    """Unsent bytes of all connections above which the one that has not sent for the longest is closed.
-
-    Raise it for hundreds of consumers on slow networks.
-    """
-    max_partial_frame_bytes: Bytes = 64 * 1024 * 1024
-    """Bytes of incomplete frames above which connections wait, and slow ones are closed.
-
-    Raise it for many producers that send messages of megabytes at the same time.
-    """
+    connection_limits: ConnectionLimits = dataclasses.field(default_factory=ConnectionLimits)
     max_held_pulls_per_connection: Count = 8192
     """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
     max_held_pulls: Count = 65_536
@@ -340,17 +325,6 @@ class BrokerConfig:
         return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
 
     @property
-    def connection_limits(self) -> ConnectionLimits:
-        """The limits of the server's connections."""
-        return ConnectionLimits(
-            self.max_connections,
-            self.reserved_descriptors,
-            self.max_unsent_bytes_per_connection,
-            self.max_unsent_bytes,
-            self.max_partial_frame_bytes,
-        )
-
-    @property
     def region_fields(self) -> dict[str, str]:
         """Header fields of every response to a producer: region and trace switch."""
         return {properties.MSG_REGION: self.region_id, properties.TRACE_ON: str(self.trace_on).lower()}
@@ -413,12 +387,6 @@ def _check_access(broker: BrokerConfig) -> None:
         raise ConfigError("aclEnable=true and authenticationEnabled=true: choose one version of access control")
     if broker.authorization_enabled and not broker.authentication_enabled:
         raise ConfigError("authorizationEnabled=true needs authenticationEnabled=true: users must be known first")
-    for key, value in (
-        ("auditLogMaxSize", broker.audit_log_max_size),
-        ("auditLogMaxFiles", broker.audit_log_max_files),
-    ):
-        if value < 1:
-            raise ConfigError(f"{key}={value}: expected 1 or more")
 
 
 def _fields_of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
