@@ -70,12 +70,9 @@ Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
 Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
-SECRET = "******"  # noqa: S105 - none
-"""What is shown for the value of a secret setting."""
-
 
 class Secret:
-    """A password: in the configuration file or, better, in a file or environment variable of its own.
+    """A setting that is never shown, such as a password. It is written as
 
         file:PATH     the first line of a file
         env:NAME      an environment variable
@@ -188,7 +185,7 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 def to_properties(config: Any) -> dict[str, str]:
     """Convert a dataclass to keys and values.
 
-    Fields that are None, and a `Secret`, are omitted; text that is marked as secret is replaced by asterisks.
+    Fields that are None, and a `Secret`, are omitted.
     """
     properties: dict[str, str] = {}
     for field in dataclasses.fields(config):
@@ -196,7 +193,7 @@ def to_properties(config: Any) -> dict[str, str]:
         if dataclasses.is_dataclass(value):
             properties |= to_properties(value)
         elif value is not None and not isinstance(value, Secret):
-            properties[key_of(field)] = SECRET if value and field.metadata.get("secret") else to_text(value)
+            properties[key_of(field)] = to_text(value)
     return properties
 
 

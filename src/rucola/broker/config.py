@@ -32,7 +32,7 @@ from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
-from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds
+from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds, Secret
 from rucola.store.config import StoreConfig
 
 _REFUSED: Final = {
@@ -268,8 +268,11 @@ class BrokerConfig:
     """Whether requests need a user of this broker (ACL 2.0 of RocketMQ 5.3). Not together with aclEnable."""
     authorization_enabled: bool = False
     """Whether policies decide what a user may do; without it, every user may do everything."""
-    init_authentication_user: str = dataclasses.field(default="", metadata={"secret": True})
-    """First super user, as JSON: {"username":"...","password":"..."}. Better in ROCKETMQ_INIT_AUTHENTICATION_USER."""
+    init_authentication_user: Secret | None = None
+    """First super user: `file:PATH` or `env:NAME`, or the JSON itself: {"username":"...","password":"..."}.
+
+    By default from the environment variable ROCKETMQ_INIT_AUTHENTICATION_USER.
+    """
     credentials_file: Path | None = None
     """File with the accessKey and secretKey with which this broker signs requests to name servers and its master.
 
