@@ -307,11 +307,6 @@ class BrokerConfig:
         if self.ha_listen_port < 0:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
 
-    @staticmethod
-    def vip_port(listen_port: int) -> int:
-        """Return the port of the VIP channel of a broker, as Apache's clients and slaves compute it."""
-        return listen_port - 2
-
     @property
     def has_access_control(self) -> bool:
         """Whether every request needs an account with the right permission, or a white address."""
