@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "reliable": {"message", "protocol", "client", "admin"},
     "testing": {"message", "protocol", "acl", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
-    "cluster": set(),
+    "cluster": {"protocol"},
     "cli": {
         "acl",
         "protocol",

@@ -14,7 +14,8 @@ A dataclass declares the settings of one server: the field `broker_cluster_name`
 key does not follow from the field's name, the field declares it: `field(metadata={"key": "brokerIP1"})`. Values are
 integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text. A field may
 declare former spellings of its key, which are read as well: `field(metadata={"former": ("mapedFileSizeCommitLog",)})`.
-A field whose type is a dataclass is a group: the keys of that dataclass belong to the one that declares it.
+A field whose type is a dataclass is a group: the keys of that dataclass belong to the one that declares it, with the
+defaults that it declares for the group.
 
 A `Secret` is text that no output contains: not `repr`, a log or an error, nor the configuration that a server tells.
 
@@ -29,7 +30,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
@@ -69,12 +70,9 @@ Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
 Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
-SECRET = "******"  # noqa: S105 - none
-"""What is shown for the value of a secret setting."""
-
 
 class Secret:
-    """A password: in the configuration file or, better, in a file or environment variable of its own.
+    """A setting that is never shown, such as a password. It is written as
 
         file:PATH     the first line of a file
         env:NAME      an environment variable
@@ -187,7 +185,7 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 def to_properties(config: Any) -> dict[str, str]:
     """Convert a dataclass to keys and values.
 
-    Fields that are None, and a `Secret`, are omitted; text that is marked as secret is replaced by asterisks.
+    Fields that are None, and a `Secret`, are omitted.
     """
     properties: dict[str, str] = {}
     for field in dataclasses.fields(config):
@@ -195,22 +193,41 @@ def to_properties(config: Any) -> dict[str, str]:
         if dataclasses.is_dataclass(value):
             properties |= to_properties(value)
         elif value is not None and not isinstance(value, Secret):
-            properties[key_of(field)] = SECRET if value and field.metadata.get("secret") else to_text(value)
+            properties[key_of(field)] = to_text(value)
     return properties
 
 
-def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
-    """Convert properties to fields of the dataclass `kind`, by field name; other keys are ignored.
+def changes(config: Any, properties: Mapping[str, str]) -> dict[str, Any]:
+    """Convert properties to fields of the dataclass `config`, by field name; other keys are ignored.
 
-    Raises ConfigError, which names the key, for an invalid value.
+    `config` is an instance or its class. A group is returned as a whole, with the values of the instance, or the
+    defaults of the class, for the keys that are missing. Raises ConfigError, which names the key, for an invalid value.
     """
+    if isinstance(config, type):
+        return _changes(config, properties, _default)
+    return _changes(type(config), properties, lambda field: getattr(config, field.name))
+
+
+def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
+    """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
+
+    def present(field: dataclasses.Field[Any]) -> Any:
+        return defaults[field.name] if field.name in defaults else _default(field)
+
+    return kind(**(defaults | _changes(kind, properties, present)))
+
+
+def _changes(
+    kind: type[Any], properties: Mapping[str, str], present: Callable[[dataclasses.Field[Any]], Any]
+) -> dict[str, Any]:
+    """Convert properties to fields; `present` returns the group in which the values of a field are changed."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            group: type[Any] = hints[field.name]
+            group = present(field)
             if inner := changes(group, properties):
-                found[field.name] = group(**inner)
+                found[field.name] = dataclasses.replace(group, **inner)
             continue
         # If a file has both spellings, the current one wins.
         for key in _spellings(field):
@@ -220,9 +237,8 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
-    """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
-    return kind(**(defaults | changes(kind, properties)))
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def check(config: Any) -> None:

@@ -198,7 +198,7 @@ class ConfigurationService:
         fixed = self.config.fixed_keys
         shown, present = settings.to_properties(wanted), self.properties()
         changed = {key: shown[key] for key in shown.keys() - fixed if shown[key] != present.get(key)}
-        self.config = dataclasses.replace(self.config, **settings.changes(NamesrvConfig, changed))
+        self.config = dataclasses.replace(self.config, **settings.changes(self.config, changed))
         later = sorted(key for key in fixed if given.get(key) != self._at_start.get(key))
         logger.info(
             "%s reloaded; changed: %s; after a restart: %s",
@@ -217,7 +217,7 @@ class ConfigurationService:
             raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
         if self.config.fixed_keys & properties.keys():
             raise Refused(Reason.FORBIDDEN, "Can not update config in black list.")
-        self.config = dataclasses.replace(self.config, **settings.changes(NamesrvConfig, properties))
+        self.config = dataclasses.replace(self.config, **settings.changes(self.config, properties))
         logger.info("%s changed the configuration: %s", caller.address, properties)
         if self.config.config_store_path:
             try:

@@ -48,7 +48,8 @@ class Access:
             accounts = PlainAccounts(self.files)
         elif config.authentication_enabled:
             path = environment.config_directory / "auth.json"
-            store = UserStore(path, config.broker_cluster_name, config.init_authentication_user)
+            first_user = config.init_authentication_user
+            store = UserStore(path, config.broker_cluster_name, first_user.reveal() if first_user else "")
             accounts = PolicyAccounts(store)
         self.control = AccessControl(accounts) if accounts is not None else None
         """Authenticates requests and HA peers."""

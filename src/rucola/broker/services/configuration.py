@@ -152,7 +152,7 @@ class ConfigurationService:
     def _apply(self, changed: Mapping[str, str]) -> None:
         """Set valid values. Every reader looks up these fields when it needs them."""
         for config in (self._state.config, self._state.store.config):
-            for name, value in settings.changes(type(config), changed).items():
+            for name, value in settings.changes(config, changed).items():
                 setattr(config, name, value)
         if changed:
             self._changes += 1

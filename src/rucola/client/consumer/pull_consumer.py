@@ -27,6 +27,7 @@ from enum import Enum
 import msgspec
 
 from rucola.acl.credentials import Credentials
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
@@ -102,12 +103,15 @@ class PulledRecords(msgspec.Struct, frozen=True):
 
 
 class PullConsumer(GroupClient):
-    """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`."""
+    """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`.
+
+    `namesrv`, `tls` and `credentials` are documented in ConnectionOptions.
+    """
 
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,

@@ -19,7 +19,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from typing import Any, Unpack
 
 from rucola.acl.credentials import Credentials
-from rucola.client.group_client import GroupClient
+from rucola.client.connection_options import ConnectionOptions
+from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.in_flight_sends import InFlightRequests
 from rucola.client.producer.options import ProducerKeywords, ProducerOptions
@@ -51,16 +52,20 @@ CLOSE_GRACE_MS = 3000
 """How long `close` waits for running calls."""
 
 
+class ProducerArguments(GroupClientKeywords, ProducerKeywords, total=False):
+    """The keyword arguments of a Producer and of its subclass and blocking counterpart, which pass them on."""
+
+
 class Producer(GroupClient):
     """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
 
-    `credentials` sign requests, see `rucola.acl.credentials`. `options` are the fields of ProducerOptions.
+    `namesrv`, `tls` and `credentials` are documented in ConnectionOptions, `options` in ProducerOptions.
     """
 
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,
