@@ -307,7 +307,8 @@ BROKER_REQUESTS: dict[int, Requests] = {
         ),
     ),
     CODE.UPDATE_AND_CREATE_ACL_CONFIG: _request(
-        CODE.UPDATE_AND_CREATE_ACL_CONFIG, CreateAccessConfigRequestHeader(access_key="a", topic_perms="a=PUB," * 30_000)
+        CODE.UPDATE_AND_CREATE_ACL_CONFIG,
+        CreateAccessConfigRequestHeader(access_key="a", topic_perms="a=PUB," * 30_000),
     ),
     CODE.DELETE_ACL_CONFIG: _request(CODE.DELETE_ACL_CONFIG, DeleteAccessConfigRequestHeader(access_key=LONG)),
     CODE.GET_BROKER_CLUSTER_ACL_INFO: _request(CODE.GET_BROKER_CLUSTER_ACL_INFO),

@@ -336,9 +336,9 @@ class MessageStore:
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Dispatch the pending requests, call `on_arrival`, and return their number.
 
-        Requests beyond `max_count` stay pending, and so do those from the first that would need more than
-        `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is STALLED, and 0 is returned;
-        the next call continues. Any other OSError makes the store FAILED and is raised.
+        Requests beyond `max_count`, or a quarter of them if that is more, stay pending, and so do those from the first
+        that would need more than `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is
+        STALLED, and 0 is returned; the next call continues. Any other OSError makes the store FAILED and is raised.
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
             max_new_queues = None  # the usual case: no need to look for new queues
