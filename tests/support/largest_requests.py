@@ -9,7 +9,6 @@ from typing import Any
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
-from rucola.message import properties
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.namesrv.config import NamesrvConfig

@@ -142,7 +142,8 @@ class Producer(GroupClient):
     ) -> list[SendResult]:
         """Send messages of one topic together, each request to one queue; return one result per message, in order.
 
-        A batch above the size limit, or of more than 4,096 messages, takes several requests. Each is stored completely or not at all; after an error it
+        A batch above the size limit, or of more than 4,096 messages, takes several requests. Each is stored completely
+        or not at all; after an error it
         is unknown which of them were stored. `timeout_ms` covers all of them. InvalidMessage as for `send`, and for
         messages that cannot share a request (several topics, a delay, the retry topic).
         """
