@@ -35,7 +35,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, RemoteProtocolError
 
 T = TypeVar("T")
 
@@ -70,6 +70,8 @@ Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
 Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
+MAX_REQUEST_SIZE: Final = 256 * 1024
+"""Limit of the settings in one request in bytes, unless the server has a setting of its own."""
 
 class Secret:
     """A setting that is never shown, such as a password. It is written as
@@ -130,6 +132,16 @@ def parse(text: str) -> dict[str, str]:
         assert key is not None
         properties[_unescape(key[1])] = _unescape(line[key.end() :])
     return properties
+
+
+def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, str]:
+    """Parse the settings in the body of a request. RemoteProtocolError for a larger body, or one that is no UTF-8."""
+    if len(body) > max_size:
+        raise RemoteProtocolError(f"settings of {len(body)} bytes; the limit is {max_size} (maxJsonBodySize)")
+    try:
+        return parse(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
 
 
 def read(path: Path) -> dict[str, str]:

@@ -221,8 +221,16 @@ class BrokerConfig:
     """
     max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
     """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
+    max_messages_per_batch: Annotated[Count, Range(1, 1_000_000)] = 16_384
+    """Maximum number of messages in one batch; the size of a batch is limited by maxMessageSize.
+
+    Raise it if producers send batches of several megabytes with very small messages.
+    """
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
-    """Maximum size of a request's JSON body, for example of a heartbeat. Bodies of messages have maxMessageSize."""
+    """Maximum size of a request's body of JSON or settings, for example of a heartbeat.
+
+    Bodies of messages have maxMessageSize.
+    """
 
     # Periodic tasks
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rucola import settings
 from rucola.access import Caller, Reason, Refused
-from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.namesrv.config import NamesrvConfig, from_properties
 from rucola.namesrv.kv import KVConfig
@@ -211,10 +211,7 @@ class ConfigurationService:
 
         Raises Refused for a key that only a restart changes, ConfigError or RemoteProtocolError for other errors.
         """
-        try:
-            properties = settings.parse(text.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+        properties = settings.parse_request(text)
         if self.config.fixed_keys & properties.keys():
             raise Refused(Reason.FORBIDDEN, "Can not update config in black list.")
         self.config = dataclasses.replace(self.config, **settings.changes(self.config, properties))

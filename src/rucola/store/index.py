@@ -177,7 +177,8 @@ class IndexFile:
     ) -> list[int]:
         """Return up to `max_count` physical offsets below a bound whose hash and time match, latest first.
 
-        O(length of the chain); the chain ends at an entry before the window, since store times rise along the log.
+        O(length of the chain); the chain ends at an entry before the window, since store times rise along the log, or
+        after MAX_CHAIN entries.
         """
         mapped, at = self.file.map, self._entries_at
         found: list[int] = []

@@ -67,7 +67,7 @@ from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.pending import PendingRequests
-from rucola.store.read_batch import read_batch, report_damaged_unit
+from rucola.store.read_batch import latest_records, read_batch, report_damaged_unit
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
@@ -336,9 +336,9 @@ class MessageStore:
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Dispatch the pending requests, call `on_arrival`, and return their number.
 
-        Requests beyond `max_count` stay pending, and so do those from the first that would need more than
-        `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is STALLED, and 0 is returned;
-        the next call continues. Any other OSError makes the store FAILED and is raised.
+        Requests beyond `max_count`, or a quarter of them if that is more, stay pending, and so do those from the first
+        that would need more than `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is
+        STALLED, and 0 is returned; the next call continues. Any other OSError makes the store FAILED and is raised.
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
             max_new_queues = None  # the usual case: no need to look for new queues
@@ -474,7 +474,8 @@ class MessageStore:
         if correction >= 0:
             return GetResult(status, correction, begin, end, [], 0)
         # 2. The units to look at, up to the end of their file; none if the file is gone.
-        units = queue.units_in_file(queue_offset, max(_MIN_UNITS_PER_GET, max_count))
+        most = min(max_count, self.config.max_transfer_count_on_message_in_memory)
+        units = queue.units_in_file(queue_offset, max(_MIN_UNITS_PER_GET, most))
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
@@ -519,7 +520,7 @@ class MessageStore:
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:
-        """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch (64).
+        """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch, and 8 MiB.
 
         The caller compares the keys. Times are compared in whole seconds (see `index`). All physical offsets are below
         `before`, so the first offset of one result continues the query.
@@ -533,7 +534,7 @@ class MessageStore:
         offsets = index.query(topic, key, max_count, begin_ms, end_ms, before)
         if not offsets:
             return QueryResult([], [], 0, 0, indexed)
-        found = [(offset, record) for offset in offsets if (record := self._log.record(offset)) is not None]
+        found = latest_records(self._log, offsets)
         records, offsets = [record for _, record in found], [offset for offset, _ in found]
         return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 

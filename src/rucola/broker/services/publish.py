@@ -28,7 +28,7 @@ differences:
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from sys import intern
 from typing import Final, TypeAlias, TypeVar
 
@@ -37,24 +37,33 @@ from rucola.broker.delivery.delay import delay_level, redirect_by_level
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
-from rucola.broker.send_properties import PropertyEditor
+from rucola.broker.send_properties import EditedBatch, PropertyEditor
 from rucola.broker.services.results import Published
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
-from rucola.message.batch import decode_batch
+from rucola.message.batch import decode_part
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
+from rucola.slices import in_slices
 from rucola.store.config import PUT_OK, PutMessageStatus
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 T = TypeVar("T")
-Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T]"
+Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
+Tag: TypeAlias = "str | None"
+BatchColumns: TypeAlias = "tuple[list[int], list[bytes], EditedBatch]"
+"""The messages of a batch: flags, bodies, and what is read of their properties."""
+
+_UNSLICED: Final = 1024
+"""The number of messages up to which a batch is stored at once, in about 3 ms."""
+_PART: Final = 64
+"""Messages that are decoded in one step of a slice."""
 
 _SYSTEM_PREFIX: Final = "%"
 """The first character of retry and dead letter topics."""
@@ -129,7 +138,7 @@ class PublishService:
         try:
             return put(header, body, version, queue_id, encode_host(caller.address))
         except InvalidMessage as error:
-            raise self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}") from None
+            raise self._illegal(error) from None
 
     def _other_queue(self, caller: Caller, header: SendHeader, topic: TopicConfig) -> int:
         """Return the queue for a queue id that is none of the topic's write queues. Raises Refused.
@@ -315,19 +324,71 @@ class PublishService:
 
     # Batches.
 
-    def put_batch(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
-        """Store the messages of a batch, all or none. Raises InvalidMessage or Refused."""
+    def put_batch(
+        self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes
+    ) -> Published | Awaitable[Published]:
+        """Store the messages of a batch, all or none. Raises InvalidMessage or Refused.
+
+        An awaitable is returned for a batch of many messages, which is decoded in slices.
+        """
         size, limit = len(body), self._store_config.max_message_size
         if size > limit:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
         # A batch is processed as columns: each step runs once over lists with an item per message, and no object per
         # message is created before the records are encoded.
-        flags, bodies, strings = decode_batch(body)
+        flags, bodies, strings, end = decode_part(body, 0, _UNSLICED)
         if not bodies:
             raise InvalidMessage("the batch is empty")
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        stored_properties, tags, unique_keys, keys = self._properties.edit_batch(strings, header.properties)
+        self._check_count(header, len(bodies))
+        if end < size:
+            return self._put_large_batch(header, body, queue_id, born_host)
+        edited = self._properties.edit_batch(strings, header.properties)
+        return self._put_columns(header, queue_id, born_host, flags, bodies, edited)
+
+    async def _put_large_batch(self, header: SendHeader, body: bytes, queue_id: int, born_host: bytes) -> Published:
+        try:
+            columns = await in_slices(self._columns(header, body))
+            return self._put_columns(header, queue_id, born_host, *columns)
+        except InvalidMessage as error:
+            raise self._illegal(error) from None
+
+    def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, BatchColumns]:
+        """Decode a batch and edit its properties, a generator of small steps (see `rucola.slices`). Raises Refused."""
+        position = 0
+        flags, bodies, stored_properties = list[int](), list[bytes](), list[bytes]()
+        tags, unique_keys, keys = list[Tag](), list[Tag](), list[Tag]()
+        while position < len(body):
+            more_flags, more_bodies, strings, position = decode_part(body, position, _PART)
+            self._check_count(header, len(flags) + len(more_flags))
+            edited = self._properties.edit_batch(strings, header.properties)
+            flags += more_flags
+            bodies += more_bodies
+            stored_properties += edited[0]
+            tags += edited[1]
+            unique_keys += edited[2]
+            keys += edited[3]
+            yield
+        return flags, bodies, (stored_properties, tags, unique_keys, keys)
+
+    def _check_count(self, header: SendHeader, count: int) -> None:
+        """Raise Refused for a batch of too many messages. Clients do not retry it, since no broker would take it."""
+        if count > (limit := self._config.max_messages_per_batch):
+            found = f"a batch of more than {limit} messages for topic {header.topic}"
+            refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
+            raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
+
+    def _put_columns(
+        self,
+        header: SendHeader,
+        queue_id: int,
+        born_host: bytes,
+        flags: list[int],
+        bodies: list[bytes],
+        edited: EditedBatch,
+    ) -> Published:
+        stored_properties, tags, unique_keys, keys = edited
         now_ms = self._clock()
         result = self._store.put_batch(
             MessageInnerBatch(
@@ -370,6 +431,9 @@ class PublishService:
         self._stats.failed_puts += 1
         reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
         return self._refused(reason, self._store.write_state.reason or text)
+
+    def _illegal(self, error: InvalidMessage) -> Refused:
+        return self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}")
 
     def _refused(self, reason: Reason, text: str) -> Refused:
         """Return a refusal with the broker's region, which every response to a producer has."""

@@ -9,7 +9,7 @@ Three ways to send, by their cost for the client: `send` for one message at a ti
 requests in flight on one connection, and `send_batch` for many messages in one request.
 
 Corresponds to `DefaultMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: those of `sender`; a batch above
-the size limit is split into several requests.
+the limits of size and number is split into several requests.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class Producer(GroupClient):
     ) -> list[SendResult]:
         """Send messages of one topic together, each request to one queue; return one result per message, in order.
 
-        A batch above the size limit takes several requests. Each is stored completely or not at all; after an error it
+        A batch above the size limit, or of more than 4,096 messages, takes several requests. Each is stored completely
+        or not at all; after an error it
         is unknown which of them were stored. `timeout_ms` covers all of them. InvalidMessage as for `send`, and for
         messages that cannot share a request (several topics, a delay, the retry topic).
         """
