@@ -109,7 +109,7 @@ class AccessControl:
     def authenticate(self, caller: Caller, command: RemotingCommand) -> Caller:
         """Return the caller with the user of this request. Raises Refused."""
         user = self._accounts.principal(command, caller.host)
-        return caller if caller.user is user else Caller(caller.address, user)
+        return caller if caller.user is user else caller.as_user(user)
 
     def renew(self, caller: Caller) -> Caller:
         """Return the caller of an earlier request with its permissions of now. Raises Refused if it has lost all."""
@@ -120,7 +120,7 @@ class AccessControl:
         if account is None or not isinstance(user, Principal):
             raise Refused(Reason.DENIED, "the account of this request does not exist any more")
         if user.is_authenticated:
-            return caller if account is user else Caller(caller.address, account)
+            return caller if account is user else caller.as_user(account)
         if isinstance(account, PlainAccount) and account.white_addresses.admit(caller.host):
             return caller
         raise Refused(Reason.DENIED, f"{caller.host} is no white address of account {user.name} any more")
