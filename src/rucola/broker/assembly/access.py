@@ -88,7 +88,7 @@ class Access:
             return await admit(stream, self.control, self._slave_timeout_ms)
         except Refused as refusal:
             if self.gate is not None:
-                self.gate.record_peer(Caller(stream.peer), refusal)
+                self.gate.record_peer(Caller(stream.peer, None, stream.certificate), refusal)
             raise
 
     def _audit_log(self, environment: BrokerEnvironment) -> AuditLog | None:

@@ -45,6 +45,9 @@ from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
+MAX_CHECKS = 2000
+"""Checks of transactions that run at a time; further ones are ignored, as in Apache's client."""
+
 
 class LocalTransactionState(Enum):
     """The outcome of a local transaction. The names are Apache's."""
@@ -171,6 +174,8 @@ class TransactionProducer(Producer):
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
         """Look up and send the outcome of a checked transaction, in the background."""
+        if len(self._checks) >= MAX_CHECKS:
+            return  # the broker checks again in a minute
         self._checks.start(self._run_check(connection, header, message), f"check of transaction {message.msg_id}")
 
     async def _run_check(

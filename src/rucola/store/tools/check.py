@@ -42,7 +42,7 @@ MAX_FINDINGS: Final = 1000
 
 _SERVED_ROUNDS: Final = 3
 """How often a store that is being served must show a finding."""
-_KNOWN: Final = {"abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
+_KNOWN: Final = {"abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
 
 
 class CheckFinding(NamedTuple):
