@@ -21,7 +21,7 @@ ARGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
-$(STAMP): .ci/setup pyproject.toml $(LOCKS)
+$(STAMP): .ci/setup pyproject.toml hatch_build.py $(wildcard speed/*) $(LOCKS)
 	@.ci/setup venv $(VENV)
 	@touch $@
 
@@ -95,6 +95,19 @@ native: $(STAMP) ## compile the hot path and install Rucola with it in .venv-nat
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 		$(VENV)/bin/python -c "$$site" > "$$($(NATIVE)/bin/python -c "$$site")/packages-of-venv.pth"
 	@$(NATIVE)/bin/rucola --version
+
+# Beside the sources, where `make setup` puts it as well; after a change of speed/.
+.PHONY: speed
+speed: $(STAMP) ## compile the accelerator again
+	@$(VENV)/bin/python hatch_build.py
+	@$(VENV)/bin/rucola --version
+
+# The extension checks each access to memory and each operation on numbers, while the comparisons with Python run.
+.PHONY: sanitize
+sanitize: $(STAMP) ## run the tests of the accelerator with AddressSanitizer and UndefinedBehaviorSanitizer
+	@LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		SPEED_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/speed $(ARGS)
 
 # A lock file contains no addresses or paths, so that only the hashes decide what is installed.
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -1,8 +1,13 @@
-"""The build hooks: the package page, and machine code of the hot path.
+"""The build hooks: the package page, the accelerator, and machine code of the hot path.
 
 The package page is README.md. A package index shows it without the repository around it, so its links to files become
 addresses below the project URL `Source`, and its pictures too. As long as pyproject.toml has no such URL, links become
 plain text and pictures are left out.
+
+The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers, into a
+wheel for this platform and every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and has a
+file that says what was missing (`rucola --version` shows it). An editable installation gets the extension beside the
+sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out.
 
 Machine code is made with mypyc, if the environment asks for it:
 
@@ -22,7 +27,10 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import sysconfig
+from collections.abc import Sequence
 from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +40,12 @@ from typing import Any
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
+from packaging.tags import platform_tags
+
+EXTENSION = "rucola/_speed.abi3.so"
+ABSENT = "rucola/_speed.absent"
+"""In place of the extension: why it was not built, in one sentence."""
+FLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-fPIC", "-fvisibility=hidden"]
 
 SWITCH = "RUCOLA_COMPILE"
 REQUIRES = ["mypy>=2.4", "setuptools>=70"]
@@ -54,6 +68,30 @@ def package_page(readme: str, source: str | None) -> str:
     return RELATIVE_LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 
 
+def build_accelerator(root: Path, target: Path, extra_flags: Sequence[str] = ()) -> str:
+    """Compile speed/*.c into `target`; return "", or one sentence that says why it could not be done."""
+    if reason := _what_is_missing():
+        return reason
+    linker = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
+    if compiler := os.environ.get("CC"):
+        linker = [*shlex.split(compiler), *linker[1:]]
+    sources = sorted(str(path) for path in (root / "speed").glob("*.c"))
+    include = f"-I{sysconfig.get_path('include')}"
+    new = target.with_suffix(".new")  # a running process may have the old one mapped
+    command = [*linker, *FLAGS, *extra_flags, include, *sources, "-o", str(new)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        return f"the C compiler {linker[0]} failed (exit code {done.returncode}): build with RUCOLA_SPEED=1 to see why"
+    new.replace(target)
+    return ""
+
+
+def _platform() -> str:
+    """Return the platform of a wheel that runs here, as hatchling infers it."""
+    return next(tag for tag in platform_tags() if "manylinux" not in tag and "musllinux" not in tag)
+
+
 class CompileHook(BuildHookInterface[BuilderConfig]):
     """hatchling calls `initialize` before it packs a wheel and `finalize` after."""
 
@@ -62,9 +100,10 @@ class CompileHook(BuildHookInterface[BuilderConfig]):
         return [*REQUIRES, *self.metadata.core.dependencies] if _is_wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._add_accelerator(version, build_data)
         if not _is_wanted() or version == "editable":
             return
-        if missing := _what_is_missing():
+        if missing := _what_mypyc_lacks():
             self.app.abort(f"{SWITCH} is set, but {missing}. Without {SWITCH} the wheel is pure Python.")
         self._folder = TemporaryDirectory(prefix="rucola-compile-")
         place = Path(self._folder.name)
@@ -73,10 +112,36 @@ class CompileHook(BuildHookInterface[BuilderConfig]):
         for path in sorted((place / "lib").rglob("*.so")):
             build_data["force_include"][str(path)] = str(path.relative_to(place / "lib"))
         build_data["pure_python"] = False
+        build_data.pop("tag", None)
         build_data["infer_tag"] = True
 
+    def _add_accelerator(self, version: str, build_data: dict[str, Any]) -> None:
+        """Put the extension, or why there is none, into the wheel or, of an editable installation, into the sources."""
+        wanted = os.environ.get("RUCOLA_SPEED", "")
+        self._built = TemporaryDirectory(prefix="rucola-speed-")
+        extension, absent = (Path(self._built.name, Path(name).name) for name in (EXTENSION, ABSENT))
+        reason = "it was left out (RUCOLA_SPEED=0)" if wanted == "0" else build_accelerator(Path(self.root), extension)
+        if reason and wanted not in ("", "0"):
+            self.app.abort(f"RUCOLA_SPEED={wanted} asks for the accelerator, but {reason}.")
+        if reason:
+            self.app.display_warning(f"Rucola is built without its accelerator: {reason}.")
+            absent.write_text(reason, encoding="utf-8")
+        if version == "editable":
+            for path, name in ((extension, EXTENSION), (absent, ABSENT)):
+                target = Path(self.root, "src", name)
+                target.unlink(missing_ok=True)
+                if path.exists():
+                    shutil.copyfile(path, target)
+        elif reason:
+            build_data["force_include"][str(absent)] = ABSENT
+        else:
+            build_data["force_include"][str(extension)] = EXTENSION
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{_platform()}"
+
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if not build_data["pure_python"]:
+        self._built.cleanup()
+        if _is_wanted() and version != "editable":
             self._folder.cleanup()
 
 
@@ -85,12 +150,21 @@ def _is_wanted() -> bool:
 
 
 def _what_is_missing() -> str:
+    """Return what compiling C for this interpreter lacks, as the end of a sentence; "" if nothing."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "the stable ABI does not exist for free-threaded Python"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler} (on Debian: apt install gcc)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         return f"Python's headers are missing: {header} (on Debian: apt install python3-dev)"
+    return ""
+
+
+def _what_mypyc_lacks() -> str:
+    if missing := _what_is_missing():
+        return missing
     if find_spec("mypyc") is None or find_spec("setuptools") is None:
         return f"the build takes {' and '.join(REQUIRES)} (pip fetches them, unless told --no-build-isolation)"
     return ""
@@ -109,3 +183,10 @@ def _compile(modules: list[str], place: Path) -> None:
     command.build_lib, command.build_temp = str(place / "lib"), str(place / "objects")
     command.ensure_finalized()
     command.run()
+
+
+if __name__ == "__main__":
+    # `make speed`: beside the sources, as an editable installation has it. Arguments are more flags for the compiler.
+    place = Path(__file__).resolve().parent
+    if reason := build_accelerator(place, place / "src" / EXTENSION, sys.argv[1:]):
+        sys.exit(f"no accelerator: {reason}")

@@ -42,7 +42,6 @@ from rucola.broker.services.results import Published
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
-from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
@@ -322,25 +321,22 @@ class PublishService:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
         # A batch is processed as columns: each step runs once over lists with an item per message, and no object per
         # message is created before the records are encoded.
-        flags, bodies, strings = decode_batch(body)
-        if not bodies:
-            raise InvalidMessage("the batch is empty")
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        stored_properties, tags, unique_keys, keys = self._properties.edit_batch(strings, header.properties)
+        flags, bodies, stored, tags_codes, unique_keys, keys = self._properties.read_batch(body, header.properties)
         now_ms = self._clock()
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
                 queue_id,
                 bodies,
-                stored_properties,
+                stored,
                 flags,
                 header.sys_flag,
                 header.born_timestamp,
                 born_host,
                 header.reconsume_times,
-                list(map(tags_code, tags)),
+                tags_codes,
                 unique_keys,
                 keys,
             ),
