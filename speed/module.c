@@ -3,12 +3,12 @@
 Each function has a counterpart in Python with the same contract, which it names; `rucola.speed` says how they are
 chosen. The rules for all of them:
 
-- No state, no files, no sockets, no clocks: arguments in, a result out.
+- No state but constants, no files, no sockets, no clocks: arguments in, a result out.
 - Python decides what is an error. A function returns None for input that is not of the usual form, whatever the reason;
   the Python counterpart then does the work, or raises the exception that says why not.
 - A number read from input is compared with the bytes that are there before it is used as a position or size.
-- While pointers into lists or objects are held, no Python code can run: arguments are checked to be exact lists, bytes
-  and ints, whose functions call nothing back.
+- Pointers into an object are held only together with a reference or an exported buffer of it. Lists are read by
+  functions that check the position, since a caller may change them.
 - Only the limited API of Python 3.11, so that one build serves all later versions.
 */
 
@@ -67,13 +67,48 @@ static PyMethodDef methods[] = {
     FAST(encode_records,
          "encode_records(topic field, queue id, flags, bodies, properties, origin, queue offset, physical offset)"
          " -> (records, sizes) | None"),
+    FAST(units_by_queue, "units_by_queue(requests, due-time topics) -> {(topic, queue id): units} | None"),
+    FAST(index_entries, "index_entries(requests) -> (hashes, physical offsets, store timestamps) | None"),
+    FAST(put_entries,
+         "put_entries(map, slot count, number, begin timestamp, hashes, physical offsets, store timestamps)"
+         " -> new slots | None"),
+    FAST(select_entries,
+         "select_entries(map, slot count, next number, begin timestamp, hash, max count, begin, end, before)"
+         " -> physical offsets | None"),
+    FAST(read_record, "read_record(map, position, end, physical offset) -> record | None"),
+    FAST(read_units,
+         "read_units(units, queue offset, map, begin, written, max count, max bytes, accepts)"
+         " -> (records, bytes, units read, is full) | None"),
     {NULL, NULL, 0, NULL},
 };
 
+/* Call `visit(name of the field, field)` for every field of the state. */
+#define FIELDS(visit)                                                                                                  \
+    visit("topic", topic) visit("queue_id", queue_id) visit("queue_offset", queue_offset)                              \
+        visit("physical_offset", physical_offset) visit("size", size) visit("store_timestamp", store_timestamp)        \
+            visit("sys_flag", sys_flag) visit("tags_code", tags_code) visit("unique_key", unique_key)                  \
+                visit("keys", keys)
+
 static int execute(PyObject *module) {
+    State *state = PyModule_GetState(module);
     crc32_prepare();
+#define INTERN(text, field)                                                                                            \
+    if (!(state->field = PyUnicode_InternFromString(text)))                                                            \
+        return -1;
+    FIELDS(INTERN)
     return PyModule_AddIntConstant(module, "INTERFACE", RUCOLA_SPEED_INTERFACE);
 }
+
+static int clear(PyObject *module) {
+    State *state = PyModule_GetState(module);
+#define CLEAR(text, field) Py_CLEAR(state->field);
+    if (state) {
+        FIELDS(CLEAR)
+    }
+    return 0;
+}
+
+static void free_module(void *module) { clear(module); }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 
@@ -81,9 +116,11 @@ static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "rucola._speed",
     .m_doc = PyDoc_STR("The functions that run for every message, in C; see rucola.speed."),
-    .m_size = 0,
+    .m_size = sizeof(State),
     .m_methods = methods,
     .m_slots = slots,
+    .m_clear = clear,
+    .m_free = free_module,
 };
 
 PyMODINIT_FUNC PyInit__speed(void) { return PyModuleDef_Init(&definition); }

@@ -151,10 +151,6 @@ static Py_ssize_t message_size(const uint8_t *at, Py_ssize_t left, Span *body, S
     return get_u16(properties->at - 2) == properties->size ? size : 0;
 }
 
-static int put_item(PyObject *list, Py_ssize_t number, PyObject *item) {
-    return item && PyList_SetItem(list, number, item) == 0;
-}
-
 /* Counterpart: PropertyEditor.read_batch of rucola.broker.send_properties, for batches without properties in the header
 that dispatch reads. */
 PyObject *read_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {

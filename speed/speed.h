@@ -24,6 +24,12 @@ typedef struct {
     Py_ssize_t size;
 } Span;
 
+/* The names of the fields of a DispatchRequest, interned. */
+typedef struct {
+    PyObject *topic, *queue_id, *queue_offset, *physical_offset, *size, *store_timestamp, *sys_flag, *tags_code,
+        *unique_key, *keys;
+} State;
+
 /* Return None from a function that leaves its input to the Python code; NULL if memory is exhausted. */
 PyObject *decline(void);
 
@@ -31,6 +37,11 @@ PyObject *decline(void);
 int take_bytes(PyObject *object, Span *span);
 int take_i64(PyObject *object, int64_t *number);
 int take_i32(PyObject *object, int32_t *number);
+
+/* Put a new reference, or NULL after an error, into a new list. Return 0 after an error. */
+static inline int put_item(PyObject *list, Py_ssize_t number, PyObject *item) {
+    return item && PyList_SetItem(list, number, item) == 0;
+}
 
 /* Big-endian numbers at any address. */
 static inline void put_u16(uint8_t *at, uint16_t n) { at[0] = (uint8_t)(n >> 8), at[1] = (uint8_t)n; }
@@ -64,9 +75,17 @@ uint32_t crc32_of(const uint8_t *data, size_t size);
 int is_utf8(const uint8_t *data, Py_ssize_t size);
 uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 
-/* properties.c, records.c, dispatch.c, reads.c: the functions of the module. */
-PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *read_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *encode_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* The functions of the module. */
+#define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
+
+FUNCTION(edit_properties); /* properties.c */
+FUNCTION(read_batch);
+FUNCTION(encode_records); /* records.c */
+FUNCTION(units_by_queue); /* dispatch.c */
+FUNCTION(index_entries);
+FUNCTION(put_entries); /* index.c */
+FUNCTION(select_entries);
+FUNCTION(read_record); /* reads.c */
+FUNCTION(read_units);
 
 #endif

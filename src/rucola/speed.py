@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from importlib import import_module
+from mmap import mmap
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -54,6 +56,8 @@ def description() -> str:
     return "accelerated" if is_used else f"pure Python ({why_not})"
 
 
+Buffer = Any
+"""An object with contiguous bytes; the name of its type came with Python 3.12."""
 EditedString = tuple[bytes, str | None, str | None, str | None, str | None]
 BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], list[str | None], list[str | None]]
 
@@ -73,3 +77,31 @@ _Columns = tuple[Sequence[int], Sequence[bytes | memoryview], Sequence[bytes]]
 
 encode_records: Callable[[bytes, int, *_Columns, bytes, int, int], _Records | None] | None = _function("encode_records")
 """(topic field, queue id, flags, bodies, properties, origin, queue offset, physical offset) -> `record.encode_many`."""
+
+_QueueUnits = tuple[int, bytes, list[int], list[int]]
+
+units_by_queue: Callable[[object, AbstractSet[str]], dict[tuple[str, int], _QueueUnits] | None] | None
+units_by_queue = _function("units_by_queue")
+"""(dispatch requests, topics with due times) -> `CommitLogDispatcher.units_by_queue`."""
+
+index_entries: Callable[[object], tuple[bytes, bytes, bytes] | None] | None = _function("index_entries")
+"""(dispatch requests) -> the bytes of the arrays of `dispatch.index_entries_of`."""
+
+put_entries: Callable[[mmap, int, int, int, Buffer, Buffer, Buffer], int | None] | None = _function("put_entries")
+"""(map, slot count, number of the first, begin timestamp, the columns of `IndexFile.put_many`) -> new slots."""
+
+select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[int] | None] | None
+select_entries = _function("select_entries")
+"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select`) -> `IndexFile.select`."""
+
+read_record: Callable[[mmap, int, int, int], bytes | None] | None = _function("read_record")
+"""(map, position, end, physical offset) -> `CommitLog.record`."""
+
+_Accepts = Callable[[int], bool] | None
+
+read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[list[bytes], int, int, bool] | None] | None
+read_units = _function("read_units")
+"""(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written, max count,
+max bytes, accepts) -> (records, their bytes, units that were read, whether a limit was reached) of `read_batch`.
+
+Ends early at the first unit that points elsewhere or to another record."""

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.properties import parse
@@ -180,6 +181,12 @@ class CommitLog:
 
     def record(self, physical_offset: int) -> bytes | None:
         """Return the record that begins at a physical offset, or None if none does."""
+        file = self.files.find(physical_offset)
+        if speed.read_record is not None and file is not None:
+            position, end = physical_offset - file.begin, min(self.end, file.end) - file.begin
+            record = speed.read_record(file.map, position, end, physical_offset)
+            if record is not None:
+                return record
         frame = self.read(physical_offset, HEAD_SIZE)
         if frame is None:
             return None

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Final
 
+from rucola import speed
 from rucola.message.record import MIN_RECORD_SIZE, place_of
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import GetMessageStatus
-from rucola.store.consume_queue import ConsumeQueue, iter_units
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, first_physical_offset, iter_units
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,20 @@ def read_batch(
     # The log file of the last record: its bytes, its physical offset, and how many of them the log has written.
     mapped: mmap | bytes = b""
     total, following, begin, written = 0, queue_offset, 0, 0
+    # With the accelerator everything up to the end of the log file, or up to a unit that is not of the usual kind.
+    if speed.read_units is not None and matches is None and units:
+        file = log.files.find(first_physical_offset(units))
+        if file is not None:
+            mapped, begin, written = file.map, file.begin, min(log.end, file.end) - file.begin
+            read = speed.read_units(units, queue_offset, mapped, begin, written, max_count, max_bytes, accepts)
+            if read is not None:
+                records, total, count, is_full = read
+                following += count
+                if records:
+                    status = GetMessageStatus.FOUND
+                if is_full:
+                    return status, following, records, total
+                units = units[count * UNIT_SIZE :]
     for physical_offset, size, tags_code in iter_units(units):
         at, following = following, following + 1
         # 1. Skip the rest of a deleted log file, once a unit pointed into it.
