@@ -64,6 +64,10 @@ static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, PyDoc_STR("crc32(data) -> int: zlib.crc32, which every encoded body passes through.")},
     FAST(edit_properties, "edit_properties(text, end, names) -> (stored, tag, unique key, KEYS, WAIT) | None"),
     FAST(read_batch, "read_batch(body, end, names) -> (flags, bodies, properties, tags codes, unique keys, KEYS) | None"),
+    FAST(encode_record,
+         "encode_record(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host,"
+         " store timestamp, store host, reconsume times, prepared transaction offset, queue offset, physical offset)"
+         " -> record | None"),
     FAST(encode_records,
          "encode_records(topic field, queue id, flags, bodies, properties, origin, queue offset, physical offset)"
          " -> (records, sizes) | None"),

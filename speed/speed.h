@@ -80,7 +80,8 @@ uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 
 FUNCTION(edit_properties); /* properties.c */
 FUNCTION(read_batch);
-FUNCTION(encode_records); /* records.c */
+FUNCTION(encode_record); /* records.c */
+FUNCTION(encode_records);
 FUNCTION(units_by_queue); /* dispatch.c */
 FUNCTION(index_entries);
 FUNCTION(put_entries); /* index.c */

@@ -72,6 +72,10 @@ edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _fu
 read_batch: Callable[[bytes, bytes, bytes], BatchColumns | None] | None = _function("read_batch")
 """(body, end, names) -> `PropertyEditor.read_batch`."""
 
+encode_record: Callable[..., bytes | None] | None = _function("encode_record")
+"""(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host, store timestamp, store host,
+reconsume times, prepared transaction offset, queue offset, physical offset) -> `record.encode`."""
+
 _Records = tuple[bytes, list[int]]
 _Columns = tuple[Sequence[int], Sequence[bytes | memoryview], Sequence[bytes]]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rucola import speed
 from rucola.broker.send_properties import PropertyEditor
-from rucola.message import Message, MessageInnerBatch
+from rucola.message import Message, MessageInner, MessageInnerBatch
 from rucola.message.batch import encode_batch
-from rucola.message.record import encode_many
+from rucola.message.record import encode, encode_many
 from support.accelerator import FUNCTIONS, assert_same
 
 NAMES = ["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "TAG", "TAGSX", "CLUSTER", "DELAY", "TIMER_OUT_MS"]
@@ -127,6 +127,43 @@ def test_records(batch: MessageInnerBatch, queue_offset: int, physical_offset: i
 def test_records_with_long_properties(size: int) -> None:
     batch = MessageInnerBatch("T", 0, [b"x"], [b"p" * size], [0], 0, 0, bytes(8), 0, [0], [None], [None])
     assert_same(lambda: encode_many(batch, 0, 0, 0, bytes(8)))
+
+
+SMALL_OR_HUGE = INT32 | st.sampled_from([2**31, -(2**31) - 1, 2**63, -(2**63) - 1])
+HOSTS = st.sampled_from([bytes(range(8)), bytes(range(20)), b"", bytes(9)])
+
+
+@given(
+    st.builds(
+        MessageInner,
+        st.sampled_from(["T", "\u00e4" * 40, "x" * 128]),
+        SMALL_OR_HUGE,
+        st.binary(max_size=200) | st.binary(max_size=9).map(memoryview),
+        st.binary(max_size=40) | st.just(bytes(0x8000)),
+        SMALL_OR_HUGE,
+        SMALL_OR_HUGE,
+        SMALL_OR_HUGE,
+        HOSTS,
+        SMALL_OR_HUGE,
+        SMALL_OR_HUGE,
+    ),
+    SMALL_OR_HUGE,
+    SMALL_OR_HUGE,
+    SMALL_OR_HUGE,
+    HOSTS,
+)
+def test_one_record(message: MessageInner, queue_offset: int, physical_offset: int, time_ms: int, host: bytes) -> None:
+    assert_same(lambda: encode(message, queue_offset, physical_offset, time_ms, host))
+
+
+@given(st.binary(max_size=300), st.binary(max_size=40), INT32, INT32, INT64, INT64, st.booleans(), st.booleans())
+def test_a_record_that_fits(
+    body: bytes, string: bytes, flag: int, sys_flag: int, time_ms: int, offset: int, is_born_v6: bool, is_v6: bool
+) -> None:
+    born_host, host = bytes(20 if is_born_v6 else 8), bytes(range(20 if is_v6 else 8))
+    message = MessageInner("T", 3, body, string, flag, sys_flag, time_ms, born_host, flag, offset)
+    record = assert_same(lambda: encode(message, 1, offset, time_ms, host))
+    assert isinstance(record, bytes)
 
 
 def test_records_of_other_sequences_are_encoded_as_well() -> None:

@@ -157,6 +157,14 @@ def encode(
     body = message.body
     stored_properties = message.properties
     born_host = message.born_host
+    if speed.encode_record is not None:
+        record = speed.encode_record(
+            topic, message.queue_id, message.flag, body, stored_properties, message.sys_flag, message.born_timestamp,
+            born_host, store_timestamp, store_host, message.reconsume_times, message.prepared_transaction_offset,
+            queue_offset, physical_offset,
+        )  # fmt: skip
+        if record is not None:
+            return record
     properties_size = len(stored_properties)
     if properties_size > MAX_PROPERTIES_SIZE:
         raise _too_long(properties_size)
