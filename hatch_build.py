@@ -1,24 +1,13 @@
-"""The build hooks: the package page, the accelerator, and machine code of the hot path.
+"""The build hooks: the package page, and the accelerator.
 
 The package page is README.md. A package index shows it without the repository around it, so its links to files become
 addresses below the project URL `Source`, and its pictures too. As long as pyproject.toml has no such URL, links become
 plain text and pictures are left out.
 
-The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers, into a
-wheel for this platform and every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and has a
-file that says what was missing (`rucola --version` shows it). An editable installation gets the extension beside the
-sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out.
-
-Machine code is made with mypyc, if the environment asks for it:
-
-    RUCOLA_COMPILE=1 pip install .
-
-The modules are named in pyproject.toml. They stay ordinary Python, which a wheel without extensions and an editable
-install run as it is, and are in the wheel beside what was made of them. Extensions are built in a temporary directory
-and go into the wheel alone: none can ever lie beside a source that has changed since.
-
-Takes mypy and setuptools, which pip fetches where it may, a C compiler and Python's headers. What is missing is named,
-and ends the build: a wheel that only looks compiled would be found out too late.
+The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers. A wheel
+with it is for this platform and for every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and
+has a file that says what was missing, which `rucola --version` shows. An editable installation gets the extension
+beside the sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out.
 """
 
 from __future__ import annotations
@@ -31,8 +20,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from contextlib import chdir
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,8 +34,6 @@ ABSENT = "rucola/_speed.absent"
 """In place of the extension: why it was not built, in one sentence."""
 FLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-fPIC", "-fvisibility=hidden"]
 
-SWITCH = "RUCOLA_COMPILE"
-REQUIRES = ["mypy>=2.4", "setuptools>=70"]
 RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
 RELATIVE_PICTURE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^)]+)\)\n?")
 
@@ -92,30 +77,10 @@ def _platform() -> str:
     return next(tag for tag in platform_tags() if "manylinux" not in tag and "musllinux" not in tag)
 
 
-class CompileHook(BuildHookInterface[BuilderConfig]):
+class AcceleratorHook(BuildHookInterface[BuilderConfig]):
     """hatchling calls `initialize` before it packs a wheel and `finalize` after."""
 
-    def dependencies(self) -> list[str]:
-        # Rucola's own dependencies say what their types are.
-        return [*REQUIRES, *self.metadata.core.dependencies] if _is_wanted() else []
-
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        self._add_accelerator(version, build_data)
-        if not _is_wanted() or version == "editable":
-            return
-        if missing := _what_mypyc_lacks():
-            self.app.abort(f"{SWITCH} is set, but {missing}. Without {SWITCH} the wheel is pure Python.")
-        self._folder = TemporaryDirectory(prefix="rucola-compile-")
-        place = Path(self._folder.name)
-        with chdir(self.root):
-            _compile(self.config["modules"], place)
-        for path in sorted((place / "lib").rglob("*.so")):
-            build_data["force_include"][str(path)] = str(path.relative_to(place / "lib"))
-        build_data["pure_python"] = False
-        build_data.pop("tag", None)
-        build_data["infer_tag"] = True
-
-    def _add_accelerator(self, version: str, build_data: dict[str, Any]) -> None:
         """Put the extension, or why there is none, into the wheel or, of an editable installation, into the sources."""
         wanted = os.environ.get("RUCOLA_SPEED", "")
         self._built = TemporaryDirectory(prefix="rucola-speed-")
@@ -141,12 +106,6 @@ class CompileHook(BuildHookInterface[BuilderConfig]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         self._built.cleanup()
-        if _is_wanted() and version != "editable":
-            self._folder.cleanup()
-
-
-def _is_wanted() -> bool:
-    return os.environ.get(SWITCH, "") not in ("", "0")
 
 
 def _what_is_missing() -> str:
@@ -160,29 +119,6 @@ def _what_is_missing() -> str:
     if not header.is_file():
         return f"Python's headers are missing: {header} (on Debian: apt install python3-dev)"
     return ""
-
-
-def _what_mypyc_lacks() -> str:
-    if missing := _what_is_missing():
-        return missing
-    if find_spec("mypyc") is None or find_spec("setuptools") is None:
-        return f"the build takes {' and '.join(REQUIRES)} (pip fetches them, unless told --no-build-isolation)"
-    return ""
-
-
-def _compile(modules: list[str], place: Path) -> None:
-    """Write the extension of every module, and the one library behind them all, below `place / "lib"`."""
-    from mypyc.build import mypycify
-    from setuptools import Distribution
-
-    options = [f"--cache-dir={place / 'mypy'}", "--ignore-missing-imports"]  # of packages that only some installs have
-    extensions = mypycify(
-        [*options, *modules], opt_level="3", debug_level="0", target_dir=str(place), group_name="rucola"
-    )
-    command = Distribution({"name": "rucola", "ext_modules": extensions}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(place / "lib"), str(place / "objects")
-    command.ensure_finalized()
-    command.run()
 
 
 if __name__ == "__main__":

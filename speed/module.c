@@ -79,10 +79,10 @@ static PyMethodDef methods[] = {
     FAST(select_entries,
          "select_entries(map, slot count, next number, begin timestamp, hash, max count, begin, end, before)"
          " -> physical offsets | None"),
-    FAST(read_record, "read_record(map, position, end, physical offset) -> record | None"),
+    FAST(read_records, "read_records(map, begin, written, physical offsets) -> [record | None] | None"),
     FAST(read_units,
          "read_units(units, queue offset, map, begin, written, max count, max bytes, accepts)"
-         " -> (records, bytes, units read, is full) | None"),
+         " -> (records, bytes, units read) | None"),
     {NULL, NULL, 0, NULL},
 };
 

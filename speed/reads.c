@@ -33,21 +33,40 @@ static int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_off
     return get_u16(at + position) <= MAX_PROPERTIES_SIZE && position + 2 + get_u16(at + position) == size ? size : 0;
 }
 
-/* Counterpart: CommitLog.record. (map, position, end position, physical offset) -> the record | None. */
-PyObject *read_record(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* Counterpart: CommitLog.records. (map, physical offset of its begin, bytes that the log has written there, list of
+physical offsets) -> [record | None] | None if one of them is outside the map */
+PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer view;
-    int64_t position, end, physical_offset, size = 0;
-    PyObject *record = NULL;
+    int64_t begin, written, physical_offset;
+    Py_ssize_t records;
+    PyObject *result = NULL;
     (void)module;
-    if (count != 4 || !take_i64(args[1], &position) || !take_i64(args[2], &end) ||
-        !take_i64(args[3], &physical_offset) || PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+    if (count != 4 || !take_i64(args[1], &begin) || !take_i64(args[2], &written) || begin < 0 || written < 0 ||
+        !PyList_Check(args[3]) || PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
         return decline();
-    if (0 <= position && position <= end && end <= view.len)
-        size = record_size((const uint8_t *)view.buf + position, end - position, physical_offset);
-    if (size)
-        record = PyBytes_FromStringAndSize((const char *)view.buf + position, (Py_ssize_t)size);
+    records = PyList_Size(args[3]);
+    if (written <= view.len)
+        result = PyList_New(records);
+    for (Py_ssize_t number = 0; result && number < records; number++) {
+        PyObject *offset = PyList_GetItem(args[3], number), *record;
+        const uint8_t *at;
+        int64_t size;
+        if (!offset || !take_i64(offset, &physical_offset) || physical_offset < begin ||
+            physical_offset - begin >= written) {
+            Py_CLEAR(result);
+            break;
+        }
+        at = (const uint8_t *)view.buf + (physical_offset - begin);
+        size = record_size(at, written - (physical_offset - begin), physical_offset);
+        if (size)
+            record = PyBytes_FromStringAndSize((const char *)at, (Py_ssize_t)size);
+        else
+            Py_INCREF(record = Py_None);
+        if (!put_item(result, number, record))
+            Py_CLEAR(result);
+    }
     PyBuffer_Release(&view);
-    return record ? record : decline();
+    return result ? result : decline();
 }
 
 /* Whether a filter accepts a tags code; -1 if it raises. */
@@ -64,16 +83,15 @@ static int is_accepted(PyObject *accepts, int64_t tags_code) {
     return is_true;
 }
 
-/* Counterpart: the loop of rucola.store.read_batch, as long as the records are in one log file and none is damaged.
+/* Counterpart: read_batch of rucola.store.read_batch, if all records are in one log file and none is damaged.
 
 (units, queue offset of the first, map, physical offset of its begin, bytes that the log has written there, max count,
-max bytes, accepts | None) -> (records, their bytes, units that were read, whether a limit was reached) */
+max bytes, accepts | None) -> (records, their bytes, units that were read) | None */
 PyObject *read_units(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Span units;
     Py_buffer view;
     int64_t queue_offset, begin, written, max_count, max_bytes, total = 0, found = 0;
     Py_ssize_t done = 0;
-    int is_full = 0;
     PyObject *records, *result = NULL;
     (void)module;
     if (count != 8 || !take_bytes(args[0], &units) || !take_i64(args[1], &queue_offset) || !take_i64(args[3], &begin) ||
@@ -81,45 +99,40 @@ PyObject *read_units(PyObject *module, PyObject *const *args, Py_ssize_t count) 
         queue_offset < 0 || begin < 0 || PyObject_GetBuffer(args[2], &view, PyBUF_SIMPLE) < 0)
         return decline();
     records = PyList_New(0);
-    if (records && written <= view.len) {
-        for (; units.size - done * UNIT_SIZE >= UNIT_SIZE; done++, queue_offset++) {
-            const uint8_t *unit = units.at + done * UNIT_SIZE, *record;
-            int64_t physical_offset = get_i64(unit), size = get_i32(unit + 8), position;
-            PyObject *item;
-            int accepted;
-            if (found && (found >= max_count || total + size > max_bytes)) {
-                is_full = 1;
-                break;
-            }
-            accepted = is_accepted(args[7], get_i64(unit + 12));
-            if (accepted < 0)
-                goto done;
-            if (!accepted)
-                continue;
-            if (physical_offset < begin || size < MIN_RECORD_SIZE)
-                break;
-            position = physical_offset - begin;
-            if (position > written - size)
-                break;
-            record = (const uint8_t *)view.buf + position;
-            if (get_i32(record) != size || get_i64(record + 20) != queue_offset ||
-                get_i64(record + 28) != physical_offset)
-                break;
-            item = PyBytes_FromStringAndSize((const char *)record, (Py_ssize_t)size);
-            if (!item || PyList_Append(records, item) < 0) {
-                Py_XDECREF(item);
-                goto done;
-            }
-            Py_DECREF(item);
-            found++;
-            total += size;
+    for (; records && units.size - done * UNIT_SIZE >= UNIT_SIZE; done++, queue_offset++) {
+        const uint8_t *unit = units.at + done * UNIT_SIZE, *record;
+        int64_t physical_offset = get_i64(unit), size = get_i32(unit + 8);
+        PyObject *item;
+        int accepted;
+        if (found && (found >= max_count || total + size > max_bytes))
+            break;
+        accepted = is_accepted(args[7], get_i64(unit + 12));
+        if (accepted < 0) {
+            Py_DECREF(records);
+            PyBuffer_Release(&view);
+            return NULL; /* raised by the filter */
         }
-        result = Py_BuildValue("(OLnO)", records, (long long)total, done, is_full ? Py_True : Py_False);
+        if (!accepted)
+            continue;
+        if (physical_offset < begin || size < MIN_RECORD_SIZE || written > view.len ||
+            physical_offset - begin > written - size)
+            goto done;
+        record = (const uint8_t *)view.buf + (physical_offset - begin);
+        if (get_i32(record) != size || get_i64(record + 20) != queue_offset || get_i64(record + 28) != physical_offset)
+            goto done;
+        item = PyBytes_FromStringAndSize((const char *)record, (Py_ssize_t)size);
+        if (!item || PyList_Append(records, item) < 0) {
+            Py_XDECREF(item);
+            goto done;
+        }
+        Py_DECREF(item);
+        found++;
+        total += size;
     }
+    if (records)
+        result = Py_BuildValue("(OLn)", records, (long long)total, done);
 done:
     Py_XDECREF(records);
     PyBuffer_Release(&view);
-    if (!result && PyErr_Occurred())
-        return NULL; /* raised by the filter */
     return result ? result : decline();
 }

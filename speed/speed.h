@@ -86,7 +86,7 @@ FUNCTION(units_by_queue); /* dispatch.c */
 FUNCTION(index_entries);
 FUNCTION(put_entries); /* index.c */
 FUNCTION(select_entries);
-FUNCTION(read_record); /* reads.c */
+FUNCTION(read_records); /* reads.c */
 FUNCTION(read_units);
 
 #endif

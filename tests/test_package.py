@@ -1,6 +1,6 @@
 """The distribution `rucola-mq`: its metadata, its page on a package index, and an installation from wheel and sdist.
 
-The tests need no network: environments share the packages of this one, as `make native` does.
+The tests need no network: environments share the packages of this one.
 """
 
 from __future__ import annotations

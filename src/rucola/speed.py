@@ -98,14 +98,12 @@ select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[in
 select_entries = _function("select_entries")
 """(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select`) -> `IndexFile.select`."""
 
-read_record: Callable[[mmap, int, int, int], bytes | None] | None = _function("read_record")
-"""(map, position, end, physical offset) -> `CommitLog.record`."""
+read_records: Callable[[mmap, int, int, Sequence[int]], list[bytes | None] | None] | None = _function("read_records")
+"""(map, physical offset of its begin, bytes that the log has written, physical offsets) -> `CommitLog.records`."""
 
 _Accepts = Callable[[int], bool] | None
 
-read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[list[bytes], int, int, bool] | None] | None
+read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[list[bytes], int, int] | None] | None
 read_units = _function("read_units")
 """(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written, max count,
-max bytes, accepts) -> (records, their bytes, units that were read, whether a limit was reached) of `read_batch`.
-
-Ends early at the first unit that points elsewhere or to another record."""
+max bytes, accepts) -> (records, their bytes, units that were read) of `read_batch`."""

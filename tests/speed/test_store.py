@@ -169,7 +169,8 @@ def test_records_of_a_log(
         if at < len(data):
             data[at] = byte
     log = logs(bytes(data))
-    assert_same(lambda: [log.record(offset) for offset in [*offsets, *others]])
+    assert_same(lambda: log.records(offsets))
+    assert_same(lambda: log.records([*offsets, *others]))
 
 
 @given(RECORDS, DAMAGE, st.integers(1, 40), st.integers(0, 900), st.sampled_from([None, (0,), (1, 2)]), st.data())

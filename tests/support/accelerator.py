@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
@@ -55,7 +56,7 @@ def outcome(call: Callable[[], Any]) -> Any:
     """Return what a call returns, or the type and text of the error that it raises."""
     try:
         return call()
-    except (MQError, ValueError, OverflowError) as error:
+    except (MQError, ValueError, OverflowError, struct.error) as error:
         return type(error), str(error)
 
 

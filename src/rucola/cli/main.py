@@ -94,8 +94,7 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
     if is_wanted and not context.resilient_parsing:
         from rucola import speed  # imported here, as a command is
 
-        compiled = ", compiled" if rucola.is_compiled() else ""
-        click.echo(f"rucola, version {rucola.__version__}, {speed.description()}{compiled}")
+        click.echo(f"rucola, version {rucola.__version__}, {speed.description()}")
         context.exit()
 
 

@@ -24,7 +24,7 @@ Corresponds to org.apache.rocketmq.store.CommitLog.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -181,12 +181,6 @@ class CommitLog:
 
     def record(self, physical_offset: int) -> bytes | None:
         """Return the record that begins at a physical offset, or None if none does."""
-        file = self.files.find(physical_offset)
-        if speed.read_record is not None and file is not None:
-            position, end = physical_offset - file.begin, min(self.end, file.end) - file.begin
-            record = speed.read_record(file.map, position, end, physical_offset)
-            if record is not None:
-                return record
         frame = self.read(physical_offset, HEAD_SIZE)
         if frame is None:
             return None
@@ -197,6 +191,17 @@ class CommitLog:
         except InvalidMessage:
             pass
         return None
+
+    def records(self, physical_offsets: Sequence[int]) -> list[bytes | None]:
+        """Return `record` of each physical offset."""
+        if speed.read_records is not None and physical_offsets:
+            file = self.files.find(physical_offsets[0])
+            if file is not None:
+                written = min(self.end, file.end) - file.begin
+                found = speed.read_records(file.map, file.begin, written, physical_offsets)
+                if found is not None:
+                    return found
+        return list(map(self.record, physical_offsets))
 
     def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
         """Tell whether the properties of the record at a physical offset match, without reading its body.

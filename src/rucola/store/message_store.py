@@ -533,8 +533,9 @@ class MessageStore:
         offsets = index.query(topic, key, max_count, begin_ms, end_ms, before)
         if not offsets:
             return QueryResult([], [], 0, 0, indexed)
-        found = [(offset, record) for offset in offsets if (record := self._log.record(offset)) is not None]
-        records, offsets = [record for _, record in found], [offset for offset, _ in found]
+        pairs = zip(self._log.records(offsets), offsets, strict=True)
+        found = [(record, offset) for record, offset in pairs if record is not None]
+        records, offsets = [record for record, _ in found], [offset for _, offset in found]
         return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:

@@ -19,7 +19,7 @@ from rucola import speed
 from rucola.message.record import MIN_RECORD_SIZE, place_of
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import GetMessageStatus
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, first_physical_offset, iter_units
+from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, iter_units
 
 logger = logging.getLogger(__name__)
 
@@ -41,28 +41,15 @@ def read_batch(
 
     `units` begin at `queue_offset`. At most `max_count` records are returned, and after the first at most `max_bytes`.
     `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue offset of each
-    damaged unit. The loop runs for every message that consumers read: it has no calls but those that it needs, keeps
-    the log file of the last record, checks a record by one comparison (`place_of`), and copies it once.
+    damaged unit.
     """
     status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
+    if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
+        return usual
     records: list[bytes] = []
-    # The log file of the last record: its bytes, its physical offset, and how many of them the log has written.
+    # The log file of the last record: its bytes, where it begins, and how many of them the log has written.
     mapped: mmap | bytes = b""
     total, following, begin, written = 0, queue_offset, 0, 0
-    # With the accelerator everything up to the end of the log file, or up to a unit that is not of the usual kind.
-    if speed.read_units is not None and matches is None and units:
-        file = log.files.find(first_physical_offset(units))
-        if file is not None:
-            mapped, begin, written = file.map, file.begin, min(log.end, file.end) - file.begin
-            read = speed.read_units(units, queue_offset, mapped, begin, written, max_count, max_bytes, accepts)
-            if read is not None:
-                records, total, count, is_full = read
-                following += count
-                if records:
-                    status = GetMessageStatus.FOUND
-                if is_full:
-                    return status, following, records, total
-                units = units[count * UNIT_SIZE :]
     for physical_offset, size, tags_code in iter_units(units):
         at, following = following, following + 1
         # 1. Skip the rest of a deleted log file, once a unit pointed into it.
@@ -101,6 +88,29 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, records, total
+
+
+def _read_usual(
+    log: CommitLog,
+    units: bytes,
+    queue_offset: int,
+    max_count: int,
+    max_bytes: int,
+    accepts: Callable[[int], bool] | None,
+) -> tuple[GetMessageStatus, int, list[bytes], int] | None:
+    """Return the result of `read_batch` if all records are in one log file and none is damaged.
+
+    None otherwise, and without the accelerator.
+    """
+    if speed.read_units is None or (file := log.files.find(first_physical_offset(units))) is None:
+        return None
+    written = min(log.end, file.end) - file.begin
+    read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
+    if read is None:
+        return None
+    records, total, count = read
+    status = GetMessageStatus.FOUND if records else GetMessageStatus.NO_MATCHED_MESSAGE
+    return status, queue_offset + count, records, total
 
 
 def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:
