@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import rucola
+from rucola import speed
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def machine() -> dict[str, Any]:
         "memory": _first("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "compiled": rucola.is_compiled(),
+        "accelerated": speed.is_used,
     }
 
 

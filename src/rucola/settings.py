@@ -73,6 +73,7 @@ Port = Annotated[int, "port", Range(0, 65_535)]
 MAX_REQUEST_SIZE: Final = 256 * 1024
 """Limit of the settings in one request in bytes, unless the server has a setting of its own."""
 
+
 class Secret:
     """A setting that is never shown, such as a password. It is written as
 

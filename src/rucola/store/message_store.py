@@ -534,8 +534,7 @@ class MessageStore:
         offsets = index.query(topic, key, max_count, begin_ms, end_ms, before)
         if not offsets:
             return QueryResult([], [], 0, 0, indexed)
-        found = latest_records(self._log, offsets)
-        records, offsets = [record for _, record in found], [offset for offset, _ in found]
+        records, offsets = latest_records(self._log, offsets)
         return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:

@@ -29,20 +29,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from itertools import chain
 from sys import intern
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import delay_level, redirect_by_level
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
-from rucola.broker.send_properties import EditedBatch, PropertyEditor
+from rucola.broker.send_properties import BatchColumns, PropertyEditor
 from rucola.broker.services.results import Published
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
-from rucola.message.batch import decode_part
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
@@ -56,9 +56,6 @@ SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 T = TypeVar("T")
 Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
-Tag: TypeAlias = "str | None"
-BatchColumns: TypeAlias = "tuple[list[int], list[bytes], EditedBatch]"
-"""The messages of a batch: flags, bodies, and what is read of their properties."""
 
 _UNSLICED: Final = 1024
 """The number of messages up to which a batch is stored at once, in about 3 ms."""
@@ -336,41 +333,31 @@ class PublishService:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
         # A batch is processed as columns: each step runs once over lists with an item per message, and no object per
         # message is created before the records are encoded.
-        flags, bodies, strings, end = decode_part(body, 0, _UNSLICED)
-        if not bodies:
-            raise InvalidMessage("the batch is empty")
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        self._check_count(header, len(bodies))
+        columns, end = self._properties.read_batch(body, header.properties, 0, _UNSLICED)
+        self._check_count(header, len(columns[0]))
         if end < size:
             return self._put_large_batch(header, body, queue_id, born_host)
-        edited = self._properties.edit_batch(strings, header.properties)
-        return self._put_columns(header, queue_id, born_host, flags, bodies, edited)
+        return self._put_columns(header, queue_id, born_host, columns)
 
     async def _put_large_batch(self, header: SendHeader, body: bytes, queue_id: int, born_host: bytes) -> Published:
         try:
-            columns = await in_slices(self._columns(header, body))
-            return self._put_columns(header, queue_id, born_host, *columns)
+            return self._put_columns(header, queue_id, born_host, await in_slices(self._columns(header, body)))
         except InvalidMessage as error:
             raise self._illegal(error) from None
 
     def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, BatchColumns]:
-        """Decode a batch and edit its properties, a generator of small steps (see `rucola.slices`). Raises Refused."""
-        position = 0
-        flags, bodies, stored_properties = list[int](), list[bytes](), list[bytes]()
-        tags, unique_keys, keys = list[Tag](), list[Tag](), list[Tag]()
+        """Read a batch, a generator of small steps (see `rucola.slices`). Raises Refused or InvalidMessage."""
+        parts: list[BatchColumns] = []
+        count = position = 0
         while position < len(body):
-            more_flags, more_bodies, strings, position = decode_part(body, position, _PART)
-            self._check_count(header, len(flags) + len(more_flags))
-            edited = self._properties.edit_batch(strings, header.properties)
-            flags += more_flags
-            bodies += more_bodies
-            stored_properties += edited[0]
-            tags += edited[1]
-            unique_keys += edited[2]
-            keys += edited[3]
+            part, position = self._properties.read_batch(body, header.properties, position, _PART)
+            count += len(part[0])
+            self._check_count(header, count)
+            parts.append(part)
             yield
-        return flags, bodies, (stored_properties, tags, unique_keys, keys)
+        return cast("BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
 
     def _check_count(self, header: SendHeader, count: int) -> None:
         """Raise Refused for a batch of too many messages. Clients do not retry it, since no broker would take it."""
@@ -379,29 +366,21 @@ class PublishService:
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
-    def _put_columns(
-        self,
-        header: SendHeader,
-        queue_id: int,
-        born_host: bytes,
-        flags: list[int],
-        bodies: list[bytes],
-        edited: EditedBatch,
-    ) -> Published:
-        stored_properties, tags, unique_keys, keys = edited
+    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: BatchColumns) -> Published:
+        flags, bodies, stored, tags_codes, unique_keys, keys = columns
         now_ms = self._clock()
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
                 queue_id,
                 bodies,
-                stored_properties,
+                stored,
                 flags,
                 header.sys_flag,
                 header.born_timestamp,
                 born_host,
                 header.reconsume_times,
-                list(map(tags_code, tags)),
+                tags_codes,
                 unique_keys,
                 keys,
             ),
