@@ -228,6 +228,11 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._write(frame)
 
+    def answer(self, command: RemotingCommand, answer: Answer) -> None:
+        """Send the response to a request whose processor returned None; those of one iteration share a write."""
+        if (frame := self._encode_reply(command, answer)) is not None:
+            self._write_at_iteration_end(frame)
+
     def send_error(self, command: RemotingCommand, error: Exception) -> None:
         """Send the error response of a held request, as for a processor that raises."""
         self.send(self._error_response(command, error))

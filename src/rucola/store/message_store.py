@@ -156,14 +156,14 @@ class MessageStore:
             recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
             abort.touch(FILE_MODE)
             sync_directory(root)
-            self._log = CommitLog(files, recovery.run())
+            self._log = CommitLog(files, recovery.run(), is_flushed_by_puts=config.is_sync_flush)
             self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
         # 4. Start behind the last message. After a crash nothing counts as flushed.
         self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
-        self._flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
+        self.flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
         self._requests = PendingRequests(
-            self._pending, self._dispatcher, self._flusher, self.write_state, self._on_arrival, self._fail, root
+            self._pending, self._dispatcher, self.flusher, self.write_state, self._on_arrival, self._fail, root
         )
         self._restore_queue_state(after_crash)
         if config.is_slave:
@@ -188,7 +188,7 @@ class MessageStore:
             if after_crash or queue.is_changed:
                 dirty.append(queue)
             self._put_timestamp = max(self._put_timestamp, self.store_time(*name, queue.max_offset - 1))
-        self._flusher.mark_dirty(dirty, self._put_timestamp)
+        self.flusher.mark_dirty(dirty, self._put_timestamp)
 
     def close(self) -> None:
         """Make everything durable and unlock the directory. `abort` stays if the store has failed or is stalled.
@@ -391,11 +391,11 @@ class MessageStore:
 
     def flush(self) -> None:
         """Wait until every put that returned before this call is on disk. For any thread; see `Flusher.flush`."""
-        self._flusher.flush()
+        self.flusher.flush()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
         """Make log, queues and index durable, and then the checkpoint. For one thread; see `Flusher.checkpoint`."""
-        self._flusher.checkpoint(max_queues)
+        self.flusher.checkpoint(max_queues)
 
     def warm(self) -> None:
         """Touch the next few megabytes of the log, so that puts cause no page faults. For any thread."""

@@ -37,7 +37,6 @@ from rucola.outages import Outages
 from rucola.protocol.replication import TransferDecoder, encode_report
 from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
 from rucola.remoting.tls import ClientTls
-from rucola.store.config import FlushDiskType
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
 
@@ -83,8 +82,7 @@ class HAClient:
         self._replica = store.replica
         self._registration = registration
         self._tls = None if tls is None else tls.follow()
-        is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._group_commit = group_commit if is_sync_flush else None
+        self._group_commit = group_commit if store.config.is_sync_flush else None
         """Flushes before each report; None if bytes in memory are reported."""
         self._outages = Outages(logger)
         self._is_following = False
