@@ -1,0 +1,98 @@
+"""Role: what decides about the role of a broker, and what a broker remembers of it.
+
+`RoleControl` is the part of a broker that a coordinator or an operator uses to change its role while the process runs.
+
+`config/role.json` keeps a changed role over restarts of the process:
+
+    {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER"}
+
+`configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
+file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
+producers keep the guarantee that they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+from rucola.errors import StoreCorrupt
+from rucola.store.config import BrokerRole
+from rucola.store.config_files import config_path, read_config, write_config
+
+
+class Position(NamedTuple):
+    """How far a log goes, compared in this order: a later epoch counts more than a longer log."""
+
+    epoch: int
+    """The last epoch of the log; 0 if it has none."""
+    end: int
+    """The physical offset of the end of the log."""
+
+
+class RoleControl(Protocol):
+    """The role of one broker. `Broker` implements it; its methods belong to the broker's event loop."""
+
+    def position(self) -> Position:
+        """Return how far the log goes."""
+        ...
+
+    def in_sync(self) -> Mapping[int, int]:
+        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
+        ...
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+        """Become master in an epoch greater than all that this broker has seen, or raise StoreError.
+
+        The epoch is on disk before any message is stored. A non-empty `in_sync` is set as by `set_in_sync`.
+        """
+        ...
+
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
+        """Follow the master of an epoch at an HA address; empty for the one that the name servers have.
+
+        What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
+        `master_id`, which its new master has no use for.
+        """
+        ...
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRecord:
+    """The content of `config/role.json`."""
+
+    configured: BrokerRole
+    current: BrokerRole
+    master: BrokerRole
+
+    @classmethod
+    def load(cls, store: Path, configured: BrokerRole) -> Self:
+        """Return the record of a store directory, or that of an unchanged role. Raises StoreCorrupt."""
+        path = config_path(store, "role")
+        value = read_config(path)
+        unchanged = cls(configured, configured, configured if is_master(configured) else BrokerRole.ASYNC_MASTER)
+        if value is None:
+            return unchanged
+        try:
+            record = cls(BrokerRole(value["configured"]), BrokerRole(value["current"]), BrokerRole(value["master"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreCorrupt(path, 0, f"{error!r}; without this file brokerRole of broker.conf applies") from None
+        if record.configured is configured:
+            return record
+        return cls(configured, configured, configured if is_master(configured) else record.master)
+
+    def save(self, store: Path) -> None:
+        """Write the record; durable on return. Raises OSError."""
+        names = {"configured": self.configured.value, "current": self.current.value, "master": self.master.value}
+        write_config(config_path(store, "role"), names)
+
+
+def is_master(role: BrokerRole) -> bool:
+    """Return whether a role is that of a master."""
+    return role is not BrokerRole.SLAVE
