@@ -14,13 +14,12 @@ producers keep the guarantee that they had.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self
 
 from rucola.errors import StoreCorrupt
 from rucola.store.config import BrokerRole
-from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.config_files import ConfigFile
 
 
 class Position(NamedTuple):
@@ -70,27 +69,36 @@ class RoleRecord:
     configured: BrokerRole
     current: BrokerRole
     master: BrokerRole
+    previous: BrokerRole
+    """The role in which the broker last served this directory; as far as that is known, else `current`."""
+
+    @property
+    def is_promotion(self) -> bool:
+        """Whether the configuration makes a slave's directory that of a master."""
+        return is_master(self.current) and not is_master(self.previous)
 
     @classmethod
-    def load(cls, store: Path, configured: BrokerRole) -> Self:
-        """Return the record of a store directory, or that of an unchanged role. Raises StoreCorrupt."""
-        path = config_path(store, "role")
-        value = read_config(path)
-        unchanged = cls(configured, configured, configured if is_master(configured) else BrokerRole.ASYNC_MASTER)
+    def load(cls, file: ConfigFile, configured: BrokerRole) -> Self:
+        """Return the record in a file, or that of an unchanged role. Raises StoreCorrupt."""
+        value = file.read()
         if value is None:
-            return unchanged
+            master = configured if is_master(configured) else BrokerRole.ASYNC_MASTER
+            return cls(configured, configured, master, configured)
         try:
-            record = cls(BrokerRole(value["configured"]), BrokerRole(value["current"]), BrokerRole(value["master"]))
+            before, current, master = (BrokerRole(value[key]) for key in ("configured", "current", "master"))
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreCorrupt(path, 0, f"{error!r}; without this file brokerRole of broker.conf applies") from None
-        if record.configured is configured:
-            return record
-        return cls(configured, configured, configured if is_master(configured) else record.master)
+            raise StoreCorrupt(file.path, 0, f"{error!r}; without it brokerRole of broker.conf applies") from None
+        if before is configured:
+            return cls(configured, current, master, current)
+        return cls(configured, configured, configured if is_master(configured) else master, current)
 
-    def save(self, store: Path) -> None:
-        """Write the record; durable on return. Raises OSError."""
-        names = {"configured": self.configured.value, "current": self.current.value, "master": self.master.value}
-        write_config(config_path(store, "role"), names)
+    def changed(self, current: BrokerRole) -> Self:
+        """Return the record after a change of the role."""
+        return replace(self, current=current, previous=current)
+
+    def fields(self) -> dict[str, str]:
+        """Return the value of the file."""
+        return {"configured": self.configured.value, "current": self.current.value, "master": self.master.value}
 
 
 def is_master(role: BrokerRole) -> bool:

@@ -78,9 +78,14 @@ class RouteService:
             body,
             self._clock_ms(),
             owner,
+            request.master_epoch,
         )
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
+
+    def newest_master(self, broker_name: str) -> tuple[int, str]:
+        """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
+        return self._routes.newest_master(broker_name)
 
     def unregister(self, address: str) -> None:
         """Remove a broker."""
