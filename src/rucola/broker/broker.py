@@ -26,7 +26,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
-from rucola.broker.role import Position, RoleRecord, is_master
+from rucola.broker.role import LogPosition, RoleRecord, is_master
 from rucola.errors import StoreError
 from rucola.protocol.route import MASTER_ID
 from rucola.remoting.tls import ClientTls, ServerTls
@@ -69,7 +69,8 @@ class Broker:
             clock,
             probe_disk,
             self._on_diverged,
-            self._on_master_role,
+            self._may_cut,
+            self._on_followed,
             config_file,
             tuple(interceptors),
             ServerTls.of(config.tls),
@@ -111,8 +112,7 @@ class Broker:
             await self.open()
         assert self._role is not None
         await self._start(RoleStart(is_promotion=self._role.is_promotion))
-        if self._role.is_promotion or not is_master(self._role.current):
-            await asyncio.to_thread(self._keep_role(self._role.changed(self._role.current)))
+        await asyncio.to_thread(self._keep_role(self._role.changed(self._role.current)))
 
     async def _start(self, start: RoleStart) -> None:
         assert self._opened is not None
@@ -143,10 +143,10 @@ class Broker:
 
     # -- the role, see `RoleControl` ----------------------------------------------------------------------------------
 
-    def position(self) -> Position:
+    def position(self) -> LogPosition:
         """Return how far the log goes. StoreError while the broker is stopped or changes its role."""
         storage = self._running_parts.storage
-        return Position(storage.mastership.epochs.last.number, storage.store.max_physical_offset)
+        return LogPosition(storage.mastership.epochs.last.number, storage.store.max_physical_offset)
 
     def in_sync(self) -> Mapping[int, int]:
         """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
@@ -171,14 +171,14 @@ class Broker:
         """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
             self.config.ha_master_address = ha_address
-            await self._change_role(BrokerRole.SLAVE, self._member_id or master_id, RoleStart())
+            await self._change_role(BrokerRole.SLAVE, self._member_id or master_id, RoleStart(), rejoins=True)
 
-    async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart) -> None:
+    async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
         began_s = time.monotonic()
         await self._stop()
         assert self._role is not None
-        changed = self._role.changed(role)
+        changed = dataclasses.replace(self._role.changed(role), rejoins=rejoins)
         await asyncio.to_thread(self._keep_role(changed))
         self._take_role(changed, broker_id)
         await self.open()
@@ -208,11 +208,15 @@ class Broker:
             await self.open()
             await self._start(RoleStart())
 
-    async def _on_master_role(self, role: BrokerRole) -> None:
+    def _may_cut(self) -> bool:
+        return self._role is not None and self._role.rejoins
+
+    async def _on_followed(self, role: BrokerRole) -> None:
         """Keep the role of the master, which this slave takes if it is promoted."""
         assert self._role is not None
-        if self._role.master is not role:
-            await asyncio.to_thread(self._keep_role(dataclasses.replace(self._role, master=role)))
+        followed = dataclasses.replace(self._role, master=role, rejoins=False)
+        if followed != self._role:
+            await asyncio.to_thread(self._keep_role(followed))
 
     def _take_role(self, role: RoleRecord, broker_id: int) -> None:
         self.store_config.broker_role = role.current

@@ -4,11 +4,13 @@
 
 `config/role.json` keeps a changed role over restarts of the process:
 
-    {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER"}
+    {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false}
 
 `configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
 file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
-producers keep the guarantee that they had.
+producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or was told to follow a
+certain one, until its log is known to equal its master's: what only its log has was never replicated to it, and may be
+cut off. Otherwise it is the master that has lost messages, and an operator has to decide.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from rucola.store.config import BrokerRole
 from rucola.store.config_files import ConfigFile
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """How far a log goes, compared in this order: a later epoch counts more than a longer log."""
 
     epoch: int
@@ -34,7 +36,7 @@ class Position(NamedTuple):
 class RoleControl(Protocol):
     """The role of one broker. `Broker` implements it; its methods belong to the broker's event loop."""
 
-    def position(self) -> Position:
+    def position(self) -> LogPosition:
         """Return how far the log goes."""
         ...
 
@@ -69,6 +71,7 @@ class RoleRecord:
     configured: BrokerRole
     current: BrokerRole
     master: BrokerRole
+    rejoins: bool
     previous: BrokerRole
     """The role in which the broker last served this directory; as far as that is known, else `current`."""
 
@@ -83,22 +86,30 @@ class RoleRecord:
         value = file.read()
         if value is None:
             master = configured if is_master(configured) else BrokerRole.ASYNC_MASTER
-            return cls(configured, configured, master, configured)
+            return cls(configured, configured, master, False, configured)
         try:
             before, current, master = (BrokerRole(value[key]) for key in ("configured", "current", "master"))
+            rejoins = bool(value["rejoins"])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreCorrupt(file.path, 0, f"{error!r}; without it brokerRole of broker.conf applies") from None
         if before is configured:
-            return cls(configured, current, master, current)
-        return cls(configured, configured, configured if is_master(configured) else master, current)
+            return cls(configured, current, master, rejoins, current)
+        if is_master(configured):
+            return cls(configured, configured, configured, False, current)
+        return cls(configured, configured, master, rejoins or is_master(current), current)
 
     def changed(self, current: BrokerRole) -> Self:
         """Return the record after a change of the role."""
         return replace(self, current=current, previous=current)
 
-    def fields(self) -> dict[str, str]:
+    def fields(self) -> dict[str, str | bool]:
         """Return the value of the file."""
-        return {"configured": self.configured.value, "current": self.current.value, "master": self.master.value}
+        return {
+            "configured": self.configured.value,
+            "current": self.current.value,
+            "master": self.master.value,
+            "rejoins": self.rejoins,
+        }
 
 
 def is_master(role: BrokerRole) -> bool:

@@ -111,13 +111,10 @@ class RouteTable:
         body: RegisterBrokerBody,
         now_ms: int,
         owner: object = None,
-        master_epoch: int | None = None,
     ) -> tuple[str, str] | None:
         """Register a broker or refresh its registration, at once; see `registration_steps`."""
         return slices.run(
-            self.registration_steps(
-                address, broker_name, broker_id, cluster, ha_server_addr, body, now_ms, owner, master_epoch
-            )
+            self.registration_steps(address, broker_name, broker_id, cluster, ha_server_addr, body, now_ms, owner)
         )
 
     def registration_steps(
@@ -130,16 +127,13 @@ class RouteTable:
         body: RegisterBrokerBody,
         now_ms: int,
         owner: object = None,
-        master_epoch: int | None = None,
     ) -> Generator[None, None, tuple[str, str] | None]:
         """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
         Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
         a master. If the address is removed or registers other topics between two steps, the rest is left out. Raises
-        Refused for a second address of a registered broker, see the class, and for a master with an outdated epoch.
+        Refused for a second address of a registered broker, see the class.
         """
-        if master_epoch is not None:
-            self._check_epoch(address, broker_name, master_epoch)
         broker = self._brokers.get(broker_name)
         known = broker.addresses.get(broker_id, address) if broker is not None else address
         if self._keeps_addresses and known != address:
@@ -183,6 +177,24 @@ class RouteTable:
         if broker_id == MASTER_ID or master is None:
             return None
         return self._live[master].ha_server_addr, master
+
+    def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
+        """Note the epoch of a master; raise Refused if another address was master in the same or a later one.
+
+        For each registration of a master with an epoch, before it.
+        """
+        newest, at = self.newest_master(broker_name)
+        if epoch > newest or at == address:
+            while len(self._masters) >= MAX_MASTERS and broker_name not in self._masters:
+                del self._masters[next(iter(self._masters))]
+            self._masters[broker_name] = max(epoch, newest), address
+            self._refused.discard(address)
+            return
+        text = f"{address} was master of {broker_name} in epoch {epoch} at most; {at} is in epoch {newest}"
+        if address not in self._refused and len(self._refused) < MAX_MASTERS:
+            self._refused.add(address)
+            logger.error("refused a second master: %s. Start %s with brokerRole=SLAVE", text, address)
+        raise Refused(Reason.FAILED, text, {"masterEpoch": str(newest), "masterAddr": at})
 
     def newest_master(self, broker_name: str) -> tuple[int, str]:
         """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
@@ -291,21 +303,6 @@ class RouteTable:
     def _broker_data(self, name: str) -> BrokerData:
         broker = self._brokers[name]
         return BrokerData(broker_addrs=dict(sorted(broker.addresses.items())), broker_name=name, cluster=broker.cluster)
-
-    def _check_epoch(self, address: str, broker_name: str, epoch: int) -> None:
-        """Note the epoch of a master; raise Refused if another address was master in the same or a later one."""
-        newest, at = self.newest_master(broker_name)
-        if epoch > newest or at == address:
-            while len(self._masters) >= MAX_MASTERS and broker_name not in self._masters:
-                del self._masters[next(iter(self._masters))]
-            self._masters[broker_name] = max(epoch, newest), address
-            self._refused.discard(address)
-            return
-        text = f"{address} was master of {broker_name} in epoch {epoch} at most; {at} is in epoch {newest}"
-        if address not in self._refused and len(self._refused) < MAX_MASTERS:
-            self._refused.add(address)
-            logger.error("refused a second master: %s. Start %s with brokerRole=SLAVE", text, address)
-        raise Refused(Reason.FAILED, text, {"masterEpoch": str(newest), "masterAddr": at})
 
     def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
         """Log that an address registers again with an id that `present` has taken since: both are alive."""

@@ -69,6 +69,8 @@ class RouteService:
 
         A generator of small steps (see `rucola.slices`).
         """
+        if request.master_epoch is not None:
+            self._routes.admit_master(request.broker_addr, request.broker_name, request.master_epoch)
         master = yield from self._routes.registration_steps(
             request.broker_addr,
             request.broker_name,
@@ -78,7 +80,6 @@ class RouteService:
             body,
             self._clock_ms(),
             owner,
-            request.master_epoch,
         )
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))

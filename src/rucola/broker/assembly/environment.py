@@ -27,8 +27,10 @@ class BrokerEnvironment:
     probe_disk: DiskUsageProbe
     on_diverged: Callable[[int], None]
     """Called on a slave with the physical offset from which on its log differs from its master's."""
-    on_master_role: Callable[[BrokerRole], Awaitable[None]]
-    """Called on a slave with the role of its master."""
+    may_cut: Callable[[], bool]
+    """Tells whether a slave may cut off what its master lacks."""
+    on_followed: Callable[[BrokerRole], Awaitable[None]]
+    """Called on a slave with the role of a master whose log it is known to follow."""
     config_file: Path | None
     """The broker.conf that UPDATE_BROKER_CONFIG rewrites; None keeps updates in memory."""
     interceptors: tuple[Interceptor, ...] = ()

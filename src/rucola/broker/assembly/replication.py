@@ -13,7 +13,7 @@ from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.durability import Durability
 from rucola.broker.replication import table_sync
-from rucola.broker.replication.ha_client import HAClient, Member
+from rucola.broker.replication.ha_client import Follower, HAClient
 from rucola.broker.replication.ha_service import HAService
 from rucola.broker.replication.table_sync import SlaveSynchronize
 from rucola.errors import StoreError
@@ -131,11 +131,12 @@ class _SlaveSide:
             storage.store,
             storage.group_commit,
             self._registration,
-            Member(
+            Follower(
                 environment.config.broker_id,
                 storage.mastership.epochs,
                 environment.on_diverged,
-                environment.on_master_role,
+                environment.may_cut,
+                environment.on_followed,
             ),
             environment.client_tls,
             self._credentials,

@@ -65,6 +65,11 @@ WAIT_S = 1.0
 LONG_WAIT_S = 5.0
 """Delay after a session that could not copy anything, or that failed locally."""
 
+AHEAD_ADVICE = (
+    "That master has lost messages that this slave has, and that may be acknowledged. Nothing is copied until this is "
+    "resolved: `rucola admin promote` on this broker keeps them, `rucola admin demote` on it sets them aside and "
+    "follows that master"
+)
 DIVERGED_ADVICE = (
     "Nothing is copied until this is resolved. `rucola store check` on both directories, with the brokers stopped, "
     "shows whether one is damaged. To start over with the master's log, stop the slave, remove its store directory, "
@@ -73,7 +78,7 @@ DIVERGED_ADVICE = (
 
 
 @dataclass(slots=True)
-class Member:
+class Follower:
     """What the master of a slave gets to know of it, and what the slave learns from its master."""
 
     member_id: int
@@ -81,8 +86,10 @@ class Member:
     epochs: EpochFile
     on_diverged: Callable[[int], None]
     """Called with the physical offset at which the own log has to be cut off."""
-    on_master_role: Callable[[BrokerRole], Awaitable[None]]
-    """Called with the role of the master that is followed."""
+    may_cut: Callable[[], bool]
+    """Tells whether the own log may be cut off: it may if this broker was master itself, or was told to follow."""
+    on_followed: Callable[[BrokerRole], Awaitable[None]]
+    """Called with the role of a master with epochs, once the logs are known to be equal."""
     newest_epoch: int = 0
     """The newest epoch of a master that this slave has followed; 0 if it has followed none yet."""
 
@@ -96,7 +103,7 @@ class HAClient:
         store: MessageStore,
         group_commit: GroupCommit,
         registration: Registration,
-        member: Member,
+        follower: Follower,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -106,7 +113,7 @@ class HAClient:
         self._config = config
         self._store = store
         self._replica = store.replica
-        self._member = member
+        self._follower = follower
         self._registration = registration
         self._tls = None if tls is None else tls.follow()
         is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -152,8 +159,11 @@ class HAClient:
         try:
             await self._run_session(stream)
         except LogDiverged as error:
+            if not self._follower.may_cut():
+                self._outages.failed(COMPARISON, f"the master at {address}: {error}. {AHEAD_ADVICE}")
+                return LONG_WAIT_S
             logger.warning("the master at %s: %s", address, error)
-            self._member.on_diverged(error.physical_offset)
+            self._follower.on_diverged(error.physical_offset)
             return LONG_WAIT_S
         except StoreError as error:
             self._outages.failed(COMPARISON, f"the master at {address}: {error}. {DIVERGED_ADVICE}")
@@ -173,7 +183,7 @@ class HAClient:
             if self._credentials is not None:
                 await prove(stream, self._credentials, self._config.ha_housekeeping_interval)
             await _ReplicationSession(
-                self._config, self._store, self._replica, self._member, self._group_commit, stream, self._on_compared
+                self._config, self._store, self._replica, self._follower, self._group_commit, stream, self._on_compared
             ).run()
         finally:
             stream.close()
@@ -200,7 +210,7 @@ class _ReplicationSession:
         config: BrokerConfig,
         store: MessageStore,
         replica: Replica,
-        member: Member,
+        follower: Follower,
         group_commit: GroupCommit | None,
         stream: Stream,
         on_compared: Callable[[], None],
@@ -208,11 +218,12 @@ class _ReplicationSession:
         self._config = config
         self._store = store
         self._replica = replica
-        self._member = member
+        self._follower = follower
         self._epochs: tuple[Epoch, ...] = ()
         """The epochs of the master; none if it knows no epochs."""
         self._adopts_at = _NEVER
         """The end of the log at which the next of them are written to the own epoch file."""
+        self._master_role = BrokerRole.ASYNC_MASTER
         self._group_commit = group_commit
         self._stream = stream
         self._begin = self._replica.begin
@@ -231,24 +242,24 @@ class _ReplicationSession:
 
     async def _greet(self) -> bytes:
         """Exchange epochs with the master; return its first bytes if it knows none."""
-        member, store = self._member, self._store
-        newest = max(member.newest_epoch, member.epochs.last.number)
-        join = Join(member.member_id, newest, self._begin, store.max_physical_offset, member.epochs.epochs)
+        follower, store = self._follower, self._store
+        newest = max(follower.newest_epoch, follower.epochs.last.number)
+        join = Join(follower.member_id, newest, self._begin, store.max_physical_offset, follower.epochs.epochs)
         timeout_ms = self._config.ha_housekeeping_interval
         greeting, first = await greet(self._stream, join, store.min_physical_offset, timeout_ms)
         if greeting is not None:
             self._epochs = tuple(as_epochs(greeting.epochs))
             self._adopts_at = self._compared_end
-            member.newest_epoch = greeting.epoch
-            await member.on_master_role(BrokerRole.SYNC_MASTER if greeting.is_sync else BrokerRole.ASYNC_MASTER)
+            follower.newest_epoch = greeting.epoch
+            self._master_role = BrokerRole.SYNC_MASTER if greeting.is_sync else BrokerRole.ASYNC_MASTER
         return first
 
     async def _adopt_epochs(self, end: int) -> None:
         """Write the master's epochs of a log up to `end`, before the log has these bytes."""
         epochs = within(self._epochs, self._store.min_physical_offset, end)
         self._adopts_at = min([epoch.begin for epoch in self._epochs if epoch.begin > end], default=_NEVER)
-        if epochs != self._member.epochs.epochs:
-            await in_thread(self._member.epochs.replace, epochs)
+        if epochs != self._follower.epochs.epochs:
+            await in_thread(self._follower.epochs.replace, epochs)
 
     async def _receive(self, first: bytes) -> None:
         decoder = TransferDecoder()
@@ -261,13 +272,7 @@ class _ReplicationSession:
                 raise OSError(store.write_state.failure)
             # 2. Compare with the own log, and append the bytes behind its end.
             for physical_offset, piece in decoder.receive_data(data):
-                end = physical_offset + len(piece)
-                if end >= self._adopts_at:
-                    await self._adopt_epochs(end)
-                self._replica.append(physical_offset, piece)
-                if not self._is_compared and physical_offset + len(piece) >= self._compared_end:
-                    self._is_compared = True
-                    self._on_compared()
+                await self._take(physical_offset, piece)
             data = b""
             self._progress.set()
             # 3. Dispatch in bounded batches, yielding in between.
@@ -276,6 +281,22 @@ class _ReplicationSession:
                 if store.stall is not None:
                     raise OSError(store.stall)  # a later session continues; the master must not send more until then
                 await asyncio.sleep(0)
+
+    async def _take(self, physical_offset: int, piece: memoryview) -> None:
+        """Compare the part of a piece that the log had when the session began, then append the rest."""
+        end = physical_offset + len(piece)
+        if not self._is_compared:
+            own = piece[: max(0, self._compared_end - physical_offset)]
+            self._replica.append(physical_offset, own)
+            physical_offset, piece = physical_offset + len(own), piece[len(own) :]
+            if end >= self._compared_end:
+                self._is_compared = True
+                self._on_compared()
+                if self._epochs:
+                    await self._follower.on_followed(self._master_role)
+        if end >= self._adopts_at:
+            await self._adopt_epochs(end)
+        self._replica.append(physical_offset, piece)
 
     async def _read(self) -> bytes:
         try:
