@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from rucola.broker.broker import Broker
 from rucola.client import Producer, SendStatus
@@ -14,7 +17,7 @@ from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import read_epochs
 from rucola.store.tools.check import check
-from support.cluster import Cluster
+from support.cluster import HOST, Cluster, cluster
 from support.replication import pair, send
 from support.waiting import until
 
@@ -80,7 +83,7 @@ async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Pat
 async def test_an_old_master_that_returns_with_its_old_file_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The slave was promoted by its configuration, as the documentation says, and the old master knows nothing of it."""
+    """The slave was promoted by its configuration, and the old master knows nothing of it."""
     async with pair(tmp_path) as (running, first, second):
         await send(running, 5)
         await follows(running, first, second)

@@ -100,7 +100,7 @@ def _last_timestamp(files: MappedFileQueue, end: int) -> int:
     """Return the store time of the last record that begins before `end`, of those in its file; 0 if there is none."""
     file = files.find(end - 1)
     last = 0
-    for item in () if file is None else scan_file(file, check_crc=False):
+    for item in () if file is None else scan_file(file, 0, check_crc=False):
         if isinstance(item, RecordRun):
             times = item.store_timestamps[item.positions < end - item.file.begin]
             last = int(times.max()) if len(times) else last
