@@ -16,10 +16,11 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -68,6 +69,7 @@ class Broker:
             store_config,
             clock,
             probe_disk,
+            self,
             self._on_diverged,
             self._may_cut,
             self._on_followed,
@@ -76,7 +78,7 @@ class Broker:
             ServerTls.of(config.tls),
             ClientTls.of(config.tls),
         )
-        self._member_id = config.broker_id
+        self.member_id = config.broker_id
         """brokerId of the configuration; as master the broker registers with 0 all the same."""
         self._running = AsyncExitStack()
         self._parts: RunningParts | None = None
@@ -87,8 +89,11 @@ class Broker:
         """The role, from the first `open` on."""
         self._changing = asyncio.Lock()
         """Held during a change of the role."""
-        self._cutting: asyncio.Task[None] | None = None
-        """The task that cuts the log of this slave."""
+        self.role_since_ms = 0
+        """When the broker started in its role."""
+        self._changes: set[asyncio.Task[None]] = set()
+        """Changes of the role in the background."""
+        self._is_cutting = False
 
     @property
     def address(self) -> str:
@@ -101,7 +106,7 @@ class Broker:
             self._role = RoleRecord.load(self._role_file, self.store_config.broker_role)
             if self._role.current is not self.store_config.broker_role:
                 logger.info("role %s instead of the configured one, see config/role.json", self._role.current.value)
-            self._take_role(self._role, self._member_id)
+            self._take_role(self._role, self.member_id)
         async with AsyncExitStack() as opening:
             self._opened = await open_broker(self._environment, opening)
             self._running = opening.pop_all()
@@ -119,6 +124,7 @@ class Broker:
         opened, self._opened = self._opened, None
         async with self._running.pop_all() as starting:
             self._parts = await start_broker(self._environment, opened, starting, start)
+            self.role_since_ms = self._environment.clock()
             self._running = starting.pop_all()
 
     async def reload(self) -> None:
@@ -156,6 +162,23 @@ class Broker:
         """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
         self._running_parts.replication.set_in_sync(members)
 
+    @property
+    def master_role(self) -> str:
+        """The role that this broker has as master."""
+        return "" if self._role is None else self._role.master.value
+
+    def in_background(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change of the role; a failure is logged."""
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._changes.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.critical("the role cannot be changed", exc_info=error)
+
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(end)
+
     async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
         """Become master in a new epoch; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
@@ -171,7 +194,7 @@ class Broker:
         """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
             self.config.ha_master_address = ha_address
-            await self._change_role(BrokerRole.SLAVE, self._member_id or master_id, RoleStart(), rejoins=True)
+            await self._change_role(BrokerRole.SLAVE, self.member_id or master_id, RoleStart(), rejoins=True)
 
     async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
@@ -187,11 +210,13 @@ class Broker:
 
     def _on_diverged(self, physical_offset: int) -> None:
         """Cut the log of this slave, in a task of its own: the caller is stopped for that."""
-        if self._cutting is None or self._cutting.done():
-            self._cutting = asyncio.create_task(self._cut_log(physical_offset))
+        if not self._is_cutting:
+            self._is_cutting = True
+            self.in_background(self._cut_log(physical_offset))
 
     async def _cut_log(self, physical_offset: int) -> None:
         async with self._changing:
+            self._is_cutting = False
             if self._parts is None or is_master(self.store_config.broker_role):
                 return
             await self._stop()

@@ -38,6 +38,19 @@ class Replication(Protocol):
         """Return what each slave that knows epochs has confirmed, by its brokerId."""
         ...
 
+    @property
+    def is_following(self) -> bool:
+        """Whether this slave is connected to its master, with an equal log."""
+        ...
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        """Wait until a slave that knows epochs has everything below a physical offset."""
+        ...
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
+        ...
+
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Wait for all of these slaves from now on."""
         ...
@@ -63,6 +76,8 @@ def build_replication(
 class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
+    is_following = False
+
     def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage) -> None:
         self._ha_service = HAService(
             environment.config, storage.store, storage.mastership, environment.tls, access.admit_slave
@@ -76,6 +91,12 @@ class _MasterSide:
 
     def confirmed(self) -> dict[int, int]:
         return self._ha_service.confirmed()
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        await self._ha_service.wait_confirmed(member_id, physical_offset)
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        return self._ha_service.slaves()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         self._ha_service.set_in_sync(members)
@@ -97,6 +118,7 @@ class _SlaveSide:
         self._credentials = metadata.credentials if access.control is not None else None
         self._storage = storage
         self._registration = metadata.registration
+        self._client: HAClient | None = None
         self.durability = Durability(storage.store, storage.group_commit, None)
         self._synchronize = SlaveSynchronize(
             metadata.registration,
@@ -111,8 +133,18 @@ class _SlaveSide:
     def replication_lag(self) -> dict[str, int]:
         return {}
 
+    @property
+    def is_following(self) -> bool:
+        return self._client is not None and self._client.is_following
+
     def confirmed(self) -> dict[int, int]:
         return {}
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        raise StoreError("this broker is a slave, and has none")
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        return []
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         raise StoreError("this broker is a slave: nothing waits for its slaves")
@@ -142,6 +174,7 @@ class _SlaveSide:
             self._credentials,
         )
         client.start()
+        self._client = client
         running.push_async_callback(client.stop)
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:

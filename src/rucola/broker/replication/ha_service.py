@@ -87,6 +87,8 @@ class HAService:
         self._store = store
         self._in_sync: frozenset[int] | None = None
         """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
+        self._reported = asyncio.Event()
+        """Set by each report."""
         self._connections: set[_HAConnection] = set()
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiting sender."""
@@ -127,6 +129,22 @@ class HAService:
             for connection in self._connections
             if connection.member_id is not None and connection.reported >= 0
         }
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        """Wait until a slave that knows epochs has everything below a physical offset."""
+        while self.confirmed().get(member_id, -1) < physical_offset:
+            self._reported.clear()
+            self.on_put()
+            await self._reported.wait()
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        """Return address, brokerId, confirmed physical offset and in-sync state of each slave that has reported."""
+        members = self._in_sync or frozenset()
+        return [
+            (connection.peer, connection.member_id, connection.reported, connection.member_id in members)
+            for connection in self._connections
+            if connection.reported >= 0
+        ]
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId; nothing waits for any other slave."""
@@ -244,6 +262,7 @@ class HAService:
         if connection.reported < 0:
             connection.wake.set()
         connection.reported = physical_offset
+        self._reported.set()
         self._resolve_waiters(self._replicated_end(), is_replicated=True)
 
     def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
