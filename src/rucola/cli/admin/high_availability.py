@@ -126,7 +126,7 @@ def switchover(namesrv_addr: str, as_json: bool, address: str, timeout_s: float,
     """
     confirm(yes, f"have the master hand over to {address}")
     timeout_ms = round(timeout_s * 1000)
-    epoch, pause_ms = _change(namesrv_addr, lambda client: client.roles.switch_over(address, timeout_ms=timeout_ms))
+    epoch, pause_ms = call_admin(namesrv_addr, lambda client: client.roles.switch_over(address, timeout_ms=timeout_ms))
     text = f"{address} is master in epoch {epoch}; no messages were accepted for {pause_ms} ms"
     _report(as_json, {"brokerAddr": address, "epoch": epoch, "pauseMs": pause_ms}, text)
 
