@@ -120,7 +120,7 @@ async def test_a_fenced_master_may_be_promoted_again(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:
         await send(running, 5)
         await follows(first, second)
-        await second.become_master(2, frozenset())
+        await second.become_master(2, None)
         await first.stop()
         await first.start()
         await send(running, 2)

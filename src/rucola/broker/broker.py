@@ -159,8 +159,8 @@ class Broker:
         return self._running_parts.replication.confirmed()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
-        self._running_parts.replication.set_in_sync(members)
+        """Acknowledge only what all of these slaves have, by their brokerId; see `RoleControl`."""
+        self._running_parts.replication.set_in_sync(members - {self.member_id})
 
     @property
     def master_role(self) -> str:
@@ -179,21 +179,29 @@ class Broker:
         self._changes.add(task)
         task.add_done_callback(end)
 
-    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+    async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
         """Become master in a new epoch; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
             last, role = self.position().epoch, self._role
             assert role is not None
+            if self._running_parts.storage.mastership.epoch == epoch:
+                return
             if epoch <= last:
                 raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
-            await self._change_role(role.master, MASTER_ID, RoleStart(epoch))
-            if in_sync:
-                self.set_in_sync(in_sync)
+            others = None if in_sync is None else in_sync - {self.member_id}
+            await self._change_role(role.master, MASTER_ID, RoleStart(epoch, others))
 
     async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
         """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
+            is_same = ha_address == self.config.ha_master_address
             self.config.ha_master_address = ha_address
+            if self._running_parts.storage.store.config.is_slave:
+                assert self._role is not None
+                await asyncio.to_thread(self._keep_role(dataclasses.replace(self._role, rejoins=True)))
+                if not is_same or not self._running_parts.replication.is_following:
+                    await self._running_parts.replication.follow_again()
+                return
             await self._change_role(BrokerRole.SLAVE, self.member_id or master_id, RoleStart(), rejoins=True)
 
     async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:

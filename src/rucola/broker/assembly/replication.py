@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from rucola.broker.assembly.access import Access
+from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
@@ -16,7 +17,9 @@ from rucola.broker.replication import table_sync
 from rucola.broker.replication.ha_client import Follower, HAClient
 from rucola.broker.replication.ha_service import HAService
 from rucola.broker.replication.table_sync import SlaveSynchronize
+from rucola.broker.replication.visible_end import VisibleEnd
 from rucola.errors import StoreError
+from rucola.store.config import BrokerRole
 from rucola.store.dispatch import TopicArrivals
 
 LOG_LAG_INTERVAL_MS = 60_000
@@ -55,6 +58,10 @@ class Replication(Protocol):
         """Wait for all of these slaves from now on."""
         ...
 
+    async def follow_again(self) -> None:
+        """Connect to the master again, whose address has changed; slave only."""
+        ...
+
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """Start before the broker registers, which announces the port of the HA service."""
         ...
@@ -65,12 +72,12 @@ class Replication(Protocol):
 
 
 def build_replication(
-    environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata
+    environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata, connections: Connections
 ) -> Replication:
     """Return the side that brokerRole names."""
     if environment.is_slave:
         return _SlaveSide(environment, access, storage, metadata)
-    return _MasterSide(environment, access, storage)
+    return _MasterSide(environment, access, storage, connections)
 
 
 class _MasterSide:
@@ -78,10 +85,22 @@ class _MasterSide:
 
     is_following = False
 
-    def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage) -> None:
+    def __init__(
+        self, environment: BrokerEnvironment, access: Access, storage: Storage, connections: Connections
+    ) -> None:
+        self._connections = connections
+        visible = VisibleEnd(storage.store, connections.hold.arrived)
+        is_sync = environment.store_config.broker_role is BrokerRole.SYNC_MASTER
         self._ha_service = HAService(
-            environment.config, storage.store, storage.mastership, environment.tls, access.admit_slave
+            environment.config,
+            storage.store,
+            storage.mastership,
+            environment.tls,
+            access.admit_slave,
+            visible.advance if is_sync else lambda physical_offset: None,
         )
+        self._is_sync = is_sync
+        storage.subscribe(visible.on_arrival)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
@@ -95,10 +114,14 @@ class _MasterSide:
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
         await self._ha_service.wait_confirmed(member_id, physical_offset)
 
+    async def follow_again(self) -> None:
+        """A master follows no other broker."""
+
     def slaves(self) -> list[tuple[str, int | None, int, bool]]:
         return self._ha_service.slaves()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
+        self._connections.wakes_at_dispatch = not self._is_sync
         self._ha_service.set_in_sync(members)
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
@@ -142,6 +165,11 @@ class _SlaveSide:
 
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
         raise StoreError("this broker is a slave, and has none")
+
+    async def follow_again(self) -> None:
+        if self._client is not None:
+            await self._client.stop()
+            self._client.start()
 
     def slaves(self) -> list[tuple[str, int | None, int, bool]]:
         return []

@@ -79,12 +79,15 @@ class HAService:
         mastership: Mastership,
         tls: ServerTls | None = None,
         admission: Callable[[Stream], Awaitable[bytes]] | None = None,
+        on_in_sync_end: Callable[[int], None] = lambda physical_offset: None,
     ) -> None:
         self._config = config
         self._mastership = mastership
         self._admission = admission
         """Authenticates a slave, and returns the bytes of its first report that it read."""
         self._store = store
+        self._on_in_sync_end = on_in_sync_end
+        """Called with the physical offset up to which all in-sync slaves have the log, when it may have changed."""
         self._in_sync: frozenset[int] | None = None
         """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
         self._reported = asyncio.Event()
@@ -149,7 +152,13 @@ class HAService:
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId; nothing waits for any other slave."""
         self._in_sync = members
-        self._resolve_waiters(self._replicated_end(), is_replicated=True)
+        self._on_progress()
+
+    def _on_progress(self) -> None:
+        end = self._replicated_end()
+        if self._in_sync is not None:
+            self._on_in_sync_end(end)
+        self._resolve_waiters(end, is_replicated=True)
 
     def _replicated_end(self) -> int:
         """Return the physical offset up to which the log counts as replicated; -1 if nothing does."""
@@ -168,6 +177,8 @@ class HAService:
 
     def on_put(self) -> None:
         """Wake all connections, after new records were dispatched or a sender began to wait."""
+        if self._in_sync is not None and not self._in_sync:
+            self._on_progress()  # no report follows
         for connection in self._connections:
             connection.wake.set()
 
@@ -263,7 +274,7 @@ class HAService:
             connection.wake.set()
         connection.reported = physical_offset
         self._reported.set()
-        self._resolve_waiters(self._replicated_end(), is_replicated=True)
+        self._on_progress()
 
     def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
         """Resolve the senders that wait for bytes before `physical_offset`."""

@@ -158,7 +158,7 @@ class RoleService:
         newest, _ = await self._registration.newest_master(epoch)
         epoch = max(epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
         logger.warning("%s promotes this broker to master, in epoch %d", caller.address, epoch)
-        self._control.in_background(self._control.become_master(epoch, frozenset()))
+        self._control.in_background(self._control.become_master(epoch, None))
         return epoch
 
     def demote(self, caller: Caller, broker_id: int) -> None:
