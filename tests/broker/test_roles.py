@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.broker.broker import Broker
-from rucola.client import Producer, PullConsumer, SendStatus
+from rucola.client import Producer, PullConsumer, PullStatus, SendStatus
 from rucola.errors import StoreError
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -216,9 +216,9 @@ async def test_an_in_sync_set_is_what_senders_and_consumers_wait_for(tmp_path: P
         assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
         seen = await consumer.pull(queue, 0)
         assert (len(seen.messages), seen.max_offset) == (end + 1, end + 1)
-        waiting = asyncio.create_task(consumer.pull(queue, end + 1))
-        beyond = asyncio.create_task(consumer.pull(queue, end + 2))
-        await asyncio.wait([waiting], timeout=0.5)
+        waiting = asyncio.create_task(consumer.pull(queue, end + 1, suspend_ms=20_000))
+        beyond = asyncio.create_task(consumer.pull(queue, end + 2, suspend_ms=20_000))
+        assert (await consumer.pull(queue, end + 1)).status is PullStatus.NO_NEW_MSG
         assert not waiting.done()
         # It is back: both waits end.
         await second.start()

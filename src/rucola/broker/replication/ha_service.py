@@ -44,6 +44,8 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+_NEVER = 1 << 63
+"""A physical offset beyond every log."""
 READ_SIZE = 8192
 """Bytes per read of reports, which have 8 bytes each."""
 
@@ -157,7 +159,7 @@ class HAService:
     def _on_progress(self) -> None:
         end = self._replicated_end()
         if self._in_sync is not None:
-            self._on_in_sync_end(end)
+            self._on_in_sync_end(end if self._in_sync else _NEVER)
         self._resolve_waiters(end, is_replicated=True)
 
     def _replicated_end(self) -> int:
@@ -177,8 +179,6 @@ class HAService:
 
     def on_put(self) -> None:
         """Wake all connections, after new records were dispatched or a sender began to wait."""
-        if self._in_sync is not None and not self._in_sync:
-            self._on_progress()  # no report follows
         for connection in self._connections:
             connection.wake.set()
 
