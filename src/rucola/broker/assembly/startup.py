@@ -122,7 +122,7 @@ async def start_broker(
     access.schedule(scheduler)
 
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
-    await start_metrics(environment, access, serving, connections, replication, running)
+    await start_metrics(environment, access, serving, connections, running)
     replication.start(scheduler, running)
     await connections.listen(running)
     await metadata.register(running)

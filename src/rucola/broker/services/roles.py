@@ -111,20 +111,29 @@ class RoleService:
         self._control = control
         self._clock = clock
 
-    async def status(self, count_from: int | None) -> HaStatus:
-        """Return role, epochs and replication of this broker."""
-        store, config, mastership = self._store, self._config, self._mastership
-        slaves = [
+    def slaves(self) -> list[SlaveStatus]:
+        """Return the connected slaves of this master, and how far each lags."""
+        return [
             SlaveStatus(
                 broker_id=broker_id,
                 address=address,
                 confirmed=confirmed,
-                lag_bytes=store.max_physical_offset - confirmed,
+                lag_bytes=self._store.max_physical_offset - confirmed,
                 lag_seconds=self._age_s(confirmed),
                 in_sync=in_sync,
             )
             for address, broker_id, confirmed, in_sync in self._replication.slaves()
         ]
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch of the log."""
+        return self._mastership.epochs.last.number
+
+    async def status(self, count_from: int | None) -> HaStatus:
+        """Return role, epochs and replication of this broker."""
+        store, config, mastership = self._store, self._config, self._mastership
+        slaves = self.slaves()
         replicated = max([slave.confirmed for slave in slaves], default=store.min_physical_offset)
         is_slave = store.config.is_slave
         return HaStatus(
@@ -136,7 +145,7 @@ class RoleService:
             is_accepting=store.write_state.is_writable,
             reason=store.write_state.reason or "",
             is_following=self._replication.is_following,
-            epoch=mastership.epochs.last.number,
+            epoch=self.epoch,
             fenced_by=mastership.fenced_by,
             begin=store.min_physical_offset,
             end=store.max_physical_offset,
