@@ -11,7 +11,7 @@ points at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Final
 
@@ -22,8 +22,6 @@ from rucola.store.consume_queue import ConsumeQueue, iter_units
 
 logger = logging.getLogger(__name__)
 
-MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
-"""Bytes of records that a query returns, beyond the first: a frame has 16 MiB at most."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -88,24 +86,6 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, records, total
-
-
-def latest_records(log: CommitLog, physical_offsets: Sequence[int]) -> list[tuple[int, bytes]]:
-    """Return the records at ascending physical offsets, each with its own, as many of the last as fit a response.
-
-    Offsets without a record are left out. At least one record is returned, whatever its size.
-    """
-    found: list[tuple[int, bytes]] = []
-    size = 0
-    for physical_offset in reversed(physical_offsets):
-        record = log.record(physical_offset)
-        if record is None:
-            continue
-        size += len(record)
-        if found and size > MAX_QUERY_SIZE:
-            break
-        found.append((physical_offset, record))
-    return found[::-1]
 
 
 def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:
