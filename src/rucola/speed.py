@@ -96,12 +96,12 @@ put_entries: Callable[[mmap, int, int, int, Buffer, Buffer, Buffer], int | None]
 
 select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[int] | None] | None
 select_entries = _function("select_entries")
-"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select`) -> `IndexFile.select`."""
+"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select_steps`) -> its result, of a short chain."""
 
 read_records: Callable[[mmap, int, int, list[int], int], tuple[list[bytes], list[int]] | None] | None
 read_records = _function("read_records")
 """(map, physical offset of its begin, bytes that the log has written, physical offsets, max bytes) ->
-`read_batch.latest_records`."""
+`query.latest_records`."""
 
 _Accepts = Callable[[int], bool] | None
 

@@ -23,8 +23,6 @@ from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, iter
 
 logger = logging.getLogger(__name__)
 
-MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
-"""Bytes of records that a query returns, beyond the first: a frame has 16 MiB at most."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -90,35 +88,6 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, records, total
-
-
-def latest_records(log: CommitLog, physical_offsets: list[int]) -> tuple[list[bytes], list[int]]:
-    """Return the records at ascending physical offsets, as many of the last as fit a response, with their offsets.
-
-    Offsets without a record are left out. At least one record is returned, whatever its size.
-    """
-    if (
-        speed.read_records is not None
-        and physical_offsets
-        and (file := log.files.find(physical_offsets[0])) is not None
-    ):
-        written = min(log.end, file.end) - file.begin
-        found = speed.read_records(file.map, file.begin, written, physical_offsets, MAX_QUERY_SIZE)
-        if found is not None:
-            return found
-    records: list[bytes] = []
-    offsets: list[int] = []
-    size = 0
-    for physical_offset in reversed(physical_offsets):
-        record = log.record(physical_offset)
-        if record is None:
-            continue
-        size += len(record)
-        if records and size > MAX_QUERY_SIZE:
-            break
-        records.append(record)
-        offsets.append(physical_offset)
-    return records[::-1], offsets[::-1]
 
 
 def _read_usual(
