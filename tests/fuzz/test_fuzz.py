@@ -66,7 +66,7 @@ def test_every_input_of_the_corpus_belongs_to_a_target(golden: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "data", [b"a\\\n" * 80_000, b"\\a" * 100_000, b"a" * 200_000], ids=["continued", "escaped", "plain"]
+    "data", [b"a\\\n" * 80_000, b"\\a" * 400_000, b"a" * 200_000], ids=["continued", "escaped", "plain"]
 )
 def test_long_lines_of_settings_neither_stall_nor_grow(golden: Path, data: bytes) -> None:
     """They once took quadratic time, and 200 bytes for each of theirs."""
