@@ -39,9 +39,8 @@ def read_batch(
 ) -> tuple[GetMessageStatus, int, list[bytes], int]:
     """Return (status, queue offset to continue from, records, their bytes).
 
-    `units` begin at `queue_offset`. At most `max_count` records are returned, and after the first at most `max_bytes`.
-    `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue offset of each
-    damaged unit.
+    `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
+    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
     """
     status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
     if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
