@@ -16,6 +16,7 @@ from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
+from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
@@ -68,7 +69,6 @@ class Serving:
             self.state,
             replication.durability,
             connections.calls,
-            permission.check_publish,
             late,
             access.service,
             RoleService(
@@ -77,7 +77,7 @@ class Serving:
                 storage.mastership,
                 replication,
                 registration,
-                metadata.client,
+                RemotingPeerCalls(metadata.client),
                 environment.roles,
                 environment.clock,
             ),
