@@ -271,7 +271,7 @@ async def test_a_slave_whose_offset_was_deleted_stops(tmp_path: Path, caplog: py
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (b"\xff" * 8, "a report of physical offset -1"),
+        (b"\xfe" * 8, "a report of physical offset -72340172838076674"),
         (encode_report(1 << 40), "ends at 1099511627776, and that of this master at"),
         (b"GET / HTTP/1.1\r\n\r\n", "and that of this master at"),
     ],
@@ -293,7 +293,9 @@ async def test_garbage_on_the_replication_port_closes_the_connection(
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (encode_header(-1, 4), "a transfer of 4 bytes at physical offset -1"),
+        (encode_header(-5, 4), "a transfer of 4 bytes at physical offset -5"),
+        (encode_header(-1, 4) + b"abcd", "4 bytes about a log"),
+        (encode_header(-1, 1 << 30), "-1 with 1073741824 bytes"),
         (encode_header(77, 4) + b"abcd", "the master's log begins at 77"),
         (encode_header(0, 8) + b"no record", "the master sent no record at 0"),
         (encode_header(0, 5)[:7], "it closed the connection"),
@@ -310,7 +312,7 @@ async def test_a_slave_reconnects_after_garbage_from_its_master(
         async def serve(stream: Stream) -> None:
             nonlocal turns
             turns += 1
-            assert await stream.read(8) == encode_report(0)
+            assert await stream.read(16) == encode_report(-1) + encode_report(0)
             await stream.write(sent)
             if not words.startswith("it closed"):
                 assert not await stream.read(8), "the slave ends it"

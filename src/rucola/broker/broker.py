@@ -3,26 +3,38 @@
 `Broker` holds the configuration and the exit stack of the running parts; `assembly.startup` builds, starts and stops
 them. A broker that fails to start releases everything that it took.
 
+What depends on the role is decided when the parts are built. A change of the role is therefore an orderly stop and a
+start over the same store, which takes some tenths of a second.
+
 Corresponds to `BrokerController` of Apache RocketMQ 4.9.8. Deliberate difference: the parts receive what they need and
 do not know this class.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
 from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
-from rucola.broker.assembly.startup import OpenedParts, open_broker, start_broker
+from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
-from rucola.broker.services.broker_services import BrokerServices
+from rucola.broker.role import LogPosition, RoleRecord, is_master
+from rucola.errors import StoreError
+from rucola.protocol.route import MASTER_ID
 from rucola.remoting.tls import ClientTls, ServerTls
-from rucola.store.config import StoreConfig
+from rucola.store.config import BrokerRole, StoreConfig
+from rucola.store.config_files import ConfigFile, config_path
+from rucola.store.diverged_tail import cut_tail
+
+logger = logging.getLogger(__name__)
 
 
 def wall_clock_ms() -> int:
@@ -56,15 +68,27 @@ class Broker:
             store_config,
             clock,
             probe_disk,
+            self._on_diverged,
+            self._may_cut,
+            self._on_followed,
             config_file,
             tuple(interceptors),
             ServerTls.of(config.tls),
             ClientTls.of(config.tls),
         )
+        self._member_id = config.broker_id
+        """brokerId of the configuration; as master the broker registers with 0 all the same."""
         self._running = AsyncExitStack()
-        self._services: BrokerServices | None = None
+        self._parts: RunningParts | None = None
         self._opened: OpenedParts | None = None
         """What `open` has opened, until `start`."""
+        self._role_file = ConfigFile(config_path(Path(store_config.store_path_root_dir), "role"))
+        self._role: RoleRecord | None = None
+        """The role, from the first `open` on."""
+        self._changing = asyncio.Lock()
+        """Held during a change of the role."""
+        self._cutting: asyncio.Task[None] | None = None
+        """The task that cuts the log of this slave."""
 
     @property
     def address(self) -> str:
@@ -73,6 +97,11 @@ class Broker:
 
     async def open(self) -> None:
         """Open the store without binding a port. Raises StoreError. `start` follows, or `stop`."""
+        if self._role is None:
+            self._role = RoleRecord.load(self._role_file, self.store_config.broker_role)
+            if self._role.current is not self.store_config.broker_role:
+                logger.info("role %s instead of the configured one, see config/role.json", self._role.current.value)
+            self._take_role(self._role, self._member_id)
         async with AsyncExitStack() as opening:
             self._opened = await open_broker(self._environment, opening)
             self._running = opening.pop_all()
@@ -81,10 +110,15 @@ class Broker:
         """Open the store, unless `open` did, and begin to serve. Raises StoreError, ConfigError or RemotingError."""
         if self._opened is None:
             await self.open()
+        assert self._role is not None
+        await self._start(RoleStart(is_promotion=self._role.is_promotion))
+        await asyncio.to_thread(self._keep_role(self._role.changed(self._role.current)))
+
+    async def _start(self, start: RoleStart) -> None:
         assert self._opened is not None
         opened, self._opened = self._opened, None
         async with self._running.pop_all() as starting:
-            self._services = await start_broker(self._environment, opened, starting)
+            self._parts = await start_broker(self._environment, opened, starting, start)
             self._running = starting.pop_all()
 
     async def reload(self) -> None:
@@ -94,13 +128,110 @@ class Broker:
         """
         if self._environment.tls is not None:
             self._environment.tls.reload()
-        if self._services is not None:
-            await self._services.configuration.reload()
+        if self._parts is not None:
+            await self._parts.services.configuration.reload()
 
     async def stop(self) -> None:
         """Stop serving and close the store. Idempotent. Everything that was acknowledged is on disk afterwards."""
+        async with self._changing:
+            await self._stop()
+
+    async def _stop(self) -> None:
         self._opened = None
+        self._parts = None
         await self._running.aclose()
+
+    # -- the role, see `RoleControl` ----------------------------------------------------------------------------------
+
+    def position(self) -> LogPosition:
+        """Return how far the log goes. StoreError while the broker is stopped or changes its role."""
+        storage = self._running_parts.storage
+        return LogPosition(storage.mastership.epochs.last.number, storage.store.max_physical_offset)
+
+    def in_sync(self) -> Mapping[int, int]:
+        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
+        return self._running_parts.replication.confirmed()
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
+        self._running_parts.replication.set_in_sync(members)
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+        """Become master in a new epoch; see `RoleControl`. Clients are disconnected meanwhile."""
+        async with self._changing:
+            last, role = self.position().epoch, self._role
+            assert role is not None
+            if epoch <= last:
+                raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
+            await self._change_role(role.master, MASTER_ID, RoleStart(epoch))
+            if in_sync:
+                self.set_in_sync(in_sync)
+
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
+        """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
+        async with self._changing:
+            self.config.ha_master_address = ha_address
+            await self._change_role(BrokerRole.SLAVE, self._member_id or master_id, RoleStart(), rejoins=True)
+
+    async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
+        """Stop all parts and start them in another role, over the same store and on the same ports."""
+        began_s = time.monotonic()
+        await self._stop()
+        assert self._role is not None
+        changed = dataclasses.replace(self._role.changed(role), rejoins=rejoins)
+        await asyncio.to_thread(self._keep_role(changed))
+        self._take_role(changed, broker_id)
+        await self.open()
+        await self._start(start)
+        logger.info("role %s after %.0f ms", role.value, (time.monotonic() - began_s) * 1000)
+
+    def _on_diverged(self, physical_offset: int) -> None:
+        """Cut the log of this slave, in a task of its own: the caller is stopped for that."""
+        if self._cutting is None or self._cutting.done():
+            self._cutting = asyncio.create_task(self._cut_log(physical_offset))
+
+    async def _cut_log(self, physical_offset: int) -> None:
+        async with self._changing:
+            if self._parts is None or is_master(self.store_config.broker_role):
+                return
+            await self._stop()
+            try:
+                tail = await asyncio.to_thread(cut_tail, self.store_config, physical_offset)
+            except (OSError, StoreError) as error:
+                logger.error("the log cannot be cut at %d, and does not follow its master: %s", physical_offset, error)
+            else:
+                logger.warning(
+                    "%d messages, %d bytes of the log from %d to %d, were never replicated, and are cut off; they are "
+                    "kept in %s. `rucola store grep` reads them",
+                    tail.messages, tail.size, tail.begin, tail.end, ", ".join(map(str, tail.directories)),
+                )  # fmt: skip
+            await self.open()
+            await self._start(RoleStart())
+
+    def _may_cut(self) -> bool:
+        return self._role is not None and self._role.rejoins
+
+    async def _on_followed(self, role: BrokerRole) -> None:
+        """Keep the role of the master, which this slave takes if it is promoted."""
+        assert self._role is not None
+        followed = dataclasses.replace(self._role, master=role, rejoins=False)
+        if followed != self._role:
+            await asyncio.to_thread(self._keep_role(followed))
+
+    def _take_role(self, role: RoleRecord, broker_id: int) -> None:
+        self.store_config.broker_role = role.current
+        self.config.broker_id = MASTER_ID if is_master(role.current) else broker_id
+
+    def _keep_role(self, role: RoleRecord) -> Callable[[], None]:
+        """Return a function that writes the role, for a thread; the last call of this method wins."""
+        self._role = role
+        return self._role_file.prepare_write(role.fields)
+
+    @property
+    def _running_parts(self) -> RunningParts:
+        if self._parts is None:
+            raise StoreError("the broker is stopped, or changes its role")
+        return self._parts
 
     async def __aenter__(self) -> Broker:
         await self.start()

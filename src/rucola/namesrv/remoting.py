@@ -94,9 +94,12 @@ class RouteAdapter:
         self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader
     ) -> Reply:
         confirmed, registered = self._service.confirm(header.broker_addr, decode_body(DataVersion, command.body))
+        answer = QueryDataVersionResponseHeader(changed=not confirmed)
+        if header.master_epoch is not None:
+            answer.master_epoch, answer.master_addr = self._service.newest_master(header.broker_name)
         return command.response(
             ResponseCode.SUCCESS,
-            QueryDataVersionResponseHeader(changed=not confirmed),
+            answer,
             encode_body(registered) if registered else b"",
         )
 

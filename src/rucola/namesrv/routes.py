@@ -10,10 +10,15 @@ The tables:
     live      address      -> broker name and id, replication address, data version, last registration
     brokers   broker name  -> cluster, addresses by id
     topics    topic        -> queues by broker name
+    masters   broker name  -> epoch and address of its newest master, of masters with epochs (Rucola's)
 
 Invariants: every address in `brokers` is in `live` under the same name and id (an address that was replaced there stays
 in `live` until it expires); no broker name is without an address; every broker name in `topics` is in `brokers`; no
 topic is without a broker name.
+
+A master with an epoch is refused if another address was master of its name in the same epoch or a later one, also if
+that broker is gone: it may have messages that the refused one lacks. A master without (Apache's) replaces the other one
+as ever; that both are alive is logged.
 
 The table reads no clock and knows no sockets: calls get the time, and a registration gets an `owner`, any object, so
 that everything that an owner registered can be removed when the owner is gone (the server passes connections).
@@ -42,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 BROKER_EXPIRY_MS = 120_000
 """A broker that has not registered for this long is removed; brokers register every 30 s."""
+MAX_MASTERS = 65_536
+"""The most broker names whose last master is remembered, also after it has gone; the oldest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -87,6 +94,10 @@ class RouteTable:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._conflicts: set[tuple[str, int]] = set()
         """Broker names and ids that two addresses register, which is logged once."""
+        self._masters: dict[str, tuple[int, str]] = {}
+        """Epoch and address of the newest master of each broker name that has registered with an epoch."""
+        self._refused: set[str] = set()
+        """Addresses that registered as master with an outdated epoch, which is logged once."""
 
     # Brokers.
 
@@ -166,6 +177,28 @@ class RouteTable:
         if broker_id == MASTER_ID or master is None:
             return None
         return self._live[master].ha_server_addr, master
+
+    def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
+        """Note the epoch of a master; raise Refused if another address was master in the same or a later one.
+
+        For each registration of a master with an epoch, before it.
+        """
+        newest, at = self.newest_master(broker_name)
+        if epoch > newest or at == address:
+            while len(self._masters) >= MAX_MASTERS and broker_name not in self._masters:
+                del self._masters[next(iter(self._masters))]
+            self._masters[broker_name] = max(epoch, newest), address
+            self._refused.discard(address)
+            return
+        text = f"{address} was master of {broker_name} in epoch {epoch} at most; {at} is in epoch {newest}"
+        if address not in self._refused and len(self._refused) < MAX_MASTERS:
+            self._refused.add(address)
+            logger.error("refused a second master: %s. Start %s with brokerRole=SLAVE", text, address)
+        raise Refused(Reason.FAILED, text, {"masterEpoch": str(newest), "masterAddr": at})
+
+    def newest_master(self, broker_name: str) -> tuple[int, str]:
+        """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
+        return self._masters.get(broker_name, (0, ""))
 
     def unregister(self, address: str) -> None:
         """Remove a broker; an unknown address is ignored."""

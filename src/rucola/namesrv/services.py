@@ -69,6 +69,8 @@ class RouteService:
 
         A generator of small steps (see `rucola.slices`).
         """
+        if request.master_epoch is not None:
+            self._routes.admit_master(request.broker_addr, request.broker_name, request.master_epoch)
         master = yield from self._routes.registration_steps(
             request.broker_addr,
             request.broker_name,
@@ -81,6 +83,10 @@ class RouteService:
         )
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
+
+    def newest_master(self, broker_name: str) -> tuple[int, str]:
+        """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
+        return self._routes.newest_master(broker_name)
 
     def unregister(self, address: str) -> None:
         """Remove a broker."""

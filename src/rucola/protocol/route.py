@@ -135,6 +135,8 @@ class BrokerRequestHeader(Header, kw_only=True):
     broker_addr: str
     cluster_name: str
     broker_id: int
+    # Rucola's: the epoch that a broker is about to begin as master; other name servers ignore it.
+    master_epoch: int | None = None
 
 
 class RegisterBrokerRequestHeader(Header, kw_only=True):
@@ -148,6 +150,8 @@ class RegisterBrokerRequestHeader(Header, kw_only=True):
     broker_id: int
     compressed: bool | str = "false"
     body_crc32: int = 0
+    # Rucola's: the epoch of a master, which a name server of Rucola compares with that of others of its name.
+    master_epoch: int | None = None
 
 
 class RegisterBrokerBody(Body, kw_only=True):
@@ -168,6 +172,9 @@ class QueryDataVersionResponseHeader(Header, kw_only=True):
     """The response to QUERY_DATA_VERSION: whether the broker must send its topics again."""
 
     changed: bool
+    # Rucola's, if the request has an epoch: the newest master of the broker name that has registered.
+    master_epoch: int | None = None
+    master_addr: str | None = None
 
 
 def encode_registration(body: RegisterBrokerBody, *, compress: bool = False) -> bytes:

@@ -7,6 +7,8 @@
     DISK_FULL   refused   `set_disk_full(reason)`                           `set_disk_full(None)`, `fail`, `close`
     STALLED     refused   `set_stalled(reason)`: a dispatch got no          `set_stalled(None)`, `fail`, `close`
                           descriptor or no disk space, and is retried
+    FENCED      refused   `set_fenced(reason)`: another broker is master,   `set_fenced(None)`, `fail`, `close`
+                          or becomes it
     FAILED      refused   `fail`: bytes may not have reached the disk       opening the store again
 
 FAILED is final: after an fsync error the store cannot know what is on disk, and only the recovery of the next opening
@@ -35,6 +37,7 @@ class WriteStatus(Enum):
     SLAVE = "slave"
     DISK_FULL = "disk full"
     STALLED = "stalled"
+    FENCED = "fenced"
     FAILED = "failed"
 
 
@@ -45,7 +48,7 @@ class WriteState:
     makes transitions atomic: without it `set_disk_full(None)` could undo a concurrent `fail`.
     """
 
-    __slots__ = ("_disk_full", "_is_slave", "_lock", "_stalled", "is_writable", "reason", "status")
+    __slots__ = ("_disk_full", "_fenced", "_is_slave", "_lock", "_stalled", "is_writable", "reason", "status")
 
     def __init__(self, *, is_slave: bool = False) -> None:
         self.status = WriteStatus.CLOSED
@@ -56,6 +59,7 @@ class WriteState:
         self._is_slave = is_slave
         self._disk_full: str | None = None
         self._stalled: str | None = None
+        self._fenced: str | None = None
         self._lock = threading.Lock()
 
     @property
@@ -94,12 +98,21 @@ class WriteState:
             if not self._is_final():
                 self._set_open()
 
+    def set_fenced(self, reason: str | None) -> None:
+        """Refuse puts because of another master; None ends that. No effect if CLOSED or FAILED."""
+        with self._lock:
+            self._fenced = reason
+            if not self._is_final():
+                self._set_open()
+
     def _is_final(self) -> bool:
         return self.status is WriteStatus.CLOSED or self.status is WriteStatus.FAILED
 
     def _set_open(self) -> None:
         if self._is_slave:
             self._set(WriteStatus.SLAVE, SLAVE_REASON)
+        elif self._fenced is not None:
+            self._set(WriteStatus.FENCED, self._fenced)
         elif self._stalled is not None:
             self._set(WriteStatus.STALLED, self._stalled)
         elif self._disk_full is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rucola.access import Interceptor
 from rucola.broker.background.retention import DiskUsageProbe
 from rucola.broker.config import BrokerConfig
 from rucola.remoting.tls import ClientTls, ServerTls
-from rucola.store.config import StoreConfig
+from rucola.store.config import BrokerRole, StoreConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,12 @@ class BrokerEnvironment:
     clock: Callable[[], int]
     """Returns milliseconds since 1970."""
     probe_disk: DiskUsageProbe
+    on_diverged: Callable[[int], None]
+    """Called on a slave with the physical offset from which on its log differs from its master's."""
+    may_cut: Callable[[], bool]
+    """Tells whether a slave may cut off what its master lacks."""
+    on_followed: Callable[[BrokerRole], Awaitable[None]]
+    """Called on a slave with the role of a master whose log it is known to follow."""
     config_file: Path | None
     """The broker.conf that UPDATE_BROKER_CONFIG rewrites; None keeps updates in memory."""
     interceptors: tuple[Interceptor, ...] = ()

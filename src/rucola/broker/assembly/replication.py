@@ -13,9 +13,10 @@ from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.durability import Durability
 from rucola.broker.replication import table_sync
-from rucola.broker.replication.ha_client import HAClient
+from rucola.broker.replication.ha_client import Follower, HAClient
 from rucola.broker.replication.ha_service import HAService
 from rucola.broker.replication.table_sync import SlaveSynchronize
+from rucola.errors import StoreError
 from rucola.store.dispatch import TopicArrivals
 
 LOG_LAG_INTERVAL_MS = 60_000
@@ -31,6 +32,14 @@ class Replication(Protocol):
 
     def replication_lag(self) -> dict[str, int]:
         """Return the replication lag of each connected slave in bytes, by "ip:port"."""
+        ...
+
+    def confirmed(self) -> dict[int, int]:
+        """Return what each slave that knows epochs has confirmed, by its brokerId."""
+        ...
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        """Wait for all of these slaves from now on."""
         ...
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
@@ -55,13 +64,21 @@ class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
     def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage) -> None:
-        self._ha_service = HAService(environment.config, storage.store, environment.tls, access.admit_slave)
+        self._ha_service = HAService(
+            environment.config, storage.store, storage.mastership, environment.tls, access.admit_slave
+        )
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
 
     def replication_lag(self) -> dict[str, int]:
         return self._ha_service.replication_lag()
+
+    def confirmed(self) -> dict[int, int]:
+        return self._ha_service.confirmed()
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        self._ha_service.set_in_sync(members)
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         scheduler.every(LOG_LAG_INTERVAL_MS, "log replication lag", self._ha_service.log_replication_lag)
@@ -94,6 +111,12 @@ class _SlaveSide:
     def replication_lag(self) -> dict[str, int]:
         return {}
 
+    def confirmed(self) -> dict[int, int]:
+        return {}
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        raise StoreError("this broker is a slave: nothing waits for its slaves")
+
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """A slave has nothing to announce."""
 
@@ -108,6 +131,13 @@ class _SlaveSide:
             storage.store,
             storage.group_commit,
             self._registration,
+            Follower(
+                environment.config.broker_id,
+                storage.mastership.epochs,
+                environment.on_diverged,
+                environment.may_cut,
+                environment.on_followed,
+            ),
             environment.client_tls,
             self._credentials,
         )

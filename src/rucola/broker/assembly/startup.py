@@ -7,6 +7,7 @@ part fails to start, so the order below defines both directions:
     1. open the store (recovery)                   flush and close the store
     2. load the tables                             write the tables, close the client
     3. bind the port, which records contain        close the port
+       claim the mastership (master only)          -
     4. open access control                         close the audit log
     5. build replication; load delivery            write delivery offsets, put what is buffered
        build the services and their endpoints      -
@@ -27,12 +28,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from rucola.broker.assembly.access import Access
+from rucola.broker.assembly.claim import claim_mastership
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.observability import start_metrics
-from rucola.broker.assembly.replication import build_replication
+from rucola.broker.assembly.replication import Replication, build_replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
 from rucola.broker.background.scheduler import Scheduler
@@ -46,6 +48,25 @@ class OpenedParts:
     metadata: Metadata
     connections: Connections
     storage: Storage
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStart:
+    """How a broker comes to its role at this start."""
+
+    epoch: int = 0
+    """The epoch to begin as master; 0 claims one with the name servers."""
+    is_promotion: bool = False
+    """Whether the configuration makes a slave's directory that of a master."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningParts:
+    """The parts of a running broker that its owner uses."""
+
+    services: BrokerServices
+    storage: Storage
+    replication: Replication
 
 
 async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> OpenedParts:
@@ -62,8 +83,10 @@ async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -
     return OpenedParts(metadata, connections, storage)
 
 
-async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, running: AsyncExitStack) -> BrokerServices:
-    """Start all other parts and register their shutdown on `running`: steps 3 to 10; return the services.
+async def start_broker(
+    environment: BrokerEnvironment, opened: OpenedParts, running: AsyncExitStack, start: RoleStart
+) -> RunningParts:
+    """Start all other parts and register their shutdown on `running`: steps 3 to 10.
 
     Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
     """
@@ -71,6 +94,12 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     # 3. to 5. Take the port, and load the state that requests need.
     connections.bind(running)
     storage.store.set_host(environment.store_config.store_host)
+    if not environment.is_slave:
+        metadata.registration.mastership = storage.mastership
+        if start.epoch:
+            storage.mastership.begin(start.epoch)
+        else:
+            await claim_mastership(storage.mastership, metadata.registration, is_promotion=start.is_promotion)
     access = Access(environment)
     access.open(running)
     replication = build_replication(environment, access, storage, metadata)
@@ -94,4 +123,4 @@ async def start_broker(environment: BrokerEnvironment, opened: OpenedParts, runn
     await connections.listen(running)
     await metadata.register(running)
     await replication.follow(scheduler, running)
-    return serving.services
+    return RunningParts(serving.services, storage, replication)

@@ -9,13 +9,16 @@ import os
 import resource
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.retention import RetentionTask
 from rucola.broker.background.scheduler import ReputService, Scheduler
+from rucola.broker.mastership import Mastership
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.dispatch import TopicArrivals
+from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -41,14 +44,28 @@ class Storage:
         self.store = MessageStore(environment.store_config, self._on_arrival, self._on_pending)
         self.group_commit = GroupCommit(self.store)
         self.reput = ReputService(self.store, hold)
+        self._mastership: Mastership | None = None
 
     async def open(self, running: AsyncExitStack) -> None:
         """Open the store in a thread: recovery may read the whole log. Raises StoreError."""
         await asyncio.to_thread(self.store.open, self._environment.clock())
         running.push_async_callback(asyncio.to_thread, self.store.close)
+        epochs = await asyncio.to_thread(self._open_epochs)
+        self._mastership = Mastership(self.store, epochs)
         running.push_async_callback(self.group_commit.stop)
         # Closing the store dispatches what is pending in its own thread; the loop must not do it concurrently.
         running.callback(self.reput.stop)
+
+    @property
+    def mastership(self) -> Mastership:
+        """The epochs of the log, and the mastership of this broker; after `open`."""
+        assert self._mastership is not None
+        return self._mastership
+
+    def _open_epochs(self) -> EpochFile:
+        epochs = EpochFile(Path(self._environment.store_config.store_path_root_dir))
+        epochs.limit(self.store.min_physical_offset, self.store.max_physical_offset)
+        return epochs
 
     def subscribe(self, listener: ArrivalListener) -> None:
         """Call `listener` after every dispatch."""

@@ -13,16 +13,19 @@ import asyncio
 import logging
 
 from rucola.broker.config import BrokerConfig
+from rucola.broker.mastership import Mastership
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.errors import RemoteProtocolError, RemotingError
+from rucola.errors import BrokerError, RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
 from rucola.outages import Outages
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import (
     COMPRESS_ABOVE,
     MASTER_ID,
     BrokerRequestHeader,
+    QueryDataVersionResponseHeader,
     RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
@@ -55,6 +58,8 @@ class Registration:
         """Address at which the master of this slave serves clients, from the last response; empty until one had it."""
         self.master_ha_address = ""
         """Address at which the master serves slaves, likewise."""
+        self.mastership: Mastership | None = None
+        """The mastership of a master, which is announced; one that is fenced is announced no longer."""
 
     def schedule(self) -> None:
         """Register as soon as possible, after a change of the topics."""
@@ -71,16 +76,19 @@ class Registration:
 
     async def register(self) -> None:
         """Register once with every name server; on a slave, note the addresses of its master."""
-        config = self._config
+        config, mastership = self._config, self.mastership
+        if mastership is not None and mastership.fenced_by:
+            return
         body, is_compressed = await self._encoded()
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
-            broker_addr=self._address,
+            broker_addr=self.address,
             cluster_name=config.broker_cluster_name,
             ha_server_addr=f"{config.broker_ip2}:{config.ha_listen_port}",
             broker_id=config.broker_id,
             compressed="true" if is_compressed else "false",
             body_crc32=body_crc(body),
+            master_epoch=None if mastership is None else mastership.epoch,
         )
         responses = await self._invoke_all(RequestCode.REGISTER_BROKER, header, body)
         if config.broker_id != MASTER_ID:
@@ -94,6 +102,25 @@ class Registration:
                     self.master_address = master.master_addr
                     self.master_ha_address = master.ha_server_addr or ""
                     return
+
+    async def newest_master(self, epoch: int) -> tuple[int, str]:
+        """Return the newest epoch of a master of this broker name, and its address, which may be the own one.
+
+        (0, "") if no name server knows one. `epoch` is the one that this broker is about to begin.
+        """
+        body = encode_body(self._topics.data_version)
+        header = BrokerRequestHeader(
+            broker_name=self._config.broker_name,
+            broker_addr=self.address,
+            cluster_name=self._config.broker_cluster_name,
+            broker_id=self._config.broker_id,
+            master_epoch=epoch,
+        )
+        newest = (0, "")
+        for response in await self._invoke_all(RequestCode.QUERY_DATA_VERSION, header, body):
+            answer = response.decode_header(QueryDataVersionResponseHeader)
+            newest = max(newest, (answer.master_epoch or 0, answer.master_addr or ""))
+        return newest
 
     async def _encoded(self) -> tuple[bytes, bool]:
         """Return the body of a registration, and whether it is compressed: by configuration, or since it is large.
@@ -122,14 +149,15 @@ class Registration:
             await asyncio.wait([self._task])
         header = BrokerRequestHeader(
             broker_name=self._config.broker_name,
-            broker_addr=self._address,
+            broker_addr=self.address,
             cluster_name=self._config.broker_cluster_name,
             broker_id=self._config.broker_id,
         )
         await self._invoke_all(RequestCode.UNREGISTER_BROKER, header)
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
+        """The address that this broker registers."""
         return f"{self._config.broker_ip1}:{self._config.listen_port}"
 
     async def _register_until_current(self) -> None:
@@ -147,7 +175,10 @@ class Registration:
         async def invoke(address: str) -> RemotingCommand | None:
             try:
                 command = RemotingCommand.request(code, header, body)
-                response = await self._client.invoke_ok(address, command, self._config.register_broker_timeout_mills)
+                response = await self._client.invoke(address, command, self._config.register_broker_timeout_mills)
+                if response.code != ResponseCode.SUCCESS:
+                    self._learn(response)
+                    raise BrokerError(response.code, response.remark, address)
             except RemotingError as error:
                 self._outages.failed(f"{code.name} at name server {address}", error)
                 return None
@@ -156,6 +187,12 @@ class Registration:
 
         responses = await asyncio.gather(*map(invoke, self._config.namesrv_addresses))
         return [response for response in responses if response is not None]
+
+    def _learn(self, refusal: RemotingCommand) -> None:
+        """Fence this master if a name server has refused it because of a newer one."""
+        epoch, address = (refusal.ext_fields.get(name, "") for name in ("masterEpoch", "masterAddr"))
+        if self.mastership is not None and epoch.isdigit():
+            self.mastership.fence(int(epoch), address)
 
     def _visible_topics(self) -> TopicConfigSerializeWrapper:
         """Return the topics as clients may see them: their permissions restricted by brokerPermission."""

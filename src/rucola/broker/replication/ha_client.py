@@ -3,17 +3,20 @@
 The client connects to haMasterAddress or, if that is empty, to the HA address that the name servers have of the master.
 One connection (`_ReplicationSession`) works as follows:
 
+0. If the master knows epochs, compare them (`ha_handshake`). A log with bytes that the master lacks is cut off there,
+   by the broker; this client then waits to be stopped.
 1. Report an offset a little before the end of the own log, where a record begins (`Replica.begin`).
 2. Receive the log from there. Until the end of the own log, compare it: different bytes end the session, since the logs
    have diverged. Only then may the slave's end be reported.
-3. Append what follows, and dispatch it like messages that were put.
+3. Append what follows, and dispatch it like messages that were put. An epoch of the master is written to the own epoch
+   file before its first byte.
 4. Report the end of the own log after each read. With SYNC_FLUSH, report it after a flush, so that a SYNC_MASTER
    answers SEND_OK only for messages on the disk of the slave.
 5. Repeat the last report every haSendHeartbeatInterval. End the session if nothing arrives for haHousekeepingInterval.
 6. At the end, truncate a partial record: the master may have lost the rest of it.
 
-Sessions are repeated until the broker stops. After diverged logs nothing is copied until an operator acts; the reason
-is logged once.
+Sessions are repeated until the broker stops. After diverged logs of which epochs do not tell where, nothing is copied
+until an operator acts; the reason is logged once.
 
 Corresponds to `HAService.HAClient` of Apache RocketMQ 4.9.8. Deliberate differences: Apache's slave begins at the
 end of its log, and therefore does not notice that the logs have diverged; it reports bytes that are only in memory.
@@ -23,8 +26,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from rucola.acl.credentials import Credentials
 from rucola.broker.background.group_commit import GroupCommit
@@ -32,12 +36,15 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION, in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.replication.ha_authentication import prove
+from rucola.broker.replication.ha_handshake import LogDiverged, as_epochs, greet
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.outages import Outages
 from rucola.protocol.replication import TransferDecoder, encode_report
+from rucola.protocol.replication_epochs import Join
 from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
 from rucola.remoting.tls import ClientTls
-from rucola.store.config import FlushDiskType
+from rucola.store.config import BrokerRole, FlushDiskType
+from rucola.store.epoch_file import Epoch, EpochFile, within
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
 
@@ -49,6 +56,8 @@ CONNECTION = "connection to the master"
 COMPARISON = "comparison with the log of the master"
 COPY = "copy of the log of the master"
 
+_NEVER = 1 << 63
+"""A physical offset beyond every log."""
 READ_SIZE = 64 * 1024
 """Bytes that are copied and parsed in one loop iteration."""
 WAIT_S = 1.0
@@ -56,11 +65,33 @@ WAIT_S = 1.0
 LONG_WAIT_S = 5.0
 """Delay after a session that could not copy anything, or that failed locally."""
 
+AHEAD_ADVICE = (
+    "That master has lost messages that this slave has, and that may be acknowledged. Nothing is copied until this is "
+    "resolved: `rucola admin promote` on this broker keeps them, `rucola admin demote` on it sets them aside and "
+    "follows that master"
+)
 DIVERGED_ADVICE = (
     "Nothing is copied until this is resolved. `rucola store check` on both directories, with the brokers stopped, "
     "shows whether one is damaged. To start over with the master's log, stop the slave, remove its store directory, "
     "and start it again"
 )
+
+
+@dataclass(slots=True)
+class Follower:
+    """What the master of a slave gets to know of it, and what the slave learns from its master."""
+
+    member_id: int
+    """brokerId, unique among the brokers of one name."""
+    epochs: EpochFile
+    on_diverged: Callable[[int], None]
+    """Called with the physical offset at which the own log has to be cut off."""
+    may_cut: Callable[[], bool]
+    """Tells whether the own log may be cut off: it may if this broker was master itself, or was told to follow."""
+    on_followed: Callable[[BrokerRole], Awaitable[None]]
+    """Called with the role of a master with epochs, once the logs are known to be equal."""
+    newest_epoch: int = 0
+    """The newest epoch of a master that this slave has followed; 0 if it has followed none yet."""
 
 
 class HAClient:
@@ -72,6 +103,7 @@ class HAClient:
         store: MessageStore,
         group_commit: GroupCommit,
         registration: Registration,
+        follower: Follower,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -81,6 +113,7 @@ class HAClient:
         self._config = config
         self._store = store
         self._replica = store.replica
+        self._follower = follower
         self._registration = registration
         self._tls = None if tls is None else tls.follow()
         is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -125,6 +158,13 @@ class HAClient:
             return WAIT_S
         try:
             await self._run_session(stream)
+        except LogDiverged as error:
+            if not self._follower.may_cut():
+                self._outages.failed(COMPARISON, f"the master at {address}: {error}. {AHEAD_ADVICE}")
+                return LONG_WAIT_S
+            logger.warning("the master at %s: %s", address, error)
+            self._follower.on_diverged(error.physical_offset)
+            return LONG_WAIT_S
         except StoreError as error:
             self._outages.failed(COMPARISON, f"the master at {address}: {error}. {DIVERGED_ADVICE}")
             return LONG_WAIT_S
@@ -143,7 +183,7 @@ class HAClient:
             if self._credentials is not None:
                 await prove(stream, self._credentials, self._config.ha_housekeeping_interval)
             await _ReplicationSession(
-                self._config, self._store, self._replica, self._group_commit, stream, self._on_compared
+                self._config, self._store, self._replica, self._follower, self._group_commit, stream, self._on_compared
             ).run()
         finally:
             stream.close()
@@ -170,6 +210,7 @@ class _ReplicationSession:
         config: BrokerConfig,
         store: MessageStore,
         replica: Replica,
+        follower: Follower,
         group_commit: GroupCommit | None,
         stream: Stream,
         on_compared: Callable[[], None],
@@ -177,6 +218,12 @@ class _ReplicationSession:
         self._config = config
         self._store = store
         self._replica = replica
+        self._follower = follower
+        self._epochs: tuple[Epoch, ...] = ()
+        """The epochs of the master; none if it knows no epochs."""
+        self._adopts_at = _NEVER
+        """The end of the log at which the next of them are written to the own epoch file."""
+        self._master_role = BrokerRole.ASYNC_MASTER
         self._group_commit = group_commit
         self._stream = stream
         self._begin = self._replica.begin
@@ -190,31 +237,43 @@ class _ReplicationSession:
 
     async def run(self) -> None:
         """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""
-        await self._stream.write(encode_report(self._begin))
-        await run_until_first_ends(self._receive(), self._report())
+        first = await self._greet()
+        await run_until_first_ends(self._receive(first), self._report())
 
-    async def _receive(self) -> None:
+    async def _greet(self) -> bytes:
+        """Exchange epochs with the master; return its first bytes if it knows none."""
+        follower, store = self._follower, self._store
+        newest = max(follower.newest_epoch, follower.epochs.last.number)
+        join = Join(follower.member_id, newest, self._begin, store.max_physical_offset, follower.epochs.epochs)
+        timeout_ms = self._config.ha_housekeeping_interval
+        greeting, first = await greet(self._stream, join, store.min_physical_offset, timeout_ms)
+        if greeting is not None:
+            self._epochs = tuple(as_epochs(greeting.epochs))
+            self._adopts_at = self._compared_end
+            follower.newest_epoch = greeting.epoch
+            self._master_role = BrokerRole.SYNC_MASTER if greeting.is_sync else BrokerRole.ASYNC_MASTER
+        return first
+
+    async def _adopt_epochs(self, end: int) -> None:
+        """Write the master's epochs of a log up to `end`, before the log has these bytes."""
+        epochs = within(self._epochs, self._store.min_physical_offset, end)
+        self._adopts_at = min([epoch.begin for epoch in self._epochs if epoch.begin > end], default=_NEVER)
+        if epochs != self._follower.epochs.epochs:
+            await in_thread(self._follower.epochs.replace, epochs)
+
+    async def _receive(self, first: bytes) -> None:
         decoder = TransferDecoder()
         store = self._store
+        data = first
         while True:
             # 1. Read. Heartbeats arrive even if there is no new message.
-            try:
-                async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):
-                    data = await self._stream.read(READ_SIZE)
-            except TimeoutError:
-                raise RemotingConnectError(
-                    f"nothing arrived for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
-                ) from None
-            if not data:
-                raise RemotingConnectError("it closed the connection; its log has the reason if that was on purpose")
+            data = data or await self._read()
             if store.write_state.failure is not None:
                 raise OSError(store.write_state.failure)
             # 2. Compare with the own log, and append the bytes behind its end.
             for physical_offset, piece in decoder.receive_data(data):
-                self._replica.append(physical_offset, piece)
-                if not self._is_compared and physical_offset + len(piece) >= self._compared_end:
-                    self._is_compared = True
-                    self._on_compared()
+                await self._take(physical_offset, piece)
+            data = b""
             self._progress.set()
             # 3. Dispatch in bounded batches, yielding in between.
             while store.has_pending:
@@ -222,6 +281,34 @@ class _ReplicationSession:
                 if store.stall is not None:
                     raise OSError(store.stall)  # a later session continues; the master must not send more until then
                 await asyncio.sleep(0)
+
+    async def _take(self, physical_offset: int, piece: memoryview) -> None:
+        """Compare the part of a piece that the log had when the session began, then append the rest."""
+        end = physical_offset + len(piece)
+        if not self._is_compared:
+            own = piece[: max(0, self._compared_end - physical_offset)]
+            self._replica.append(physical_offset, own)
+            physical_offset, piece = physical_offset + len(own), piece[len(own) :]
+            if end >= self._compared_end:
+                self._is_compared = True
+                self._on_compared()
+                if self._epochs:
+                    await self._follower.on_followed(self._master_role)
+        if end >= self._adopts_at:
+            await self._adopt_epochs(end)
+        self._replica.append(physical_offset, piece)
+
+    async def _read(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):
+                data = await self._stream.read(READ_SIZE)
+        except TimeoutError:
+            raise RemotingConnectError(
+                f"nothing arrived for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
+            ) from None
+        if not data:
+            raise RemotingConnectError("it closed the connection; its log has the reason if that was on purpose")
+        return data
 
     async def _report(self) -> None:
         reported = self._begin

@@ -2,7 +2,8 @@
 
 Protocol on each connection (frames: `rucola.protocol.replication`):
 
-1. The slave connects and reports the physical offset to begin at; 0 means that it has no log.
+1. The slave connects and reports the physical offset to begin at; 0 means that it has no log. If it knows epochs, both
+   sides exchange theirs before that (`ha_handshake`). A master that is fenced serves no slaves.
 2. The master checks it. Behind the end of its own log, or before the beginning: the logs have diverged, or retention
    has deleted the range. The master closes the connection and logs what the operator can do.
 3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
@@ -30,12 +31,15 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rucola.broker.config import BrokerConfig, TransferFrom
+from rucola.broker.mastership import Mastership
+from rucola.broker.replication.ha_handshake import welcome
 from rucola.broker.replication.transfer_progress import Pace, TransferProgress
 from rucola.errors import MQError, RemotingConnectError, StoreError
-from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header
+from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header, encode_report
+from rucola.protocol.replication_epochs import Greeting
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
 from rucola.remoting.tls import ServerTls
-from rucola.store.config import PutMessageStatus
+from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,8 @@ class _HAConnection:
         """Set when there may be something to send."""
         self.progress: TransferProgress | None = None
         """Set when the transfer begins."""
+        self.member_id: int | None = None
+        """The slave's brokerId, if it knows epochs."""
 
     @property
     def host(self) -> str:
@@ -70,13 +76,17 @@ class HAService:
         self,
         config: BrokerConfig,
         store: MessageStore,
+        mastership: Mastership,
         tls: ServerTls | None = None,
         admission: Callable[[Stream], Awaitable[bytes]] | None = None,
     ) -> None:
         self._config = config
+        self._mastership = mastership
         self._admission = admission
         """Authenticates a slave, and returns the bytes of its first report that it read."""
         self._store = store
+        self._in_sync: frozenset[int] | None = None
+        """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
         self._connections: set[_HAConnection] = set()
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiting sender."""
@@ -110,6 +120,26 @@ class HAService:
             connection.peer: end - connection.reported for connection in self._connections if connection.reported >= 0
         }
 
+    def confirmed(self) -> dict[int, int]:
+        """Return what each connected slave that knows epochs has confirmed, by its brokerId."""
+        return {
+            connection.member_id: connection.reported
+            for connection in self._connections
+            if connection.member_id is not None and connection.reported >= 0
+        }
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        """Acknowledge only what all of these slaves have, by their brokerId; nothing waits for any other slave."""
+        self._in_sync = members
+        self._resolve_waiters(self._replicated_end(), is_replicated=True)
+
+    def _replicated_end(self) -> int:
+        """Return the physical offset up to which the log counts as replicated; -1 if nothing does."""
+        if self._in_sync is None:
+            return max([connection.reported for connection in self._connections], default=-1)
+        confirmed = self.confirmed()
+        return min([confirmed.get(member, -1) for member in self._in_sync], default=self._store.max_physical_offset)
+
     def log_replication_lag(self) -> None:
         """Log the replication lag of each slave, and how far one that catches up has come."""
         end, now_s = self._store.max_physical_offset, asyncio.get_running_loop().time()
@@ -129,7 +159,7 @@ class HAService:
         Returns PUT_OK, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE.
         """
         # The lag is checked before this message counts as replicated, as Apache does.
-        farthest = max([connection.reported for connection in self._connections], default=-1)
+        farthest = self._replicated_end()
         if farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max:
             return PutMessageStatus.SLAVE_NOT_AVAILABLE
         if farthest >= physical_offset:
@@ -154,7 +184,7 @@ class HAService:
             self._log_disconnect(connection, str(error))
         finally:
             self._connections.discard(connection)
-            if all(other.reported < 0 for other in self._connections):
+            if self._replicated_end() < 0:
                 self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
 
     def _log_disconnect(self, connection: _HAConnection, reason: str) -> None:
@@ -165,9 +195,8 @@ class HAService:
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
-        if self._admission is not None:
-            for physical_offset in decoder.receive_data(await self._admission(stream)):
-                self._on_report(connection, physical_offset)
+        for physical_offset in decoder.receive_data(await self._welcome(connection, stream)):
+            self._on_report(connection, physical_offset)
         while True:
             try:
                 async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):
@@ -181,6 +210,28 @@ class HAService:
             for physical_offset in decoder.receive_data(data):
                 self._on_report(connection, physical_offset)
 
+    async def _welcome(self, connection: _HAConnection, stream: Stream) -> bytes:
+        """Admit a slave, and exchange epochs with it if it knows them; return the bytes of its first report."""
+        received = b"" if self._admission is None else await self._admission(stream)
+        mastership, store = self._mastership, self._store
+        if not mastership.is_valid:
+            raise StoreError("this broker is fenced: another one is master")
+        greeting = Greeting(
+            mastership.epoch,
+            store.min_physical_offset,
+            store.max_physical_offset,
+            store.config.broker_role is BrokerRole.SYNC_MASTER,
+            mastership.epochs.epochs,
+        )
+        join, received = await welcome(stream, received, greeting, self._config.ha_housekeeping_interval)
+        if join is None:
+            return received
+        if join.newest_epoch > mastership.epoch:
+            mastership.fence(join.newest_epoch, f"the broker that slave {stream.peer} has followed")
+            raise StoreError(f"it has followed a master of epoch {join.newest_epoch}")
+        connection.member_id = join.member_id
+        return encode_report(join.begin)
+
     def _on_report(self, connection: _HAConnection, physical_offset: int) -> None:
         """Process a report; the first one is the offset to begin at. Raises StoreError if the logs have diverged."""
         end = self._store.max_physical_offset
@@ -193,7 +244,7 @@ class HAService:
         if connection.reported < 0:
             connection.wake.set()
         connection.reported = physical_offset
-        self._resolve_waiters(physical_offset, is_replicated=True)
+        self._resolve_waiters(self._replicated_end(), is_replicated=True)
 
     def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
         """Resolve the senders that wait for bytes before `physical_offset`."""

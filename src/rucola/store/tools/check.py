@@ -7,6 +7,7 @@
                   a queue has its unit; after the last unit there are only zeros
     index         slots and chains lead to earlier entries of the same slot; every entry points at a record; the counts
                   in the header are right
+    epochs        the epoch file has its checksum; its epochs ascend, and begin in the log, at a record
     other files   the checkpoint is not ahead of the log; there are no temporary or unknown files; the store was closed
                   cleanly
 
@@ -29,9 +30,11 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.message import sysflag
-from rucola.message.record import peek
+from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
+from rucola.store.diverged_tail import DIVERGED
+from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
 from rucola.store.lock import is_served
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
@@ -42,7 +45,10 @@ MAX_FINDINGS: Final = 1000
 
 _SERVED_ROUNDS: Final = 3
 """How often a store that is being served must show a finding."""
-_KNOWN: Final = {"abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"}
+_KNOWN: Final = {
+    *("abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"),
+    *(DIVERGED, EPOCH_FILE, EPOCH_FILE + ".bak"),
+}
 
 
 class CheckFinding(NamedTuple):
@@ -147,6 +153,7 @@ def _check(
             offset = min(expected.values())
             yield _at(files, offset, f"{len(expected)} records of {topic}-{queue_id} have no unit, this one first")
         yield from _check_index(log, store / "index", index_slots)
+        yield from _check_epochs(log, store)
         if not served:
             yield from _check_checkpoint(log, store / "checkpoint")
         if progress is not None:
@@ -261,6 +268,27 @@ def _add_run(log: _LogSummary, run: RecordRun) -> Iterator[CheckFinding]:
                     f"{outline.topic}-{outline.queue_id} has {max(expected)}",
                 )
             expected[outline.queue_offset] = outline.physical_offset
+
+
+def _check_epochs(log: _LogSummary, store: Path) -> Iterator[CheckFinding]:
+    try:
+        epochs = read_epochs(store)
+    except StoreCorrupt as error:
+        yield CheckFinding(Path(error.path), error.position, error.why)
+        return
+    for number, begin in epochs:
+        if log.served_end is not None and begin >= log.served_end:
+            return
+        file = log.files.find(begin)
+        what = None
+        if begin > log.end:
+            what = f"epoch {number} begins at {begin}, but the log ends at {log.end}"
+        elif file is not None and begin < log.end:
+            _, magic = FRAME.unpack_from(file.map, begin - file.begin)
+            if magic not in (MESSAGE_MAGIC, BLANK_MAGIC):
+                what = f"epoch {number} begins at {begin}, where no record begins"
+        if what is not None:
+            yield CheckFinding(store / EPOCH_FILE, 0, what)
 
 
 def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:

@@ -18,6 +18,7 @@ from rucola.message import properties, sysflag
 from rucola.message.record import peek
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.directory_reader import StoreReader
+from rucola.store.epoch_file import Epoch, read_epochs
 from rucola.store.index import Index
 from rucola.store.mapped_file import file_paths
 from rucola.store.scan import RecordRun, ScanEnd
@@ -100,6 +101,8 @@ class StoreStat:
     config: dict[str, int]
     checkpoint: tuple[int, int, int]
     """physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp."""
+    epochs: tuple[Epoch, ...]
+    """The masterships that wrote the log; none if no master knew epochs."""
     abort: bool
     """Whether the store is open, or was not closed cleanly."""
 
@@ -126,6 +129,7 @@ def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int
         index,
         {path.name: path.stat().st_size for path in sorted((store / "config").glob("*")) if path.is_file()},
         (point.physic_timestamp, point.logics_timestamp, point.index_timestamp),
+        read_epochs(store),
         (store / "abort").exists(),
     )
 

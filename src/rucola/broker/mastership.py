@@ -1,0 +1,58 @@
+"""Mastership: the epoch in which a broker is master, and whether it may still write.
+
+Each mastership has an epoch, greater than all before it (`rucola.store.epoch_file`). It begins on disk before the first
+message of that mastership is stored. A master that learns of a newer one is fenced at once, and stays it: it refuses
+messages and serves reads, until it is started again, as slave or as master of a newer epoch. It may learn of the newer
+one
+
+- at its start, when it claims its epoch with the name servers,
+- from the response to a registration, every registerNameServerPeriod,
+- from a slave that has followed the newer master.
+
+No counterpart in Apache RocketMQ 4.9.8, where two masters of one name both accept messages.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rucola.store.epoch_file import EpochFile
+from rucola.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+
+class Mastership:
+    """The mastership of one open store. Belongs to the event loop."""
+
+    def __init__(self, store: MessageStore, epochs: EpochFile) -> None:
+        self._store = store
+        self.epochs = epochs
+        self.epoch = 0
+        """The epoch of this master; 0 on a slave, and until it begins."""
+        self.fenced_by = 0
+        """The epoch of the newer master; 0 if none is known."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether this broker is master, as far as it knows."""
+        return self.epoch > 0 and not self.fenced_by
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch at the end of the log; on disk on return. ValueError unless it is new, OSError."""
+        self.epochs.begin_epoch(epoch, self._store.max_physical_offset)
+        self.epoch = epoch
+        logger.info("master in epoch %d, from physical offset %d on", epoch, self._store.max_physical_offset)
+
+    def fence(self, epoch: int, what: str) -> None:
+        """Refuse messages from now on, since `what`, the master of a newer epoch, exists."""
+        if self.fenced_by >= epoch:
+            return
+        self.fenced_by = epoch
+        own = self.epoch or self.epochs.last.number
+        reason = (
+            f"this broker was master in epoch {own}, and {what} is master in epoch {epoch}: it accepts no messages, "
+            "and serves reads. Start it with brokerRole=SLAVE and a brokerId above 0 to follow that master"
+        )
+        logger.error("fenced: %s", reason)
+        self._store.write_state.set_fenced(reason)

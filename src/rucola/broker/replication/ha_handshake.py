@@ -1,0 +1,118 @@
+"""HA handshake: how master and slave find out where their logs diverge, before anything is copied.
+
+Both sides exchange the epochs of their logs (`rucola.protocol.replication_epochs`). The slave compares:
+
+- A master whose epoch is older than one that the slave has seen is refused, and learns of the newer one.
+- A log that the slave has in excess of the divergence exists only there: `LogDiverged` says from where on.
+- Otherwise the slave joins, and its log is copied from a little before its end, as ever.
+
+A master or slave of 4.9.8 takes no part in it, see there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from struct import Struct
+from typing import Final
+
+from rucola.errors import RemotingConnectError, StoreError
+from rucola.protocol.replication import encode_report
+from rucola.protocol.replication_epochs import (
+    INTRODUCTION,
+    JOINS,
+    KNOWS_EPOCHS,
+    Greeting,
+    Join,
+    checked_size,
+    decode_greeting,
+    decode_join,
+    encode_greeting,
+    encode_join,
+)
+from rucola.remoting.byte_stream import Stream
+from rucola.store.epoch_file import Epoch, divergence
+
+_REPORT: Final = Struct(">q")
+
+
+class LogDiverged(StoreError):
+    """A log with bytes that its master lacks, from `physical_offset` on."""
+
+    def __init__(self, physical_offset: int, text: str) -> None:
+        super().__init__(text)
+        self.physical_offset = physical_offset
+
+    def __reduce__(self) -> tuple[type[LogDiverged], tuple[int, str]]:
+        return LogDiverged, (self.physical_offset, str(self))
+
+
+async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> tuple[Greeting | None, bytes]:
+    """Introduce a slave to its master; return the greeting, or None and the first bytes of a master without epochs.
+
+    `log_begin` is the begin of the slave's log. Raises LogDiverged, StoreError if nothing of the log may be kept, and
+    RemotingConnectError.
+    """
+    await stream.write(encode_report(KNOWS_EPOCHS) + encode_report(join.begin))
+    first = await read_exactly(stream, INTRODUCTION.size, timeout_ms)
+    if INTRODUCTION.unpack(first)[0] != KNOWS_EPOCHS:
+        return None, first
+    greeting = decode_greeting(await read_exactly(stream, checked_size(first, KNOWS_EPOCHS), timeout_ms))
+    if greeting.epoch < join.newest_epoch:
+        await stream.write(encode_join(join))  # so that it learns of the newer master
+        raise RemotingConnectError(
+            f"it is master in epoch {greeting.epoch} only; this slave has followed that of epoch {join.newest_epoch}"
+        )
+    _check_divergence(greeting, join, log_begin)
+    await stream.write(encode_join(join))
+    return greeting, b""
+
+
+def _check_divergence(greeting: Greeting, join: Join, log_begin: int) -> None:
+    mine, theirs = as_epochs(join.epochs), as_epochs(greeting.epochs)
+    point = divergence(mine, join.end, theirs, greeting.end)
+    if point >= join.end:
+        return
+    text = f"this log ends at {join.end}, and equals the master's up to {point} only, as their epochs show"
+    if point <= log_begin or point < greeting.begin:
+        raise StoreError(
+            f"{text}, which leaves nothing of it: did the master lose its disk, or is it another one? To keep this "
+            "log, `rucola admin promote` makes this broker master; to drop it, stop this broker and remove its store "
+            "directory"
+        )
+    raise LogDiverged(point, text)
+
+
+async def welcome(stream: Stream, received: bytes, greeting: Greeting, timeout_ms: int) -> tuple[Join | None, bytes]:
+    """Introduce a master to a slave, of which `received` is known already.
+
+    Returns the join, or None and the first report of a slave without epochs. Raises RemotingConnectError.
+    """
+    first = received + await read_exactly(stream, _REPORT.size - len(received), timeout_ms)
+    if _REPORT.unpack(first) != (KNOWS_EPOCHS,):
+        return None, first
+    await read_exactly(stream, _REPORT.size, timeout_ms)  # its first report, for a master without epochs
+    await stream.write(encode_greeting(greeting))
+    size = checked_size(await read_exactly(stream, INTRODUCTION.size, timeout_ms), JOINS)
+    return decode_join(await read_exactly(stream, size, timeout_ms)), b""
+
+
+def as_epochs(pairs: tuple[tuple[int, int], ...]) -> list[Epoch]:
+    """Return the epochs that a peer has sent."""
+    return [Epoch(*pair) for pair in pairs]
+
+
+async def read_exactly(stream: Stream, size: int, timeout_ms: int) -> bytes:
+    """Read `size` bytes. Raises RemotingConnectError if the peer closes the connection or is too slow."""
+    data = b""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while len(data) < size:
+                piece = await stream.read(size - len(data))
+                if not piece:
+                    raise RemotingConnectError(
+                        "it closed the connection; its log has the reason if that was on purpose"
+                    )
+                data += piece
+    except TimeoutError:
+        raise RemotingConnectError(f"nothing arrived for {timeout_ms} ms (haHousekeepingInterval)") from None
+    return data

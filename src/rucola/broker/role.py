@@ -1,0 +1,117 @@
+"""Role: what decides about the role of a broker, and what a broker remembers of it.
+
+`RoleControl` is the part of a broker that a coordinator or an operator uses to change its role while the process runs.
+
+`config/role.json` keeps a changed role over restarts of the process:
+
+    {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false}
+
+`configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
+file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
+producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or was told to follow a
+certain one, until its log is known to equal its master's: what only its log has was never replicated to it, and may be
+cut off. Otherwise it is the master that has lost messages, and an operator has to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
+
+from rucola.errors import StoreCorrupt
+from rucola.store.config import BrokerRole
+from rucola.store.config_files import ConfigFile
+
+
+class LogPosition(NamedTuple):
+    """How far a log goes, compared in this order: a later epoch counts more than a longer log."""
+
+    epoch: int
+    """The last epoch of the log; 0 if it has none."""
+    end: int
+    """The physical offset of the end of the log."""
+
+
+class RoleControl(Protocol):
+    """The role of one broker. `Broker` implements it; its methods belong to the broker's event loop."""
+
+    def position(self) -> LogPosition:
+        """Return how far the log goes."""
+        ...
+
+    def in_sync(self) -> Mapping[int, int]:
+        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
+        ...
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+        """Become master in an epoch greater than all that this broker has seen, or raise StoreError.
+
+        The epoch is on disk before any message is stored. A non-empty `in_sync` is set as by `set_in_sync`.
+        """
+        ...
+
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
+        """Follow the master of an epoch at an HA address; empty for the one that the name servers have.
+
+        What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
+        `master_id`, which its new master has no use for.
+        """
+        ...
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRecord:
+    """The content of `config/role.json`."""
+
+    configured: BrokerRole
+    current: BrokerRole
+    master: BrokerRole
+    rejoins: bool
+    previous: BrokerRole
+    """The role in which the broker last served this directory; as far as that is known, else `current`."""
+
+    @property
+    def is_promotion(self) -> bool:
+        """Whether the configuration makes a slave's directory that of a master."""
+        return is_master(self.current) and not is_master(self.previous)
+
+    @classmethod
+    def load(cls, file: ConfigFile, configured: BrokerRole) -> Self:
+        """Return the record in a file, or that of an unchanged role. Raises StoreCorrupt."""
+        value = file.read()
+        if value is None:
+            master = configured if is_master(configured) else BrokerRole.ASYNC_MASTER
+            return cls(configured, configured, master, False, configured)
+        try:
+            before, current, master = (BrokerRole(value[key]) for key in ("configured", "current", "master"))
+            rejoins = bool(value["rejoins"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreCorrupt(file.path, 0, f"{error!r}; without it brokerRole of broker.conf applies") from None
+        if before is configured:
+            return cls(configured, current, master, rejoins, current)
+        if is_master(configured):
+            return cls(configured, configured, configured, False, current)
+        return cls(configured, configured, master, rejoins or is_master(current), current)
+
+    def changed(self, current: BrokerRole) -> Self:
+        """Return the record after a change of the role."""
+        return replace(self, current=current, previous=current)
+
+    def fields(self) -> dict[str, str | bool]:
+        """Return the value of the file."""
+        return {
+            "configured": self.configured.value,
+            "current": self.current.value,
+            "master": self.master.value,
+            "rejoins": self.rejoins,
+        }
+
+
+def is_master(role: BrokerRole) -> bool:
+    """Return whether a role is that of a master."""
+    return role is not BrokerRole.SLAVE

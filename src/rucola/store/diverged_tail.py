@@ -1,0 +1,137 @@
+"""The diverged tail: the end of a log that no other broker has, cut off and kept aside.
+
+A master that returns after another one took over may have records that were never replicated. To follow the new
+master, its log must end where both are equal. `cut_tail` does that, in steps after each of which a crash leaves a store
+that opens, and that the next handshake cuts again:
+
+    1. mark the store as not cleanly closed (`abort`), so that its next opening recovers queues and index
+    2. copy the tail to <store>/diverged/<begin>-<end>/, a store directory of its own, by way of a temporary name
+    3. cut the epochs of the tail off the epoch file
+    4. truncate the log
+
+A tail that spans several log files becomes one directory for each. `rucola store grep` and `dump` read them, as they
+read any store directory. Nothing deletes them but an operator.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
+from rucola.store.config import StoreConfig
+from rucola.store.epoch_file import EpochFile
+from rucola.store.lock import DirectoryLock
+from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
+from rucola.store.scan import ScanEnd, scan
+from rucola.system_calls import OPEN_FLAGS, sync_all
+
+DIVERGED: Final = "diverged"
+_CHUNK: Final = 8 << 20
+
+
+class DivergedTail(NamedTuple):
+    """What was cut off: messages and bytes, from `begin` to `end`, and the store directories that have them now."""
+
+    begin: int
+    end: int
+    messages: int
+    directories: list[Path]
+
+    @property
+    def size(self) -> int:
+        """The bytes that were cut off."""
+        return self.end - self.begin
+
+
+def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
+    """Cut off the log of a closed store at a physical offset, where a record begins, and keep the tail aside.
+
+    Durable on return. Raises StoreError, StoreLocked and OSError; then nothing is lost, and the call may be repeated.
+    """
+    root = Path(config.store_path_root_dir)
+    lock = DirectoryLock(root, config.commit_log_directory)
+    try:
+        (root / "abort").touch(FILE_MODE)
+        sync_directory(root)
+        files = MappedFileQueue.open(
+            config.commit_log_directory,
+            writable=True,
+            file_size=config.mapped_file_size_commit_log,
+            after_crash=True,
+        )
+        try:
+            tail = _keep_tail(root, files, physical_offset)
+            epochs = EpochFile(root)
+            epochs.replace([epoch for epoch in epochs.epochs if epoch.begin < physical_offset])
+            files.truncate(physical_offset)
+        finally:
+            files.close()
+    finally:
+        lock.release()
+    return tail
+
+
+def _keep_tail(root: Path, files: MappedFileQueue, begin: int) -> DivergedTail:
+    messages, end = 0, begin
+    for item in scan(files, begin):
+        if isinstance(item, ScanEnd):
+            end = item.physical_offset
+        else:
+            messages += len(item.positions)
+    directory = root / DIVERGED
+    make_directory(directory)
+    for unfinished in directory.glob("*.tmp"):
+        shutil.rmtree(unfinished)
+    kept = []
+    for file in files:
+        first, last = max(begin, file.begin), min(end, file.end)
+        if first < last:
+            kept.append(_keep(directory, file, first, last))
+    return DivergedTail(begin, end, messages, kept)
+
+
+def _keep(directory: Path, file: MappedFile, begin: int, end: int) -> Path:
+    """Copy a part of one log file into a store directory of its own, unless an interrupted cut has done so."""
+    tail = memoryview(file.map)[begin - file.begin : end - file.begin]
+    try:
+        for other in sorted(directory.glob(f"{file_name(begin)}-*")):
+            if _begins_with(other / "commitlog" / file_name(begin), tail):
+                return other
+        target = directory / f"{file_name(begin)}-{file_name(end)}"
+        number = 1
+        while target.exists():  # another tail of the same length, of an earlier divergence
+            number += 1
+            target = directory / f"{file_name(begin)}-{file_name(end)}-{number}"
+        temporary = target.with_name(target.name + ".tmp")
+        (temporary / "commitlog").mkdir(DIRECTORY_MODE, parents=True)
+        _write(temporary / "commitlog" / file_name(begin), tail)
+    finally:
+        tail.release()
+    for path in (temporary / "commitlog", temporary):
+        sync_directory(path)
+    temporary.rename(target)
+    sync_directory(directory)
+    return target
+
+
+def _begins_with(path: Path, data: memoryview) -> bool:
+    if not path.exists() or path.stat().st_size < len(data):
+        return False
+    with path.open("rb") as file:
+        return all(file.read(_CHUNK) == data[at : at + _CHUNK] for at in range(0, len(data) - _CHUNK + 1, _CHUNK)) and (
+            file.read(len(data) % _CHUNK) == data[len(data) - len(data) % _CHUNK :]
+        )
+
+
+def _write(path: Path, data: memoryview) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, FILE_MODE)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.write(descriptor, data[written : written + _CHUNK])
+        sync_all(descriptor)
+    finally:
+        os.close(descriptor)

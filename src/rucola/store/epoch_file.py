@@ -1,0 +1,145 @@
+"""The epoch file: which mastership wrote which part of the log.
+
+Each mastership of a broker name has an epoch, a number that only grows, and writes the log from one physical offset on.
+`<store>/epochFileCheckpoint` lists them, in the layout of Apache RocketMQ 5:
+
+    2                 the number of entries
+    773307083         CRC-32 of the entries, without the sign bit
+    7-7000            an entry: epoch, physical offset at which it begins
+    8-8000
+
+An entry is on disk before the first byte of its epoch is in the log, so after a crash the last entries may begin behind
+the end of the log, and are dropped. Bytes before the first entry have epoch 0, which begins at 0. Epochs and offsets
+ascend; an epoch in which nothing was written gives way to the next.
+
+Two logs in which one epoch begins at the same offset are equal up to the first end of that epoch in either, since one
+master wrote it, on top of a log that it had compared. `divergence` is that point for the last epoch of both:
+
+    this log       epoch 7: 0 to 100    epoch 8: 100 to 180
+    the master's   epoch 7: 0 to 100    epoch 9: 100 to 150
+    divergence     100: the bytes of epoch 8 exist only here
+
+Corresponds to `EpochFileCache` and `CheckpointFile` of Apache RocketMQ 5. Deliberate difference: a file that fails its
+check is an error; Apache reads the previous one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rucola.errors import StoreCorrupt
+from rucola.files import replace_file
+
+EPOCH_FILE: Final = "epochFileCheckpoint"
+MAX_EPOCHS: Final = 4096
+"""The most entries of a file. An older part of the log counts as epoch 0, so a slave that left there is copied anew."""
+
+
+class Epoch(NamedTuple):
+    """A mastership: its number, and the physical offset from which on it wrote the log."""
+
+    number: int
+    begin: int
+
+
+NO_EPOCH: Final = Epoch(0, 0)
+"""The epoch of bytes before the first entry."""
+
+
+def divergence(mine: Sequence[Epoch], my_end: int, theirs: Sequence[Epoch], their_end: int) -> int:
+    """Return the physical offset up to which two logs with these epochs and ends are equal."""
+    shared = max({NO_EPOCH, *mine} & {NO_EPOCH, *theirs})
+    return min(_end_of(shared, mine, my_end), _end_of(shared, theirs, their_end))
+
+
+def _end_of(epoch: Epoch, epochs: Sequence[Epoch], log_end: int) -> int:
+    """Return where the epoch after `epoch` begins, or the log ends."""
+    return min([following.begin for following in epochs if following.number > epoch.number], default=log_end)
+
+
+def appended(epochs: Iterable[Epoch], epoch: Epoch) -> tuple[Epoch, ...]:
+    """Return the epochs with another one at the end; those that it leaves without a byte are dropped."""
+    kept = [known for known in epochs if known.begin < epoch.begin and known.number < epoch.number]
+    return (*kept[1 - MAX_EPOCHS :], epoch)
+
+
+def within(epochs: Iterable[Epoch], begin: int, end: int) -> tuple[Epoch, ...]:
+    """Return the epochs of a log from `begin` to `end`: none that begins later, or ends before it."""
+    kept = [epoch for epoch in epochs if epoch.begin <= end]
+    while len(kept) > 1 and kept[1].begin <= begin:
+        del kept[0]
+    return tuple(kept)
+
+
+def format_epochs(epochs: Sequence[Epoch]) -> bytes:
+    """Return the content of a file."""
+    entries = "".join([f"{epoch.number}-{epoch.begin}\n" for epoch in epochs]).encode("ascii")
+    return b"%d\n%d\n%b" % (len(epochs), _checksum(entries), entries)
+
+
+def parse_epochs(content: bytes) -> tuple[Epoch, ...]:
+    """Return the epochs in the content of a file. Raises ValueError with what is wrong with it."""
+    count, _, rest = content.replace(b"\r\n", b"\n").partition(b"\n")
+    checksum, _, entries = rest.partition(b"\n")
+    if not (count.isdigit() and checksum.isdigit()):
+        raise ValueError("it does not begin with a count and a checksum")
+    lines = entries.splitlines()
+    if int(count) != len(lines) or int(checksum) not in (0, _checksum(entries)):  # Apache writes 0 for no checksum
+        raise ValueError(f"{len(lines)} entries do not match the count or the checksum")
+    epochs = [Epoch(*map(int, line.split(b"-"))) for line in lines]
+    for before, after in zip([NO_EPOCH._replace(begin=-1), *epochs], epochs, strict=False):
+        if after.number <= before.number or after.begin <= before.begin:
+            raise ValueError(f"epoch {after.number} at {after.begin} does not follow {before.number} at {before.begin}")
+    return tuple(epochs)
+
+
+def read_epochs(store: Path) -> tuple[Epoch, ...]:
+    """Return the epochs of a store directory; none if it has no such file. Raises StoreCorrupt."""
+    path = store / EPOCH_FILE
+    try:
+        return parse_epochs(path.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except (ValueError, TypeError) as error:
+        raise StoreCorrupt(path, 0, f"{error}; a copy of the file of another broker of this name is as good") from None
+
+
+def _checksum(entries: bytes) -> int:
+    return zlib.crc32(entries) & 0x7FFFFFFF
+
+
+class EpochFile:
+    """The epochs of one open store. Belongs to one thread at a time; every change is on disk on return.
+
+    Changes raise OSError, and leave file and object as they were.
+    """
+
+    def __init__(self, store: Path) -> None:
+        """Read the file. Raises StoreCorrupt."""
+        self._path = store / EPOCH_FILE
+        self.epochs = read_epochs(store)
+        """The epochs of the log, in ascending order."""
+
+    @property
+    def last(self) -> Epoch:
+        """The epoch of the end of the log."""
+        return self.epochs[-1] if self.epochs else NO_EPOCH
+
+    def limit(self, begin: int, end: int) -> None:
+        """Drop what does not belong to a log from `begin` to `end`: at the opening, or after the log was cut."""
+        self.replace(within(self.epochs, begin, end))
+
+    def begin_epoch(self, number: int, begin: int) -> None:
+        """Append an epoch that begins at the end of the log. ValueError unless its number is new."""
+        if number <= self.last.number:
+            raise ValueError(f"epoch {number} does not follow {self.last.number}")
+        self.replace(appended(self.epochs, Epoch(number, begin)))
+
+    def replace(self, epochs: Sequence[Epoch]) -> None:
+        """Replace all epochs."""
+        if tuple(epochs) != self.epochs:
+            replace_file(self._path, format_epochs(epochs))
+            self.epochs = tuple(epochs)
