@@ -96,6 +96,12 @@ class TrustsOldConnections(Election):
     ],
 )
 def test_the_schedules_find_known_faults(kind: type[Election]) -> None:
-    with pytest.raises(Broken):
-        for seed in range(1500):
-            run(seed, kind)
+    assert any(is_broken(seed, kind) for seed in range(1500))
+
+
+def is_broken(seed: int, kind: type[Election]) -> bool:
+    try:
+        run(seed, kind)
+    except Broken:
+        return True
+    return False

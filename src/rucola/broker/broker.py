@@ -26,6 +26,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
+from rucola.broker.coordination import BrokerCoordination
 from rucola.broker.role import LogPosition, RoleRecord, is_master
 from rucola.errors import StoreError
 from rucola.protocol.route import MASTER_ID
@@ -63,6 +64,10 @@ class Broker:
     ) -> None:
         self.config = config
         self.store_config = store_config
+        client_tls = ClientTls.of(config.tls)
+        self._coordination: BrokerCoordination | None = None
+        if config.coordination.is_enabled:
+            self._coordination = BrokerCoordination(config, store_config, client_tls)
         self._environment = BrokerEnvironment(
             config,
             store_config,
@@ -74,7 +79,8 @@ class Broker:
             config_file,
             tuple(interceptors),
             ServerTls.of(config.tls),
-            ClientTls.of(config.tls),
+            self._coordination,
+            client_tls,
         )
         self._member_id = config.broker_id
         """brokerId of the configuration; as master the broker registers with 0 all the same."""
@@ -99,6 +105,11 @@ class Broker:
         """Open the store without binding a port. Raises StoreError. `start` follows, or `stop`."""
         if self._role is None:
             self._role = RoleRecord.load(self._role_file, self.store_config.broker_role)
+            if self._coordination is not None:
+                # Whatever it was before: the election decides, and this broker has to be told.
+                await self._coordination.prepare()
+                elected = BrokerRole[self.config.coordination.etcd_master_role.name]
+                self._role = dataclasses.replace(self._role.changed(BrokerRole.SLAVE), master=elected)
             if self._role.current is not self.store_config.broker_role:
                 logger.info("role %s instead of the configured one, see config/role.json", self._role.current.value)
             self._take_role(self._role, self._member_id)
@@ -133,6 +144,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop serving and close the store. Idempotent. Everything that was acknowledged is on disk afterwards."""
+        if self._coordination is not None:
+            await self._coordination.stop()
         async with self._changing:
             await self._stop()
 
@@ -155,6 +168,10 @@ class Broker:
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
         self._running_parts.replication.set_in_sync(members)
+
+    def disconnect_slave(self, member: int) -> None:
+        """Close the replication connections of a slave; what it confirmed by them counts no more."""
+        self._running_parts.replication.disconnect_slave(member)
 
     async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
         """Become master in a new epoch; see `RoleControl`. Clients are disconnected meanwhile."""

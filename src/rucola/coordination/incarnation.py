@@ -1,8 +1,8 @@
 """Incarnation of a log: a number that changes when the log may lack what it has confirmed.
 
-A kill leaves the log in the memory of the machine, so the incarnation stays. After a power cut the end of the log may be
-gone, unless every confirmed message was flushed; on an empty disk all of it is. The in-sync set in etcd names members
-with their incarnations, so that a broker whose log lost something is no longer entitled to be elected by it.
+A kill leaves the log in the memory of the machine, so the incarnation stays. After a power cut the end of the log may
+be gone, unless every confirmed message was flushed; on an empty disk all of it is. The in-sync set in etcd names
+members with their incarnations, so that a broker whose log lost something is no longer entitled to be elected by it.
 
 `config/coordination.json` in the store directory has the number, and the boot id of the machine at the last start.
 """

@@ -119,6 +119,8 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
+    # Rucola's own (`rucola.protocol.promise`).
+    ASK_PROMISE = 14_001
 
 
 class ResponseCode(IntEnum):

@@ -42,6 +42,10 @@ class Replication(Protocol):
         """Wait for all of these slaves from now on."""
         ...
 
+    def disconnect_slave(self, member: int) -> None:
+        """Close the connections of a slave, and forget what it confirmed."""
+        ...
+
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """Start before the broker registers, which announces the port of the HA service."""
         ...
@@ -67,7 +71,7 @@ class _MasterSide:
         self._ha_service = HAService(
             environment.config, storage.store, storage.mastership, environment.tls, access.admit_slave
         )
-        self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
+        self.durability = Durability(storage.store, storage.group_commit, self._ha_service, environment.lease)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
 
@@ -79,6 +83,9 @@ class _MasterSide:
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         self._ha_service.set_in_sync(members)
+
+    def disconnect_slave(self, member: int) -> None:
+        self._ha_service.disconnect_slave(member)
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         scheduler.every(LOG_LAG_INTERVAL_MS, "log replication lag", self._ha_service.log_replication_lag)
@@ -116,6 +123,9 @@ class _SlaveSide:
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         raise StoreError("this broker is a slave: nothing waits for its slaves")
+
+    def disconnect_slave(self, member: int) -> None:
+        """A slave has no slaves."""
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """A slave has nothing to announce."""

@@ -51,8 +51,9 @@ READ_SIZE = 8192
 class _HAConnection:
     """State of one connected slave."""
 
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.peer = stream.peer
         """Address of the slave, "ip:port"."""
         self.reported = -1
         """The slave has every byte before this physical offset; -1 until its first report."""
@@ -133,6 +134,14 @@ class HAService:
         self._in_sync = members
         self._resolve_waiters(self._replicated_end(), is_replicated=True)
 
+    def disconnect_slave(self, member: int) -> None:
+        """Close the connections of a slave that knows epochs, and forget what it confirmed by them."""
+        for connection in self._connections:
+            if connection.member_id == member:
+                connection.member_id = None
+                connection.reported = -1
+                connection.stream.close()
+
     def _replicated_end(self) -> int:
         """Return the physical offset up to which the log counts as replicated; -1 if nothing does."""
         if self._in_sync is None:
@@ -176,7 +185,7 @@ class HAService:
 
     async def _serve(self, stream: Stream) -> None:
         """Serve one slave until either side closes the connection."""
-        connection = _HAConnection(stream.peer)
+        connection = _HAConnection(stream)
         self._connections.add(connection)
         try:
             await run_until_first_ends(self._receive(connection, stream), self._send(connection, stream))
@@ -229,6 +238,8 @@ class HAService:
         if join.newest_epoch > mastership.epoch:
             mastership.fence(join.newest_epoch, f"the broker that slave {stream.peer} has followed")
             raise StoreError(f"it has followed a master of epoch {join.newest_epoch}")
+        # A connection that this slave had before may be half-open, and what it confirmed by it not its own any more.
+        self.disconnect_slave(join.member_id)
         connection.member_id = join.member_id
         return encode_report(join.begin)
 
