@@ -124,6 +124,8 @@ class Broker:
         assert self._role is not None
         await self._start(RoleStart(is_promotion=self._role.is_promotion))
         await asyncio.to_thread(self._keep_role(self._role.changed(self._role.current)))
+        if self._coordination is not None:
+            await self._coordination.start(self)
 
     async def _start(self, start: RoleStart) -> None:
         assert self._opened is not None

@@ -11,6 +11,7 @@ Needs the extra `rucola-mq[etcd]` (httpx), which is imported when a client is ma
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -133,6 +134,7 @@ class EtcdClient:
         self._last = 0
         """Index of the endpoint that answered last."""
         self._token = ""
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
         # The environment may name a proxy for the way to the Internet; etcd is not there.
         self._http: httpx.AsyncClient = httpx.AsyncClient(
             verify=_tls_context(access), trust_env=False, timeout=httpx.Timeout(timeout_s)

@@ -51,14 +51,15 @@ READ_SIZE = 8192
 class _HAConnection:
     """State of one connected slave."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.peer = stream.peer
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
         """Address of the slave, "ip:port"."""
         self.reported = -1
         """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
         """Set when there may be something to send."""
+        self.dropped = asyncio.Event()
+        """Set to close it."""
         self.progress: TransferProgress | None = None
         """Set when the transfer begins."""
         self.member_id: int | None = None
@@ -139,15 +140,15 @@ class HAService:
         for connection in self._connections:
             if connection.member_id == member:
                 connection.member_id = None
-                connection.reported = -1
-                connection.stream.close()
+                connection.dropped.set()
 
     def _replicated_end(self) -> int:
         """Return the physical offset up to which the log counts as replicated; -1 if nothing does."""
         if self._in_sync is None:
             return max([connection.reported for connection in self._connections], default=-1)
         confirmed = self.confirmed()
-        return min([confirmed.get(member, -1) for member in self._in_sync], default=self._store.max_physical_offset)
+        # Without any slave in sync, a SYNC_MASTER has no second copy to vouch for.
+        return min([confirmed.get(member, -1) for member in self._in_sync], default=-1)
 
     def log_replication_lag(self) -> None:
         """Log the replication lag of each slave, and how far one that catches up has come."""
@@ -185,10 +186,12 @@ class HAService:
 
     async def _serve(self, stream: Stream) -> None:
         """Serve one slave until either side closes the connection."""
-        connection = _HAConnection(stream)
+        connection = _HAConnection(stream.peer)
         self._connections.add(connection)
         try:
-            await run_until_first_ends(self._receive(connection, stream), self._send(connection, stream))
+            await run_until_first_ends(
+                self._receive(connection, stream), self._send(connection, stream), _until_dropped(connection)
+            )
         except MQError as error:
             self._log_disconnect(connection, str(error))
         finally:
@@ -320,3 +323,9 @@ class HAService:
             "slave %s requests the log from %d and gets it from %d", connection.peer, connection.reported, position
         )
         return position
+
+
+async def _until_dropped(connection: _HAConnection) -> None:
+    """Wait until a connection is to be closed. Raises RemotingConnectError."""
+    await connection.dropped.wait()
+    raise RemotingConnectError("closed: the slave has a newer connection, or another log than before")
