@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -212,36 +211,6 @@ async def test_a_new_slave_starts_with_the_newest_file_if_its_master_says_so(tmp
 
 
 @pytest.mark.slow
-async def test_a_slave_stops_following_a_master_that_lost_messages(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def said(words: str) -> bool:
-        return words in caplog.text
-
-    async with cluster(tmp_path) as running:
-        master = await running.start_broker()
-        await running.create_topic(master, "T", queues=1)
-        await send(running, 5)
-        await master.stop()
-        shutil.copytree(tmp_path / "broker-a", tmp_path / "backup")
-        master = await running.start_broker()
-        slave = await running.start_slave()
-        await send(running, 5)
-        await caught_up(running, master, slave)
-        end = await end_of(running, slave)
-        await master.stop()
-        shutil.rmtree(tmp_path / "broker-a")
-        shutil.copytree(tmp_path / "backup", tmp_path / "broker-a")
-        lost = await running.start_broker()
-        await until(lambda: said("and that of this master at"))
-        await send(running, 10)
-        await until(lambda: said("the master's log is another one"))
-        assert await end_of(running, slave) == end
-        assert await end_of(running, lost) > end
-    assert "remove its store directory, and start it again" in caplog.text
-    assert check(tmp_path / "slave") == check(tmp_path / "broker-a") == []
-
-
 async def test_a_slave_whose_offset_was_deleted_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path) as running:
         master = await running.start_broker(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from rucola.broker.broker import Broker
 from rucola.client import Producer, SendStatus
 from rucola.message import Message
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.send import SendMessageRequestHeader
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import read_epochs
 from rucola.store.tools.check import check
-from support.cluster import Cluster
+from support.cluster import HOST, Cluster, cluster
 from support.replication import pair, send
 from support.waiting import until
 
@@ -42,7 +48,7 @@ async def test_roles_are_exchanged_while_both_run(tmp_path: Path) -> None:
         await follows(running, first, second)
         end = first.position().end
         await second.become_master(2, frozenset())
-        await first.become_slave(2, 1, f"127.0.0.1:{second.config.ha_listen_port}")
+        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
         await follows(running, second, first)
         assert (first.store_config.broker_role, first.config.broker_id) == (BrokerRole.SLAVE, 1)
         assert (second.store_config.broker_role, second.config.broker_id) == (BrokerRole.SYNC_MASTER, 0)
@@ -66,9 +72,127 @@ async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Pat
         await second.become_master(2, frozenset())
         await send(running, 20)
         await first.start()
-        await first.become_slave(2, 1, f"127.0.0.1:{second.config.ha_listen_port}")
+        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
         await follows(running, second, first)
         kept = tmp_path / "broker-a" / "diverged" / f"{shared:020d}-{alone:020d}"
         with StoreReader(kept) as reader:
             assert [message.body for message in reader.walk()] == [b"only here 0", b"only here 1", b"only here 2"]
     assert check(tmp_path / "broker-a") == []
+
+
+async def test_an_old_master_that_returns_with_its_old_file_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The slave was promoted by its configuration, and the old master knows nothing of it."""
+    async with pair(tmp_path) as (running, first, second):
+        await send(running, 5)
+        await follows(running, first, second)
+        await first.stop()
+        await second.stop()
+        promoted = await running.start_broker(directory="slave")
+        assert promoted.position().epoch == 2
+        assert set(await send(running, 5)) == {SendStatus.SEND_OK}
+        await first.start()
+        assert f"{promoted.address} is master in epoch 2" in caplog.text
+        assert masters(running) == {0: promoted.address}
+        # It takes no message, not even of a client that has not heard of the promotion.
+        refusal = await refused_send(running, first)
+        assert refusal.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "is master in epoch 2: it accepts no messages, and serves reads" in str(refusal.remark)
+        assert set(await send(running, 5)) == {SendStatus.SEND_OK}
+        assert read_epochs(tmp_path / "broker-a") == ((1, 0),)
+        # It follows when it is told to.
+        await first.become_slave(2, 1, "")
+        await follows(running, promoted, first)
+
+
+async def test_a_master_is_fenced_when_another_one_was_promoted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both run; the first one hears of it when it registers the next time."""
+    async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
+        await send(running, 5)
+        await follows(running, first, second)
+        await second.become_master(2, frozenset())
+
+        async def is_fenced() -> bool:
+            return "fenced: this broker was master in epoch 1" in caplog.text
+
+        await until(is_fenced)
+        assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert masters(running) == {0: second.address}
+        await first.become_slave(2, 1, "")
+        await follows(running, second, first)
+
+
+async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(tmp_path) as (running, first, second):
+        await send(running, 5)
+        await follows(running, first, second)
+        await second.become_master(2, frozenset())
+        await send(running, 1)
+        await second.become_slave(2, 1, f"{HOST}:{first.config.ha_listen_port}")
+
+        async def is_fenced() -> bool:
+            return "has followed is master in epoch 2" in caplog.text
+
+        await until(is_fenced)
+        assert "it is master in epoch 1 only" in caplog.text
+        assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await second.become_master(3, frozenset())
+        await first.become_slave(3, 1, "")
+        await follows(running, second, first)
+
+
+async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a slave has replicated may be acknowledged: only an operator may set it aside."""
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker()
+        port = master.config.listen_port
+        await running.create_topic(master, "T", queues=1)
+        await send(running, 5)
+        await master.stop()
+        shutil.copytree(tmp_path / "broker-a", tmp_path / "backup")
+        master = await running.start_broker(port=port)
+        slave = await running.start_slave()
+        await send(running, 5)
+        await follows(running, master, slave)
+        end = slave.position().end
+        await master.stop()
+        shutil.rmtree(tmp_path / "broker-a")
+        shutil.copytree(tmp_path / "backup", tmp_path / "broker-a")
+        lost = await running.start_broker(port=port)
+        assert lost.position().epoch == 3
+        await send(running, 10)
+
+        async def is_said() -> bool:
+            return "That master has lost messages that this slave has" in caplog.text
+
+        await until(is_said)
+        assert slave.position() == (2, end)
+        assert lost.in_sync() == {}
+        await slave.become_slave(3, 0, "")
+        await follows(running, lost, slave)
+        (kept,) = (tmp_path / "slave" / "diverged").iterdir()
+        with StoreReader(kept) as reader:
+            assert len(list(reader.walk())) == 5
+    assert check(tmp_path / "slave") == check(tmp_path / "broker-a") == []
+
+
+def masters(running: Cluster) -> dict[int, str]:
+    """The brokers in the route of T."""
+    route = running.first_namesrv.routes.route("T")
+    assert route is not None
+    (broker,) = route.broker_datas
+    return broker.broker_addrs
+
+
+async def refused_send(running: Cluster, broker: Broker) -> RemotingCommand:
+    """Send to one broker, whatever the route is; return the refusal."""
+    header = SendMessageRequestHeader(producer_group="p", topic="T", queue_id=0, sys_flag=0, born_timestamp=0, flag=0)
+    request = RemotingCommand.request(RequestCode.SEND_MESSAGE, header, b"x")
+    answer = await running.remoting.invoke(broker.address, request)
+    assert answer.code != ResponseCode.SUCCESS
+    return answer

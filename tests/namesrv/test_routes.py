@@ -9,6 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from rucola.access import Refused
+from rucola.namesrv import routes
 from rucola.namesrv.routes import BROKER_EXPIRY_MS, RouteTable
 from rucola.protocol.route import BrokerData, QueueData, RegisterBrokerBody
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
@@ -102,6 +104,34 @@ def test_a_slave_that_becomes_the_master_at_its_address_is_no_conflict(caplog: p
     register(table, SLAVE, "a", 0)
     register(table, SLAVE, "a", 0)
     assert "both register" not in caplog.text
+
+
+def test_a_master_of_an_older_epoch_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    table = RouteTable()
+    table.admit_master(MASTER, "a", 4)
+    table.admit_master(MASTER, "a", 4)
+    assert table.newest_master("a") == (4, MASTER)
+    assert table.newest_master("b") == (0, "")
+    for epoch in (3, 4, 4):
+        with pytest.raises(Refused) as refused:
+            table.admit_master(SLAVE, "a", epoch)
+        assert refused.value.details == {"masterEpoch": "4", "masterAddr": MASTER}
+    assert len(caplog.records) == 1
+    table.admit_master(SLAVE, "b", 1)
+    table.admit_master(SLAVE, "a", 5)
+    with pytest.raises(Refused):
+        table.admit_master(MASTER, "a", 4)
+    # At the same address it is the same broker, which may have lost its disk: it is no second master.
+    table.admit_master(SLAVE, "a", 1)
+    assert table.newest_master("a") == (5, SLAVE)
+
+
+def test_the_masters_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_MASTERS", 2)
+    table = RouteTable()
+    for name in ("a", "b", "b", "c"):
+        table.admit_master(MASTER, name, 1)
+    assert [table.newest_master(name)[0] for name in "abc"] == [0, 1, 1]
 
 
 def test_topics_change_only_with_the_data_version() -> None:

@@ -218,6 +218,8 @@ class Broker:
                 tail = await asyncio.to_thread(cut_tail, self.store_config, physical_offset)
             except (OSError, StoreError) as error:
                 logger.error("the log cannot be cut at %d, and does not follow its master: %s", physical_offset, error)
+            except Exception:
+                logger.exception("the log cannot be cut at %d", physical_offset)
             else:
                 logger.warning(
                     "%d messages, %d bytes of the log from %d to %d, were never replicated, and are cut off; they are "

@@ -6,8 +6,9 @@ that opens, and that the next handshake cuts again:
 
     1. mark the store as not cleanly closed (`abort`), so that its next opening recovers queues and index
     2. copy the tail to <store>/diverged/<begin>-<end>/, a store directory of its own, by way of a temporary name
-    3. cut the epochs of the tail off the epoch file
-    4. truncate the log
+    3. set back the checkpoint, which must not be ahead of the log
+    4. cut the epochs of the tail off the epoch file
+    5. truncate the log
 
 A tail that spans several log files becomes one directory for each. `rucola store grep` and `dump` read them, as they
 read any store directory. Nothing deletes them but an operator.
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
+from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import StoreConfig
 from rucola.store.epoch_file import EpochFile
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
-from rucola.store.scan import ScanEnd, scan
+from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 from rucola.system_calls import OPEN_FLAGS, sync_all
 
 DIVERGED: Final = "diverged"
@@ -64,6 +66,7 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
         )
         try:
             tail = _keep_tail(root, files, physical_offset)
+            _limit_checkpoint(Checkpoint(root / "checkpoint"), _last_timestamp(files, physical_offset))
             epochs = EpochFile(root)
             epochs.replace([epoch for epoch in epochs.epochs if epoch.begin < physical_offset])
             files.truncate(physical_offset)
@@ -91,6 +94,24 @@ def _keep_tail(root: Path, files: MappedFileQueue, begin: int) -> DivergedTail:
         if first < last:
             kept.append(_keep(directory, file, first, last))
     return DivergedTail(begin, end, messages, kept)
+
+
+def _last_timestamp(files: MappedFileQueue, end: int) -> int:
+    """Return the store time of the last record that begins before `end`, of those in its file; 0 if there is none."""
+    file = files.find(end - 1)
+    last = 0
+    for item in () if file is None else scan_file(file, 0, check_crc=False):
+        if isinstance(item, RecordRun):
+            times = item.store_timestamps[item.positions < end - item.file.begin]
+            last = int(times.max()) if len(times) else last
+    return last
+
+
+def _limit_checkpoint(checkpoint: Checkpoint, last_ms: int) -> None:
+    checkpoint.physic_timestamp = min(checkpoint.physic_timestamp, last_ms)
+    checkpoint.logics_timestamp = min(checkpoint.logics_timestamp, last_ms)
+    checkpoint.index_timestamp = min(checkpoint.index_timestamp, last_ms)
+    checkpoint.write()
 
 
 def _keep(directory: Path, file: MappedFile, begin: int, end: int) -> Path:
