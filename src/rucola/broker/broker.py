@@ -91,6 +91,8 @@ class Broker:
         self._role_file = ConfigFile(config_path(Path(store_config.store_path_root_dir), "role"))
         self._role: RoleRecord | None = None
         """The role, from the first `open` on."""
+        self._master_address = ""
+        """Address of the master that this slave was told to follow; empty for the one that the name servers have."""
         self._changing = asyncio.Lock()
         """Held during a change of the role."""
         self._cutting: asyncio.Task[None] | None = None
@@ -186,11 +188,13 @@ class Broker:
             if in_sync:
                 self.set_in_sync(in_sync)
 
-    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
         """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
-            self.config.ha_master_address = ha_address
-            await self._change_role(BrokerRole.SLAVE, self._member_id or master_id, RoleStart(), rejoins=True)
+            self.config.ha_master_address, self._master_address = ha_address, address
+            await self._change_role(
+                BrokerRole.SLAVE, self._member_id or master_id, RoleStart(master_address=address), rejoins=True
+            )
 
     async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
@@ -227,7 +231,7 @@ class Broker:
                     tail.messages, tail.size, tail.begin, tail.end, ", ".join(map(str, tail.directories)),
                 )  # fmt: skip
             await self.open()
-            await self._start(RoleStart())
+            await self._start(RoleStart(master_address=self._master_address))
 
     def _may_cut(self) -> bool:
         return self._role is not None and self._role.rejoins

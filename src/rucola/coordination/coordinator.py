@@ -51,7 +51,7 @@ ETCD: Final = "coordination by etcd"
 """Subject of the log lines."""
 
 
-class LogPosition(Protocol):
+class EndOfLog(Protocol):
     """How far a log goes."""
 
     @property
@@ -64,13 +64,13 @@ class LogPosition(Protocol):
 class BrokerRoles(Protocol):
     """What a coordinator may do with its broker; implemented by `Broker`. Methods may raise MQError during a change."""
 
-    def position(self) -> LogPosition: ...
+    def position(self) -> EndOfLog: ...
 
     def in_sync(self) -> Mapping[int, int]: ...
 
     async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None: ...
 
-    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None: ...
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None: ...
 
     def set_in_sync(self, members: frozenset[int]) -> None: ...
 
@@ -357,7 +357,8 @@ class Coordinator:
         if self._following == (follow.epoch, follow.master):
             return
         self._log("")
-        await self._broker.become_slave(follow.epoch, follow.master.member, follow.master.ha_address)
+        master = follow.master
+        await self._broker.become_slave(follow.epoch, master.member, master.ha_address, master.address)
         self._following = (follow.epoch, follow.master)
 
     # Promises.

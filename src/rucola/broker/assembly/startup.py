@@ -58,6 +58,8 @@ class RoleStart:
     """The epoch to begin as master; 0 claims one with the name servers."""
     is_promotion: bool = False
     """Whether the configuration makes a slave's directory that of a master."""
+    master_address: str = ""
+    """As a slave: the address of its master for clients; empty for the one that the name servers have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ async def start_broker(
     # 3. to 5. Take the port, and load the state that requests need.
     connections.bind(running)
     storage.store.set_host(environment.store_config.store_host)
+    if start.master_address:
+        metadata.registration.follow(start.master_address)
     if not environment.is_slave:
         metadata.registration.mastership = storage.mastership
         if start.epoch:

@@ -51,6 +51,7 @@ from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
+
 RETRY_PAUSE_MS = 100
 """How long the second attempt at the same broker waits; the third waits twice as long."""
 
@@ -65,6 +66,9 @@ RETRY_CODES = frozenset(
     }
 )
 """Responses after which another broker, or the same one later, may accept the message."""
+
+MOVED_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Responses of a broker that may not be the topic's master any more: the route is refreshed."""
 
 FailedAttempt: TypeAlias = tuple[MessageQueue, RemotingError]
 
@@ -237,11 +241,11 @@ class Sender:
         """
         failed_queue, error = failed[-1]
         self.in_flight.check_open()
+        may_have_moved = isinstance(error, RemotingConnectError) or getattr(error, "code", None) in MOVED_CODES
         if len(failed) > self._options.retry_times or not deadline.left_ms:
+            if may_have_moved:  # the next message goes to the new master
+                self._instance.refresh_route_soon(topic)
             raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
-        may_have_moved = (
-            isinstance(error, RemotingConnectError) or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST
-        )
         # Step 1.
         if self._has_other_broker(topic, failed_queue.broker_name):
             if may_have_moved:
