@@ -59,7 +59,8 @@ async def test_the_slave_of_a_killed_master_takes_over_and_nothing_is_lost(group
         group.kill(first)
         await until(lambda: is_other_master(group, first))
         group.start(first)
-        await until(lambda: has_acknowledged(ledger, len(ledger.acknowledged) + 50))
+        enough = len(ledger.acknowledged) + 50
+        await until(lambda: has_acknowledged(ledger, enough))
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         assert await group.master() != first, "the old master follows the new one"
