@@ -117,8 +117,9 @@ class Acknowledged:
 
 @dataclass
 class SendLedger:
-    """Sends one after the other, and what became of them."""
+    """Sends one after the other, and what became of them. `name` is part of every body."""
 
+    name: str = "one"
     acknowledged: list[Acknowledged] = field(default_factory=list)
     others: list[tuple[int, str]] = field(default_factory=list)
     """Numbers that were stored without the guarantee, or failed."""
@@ -128,7 +129,7 @@ class SendLedger:
         """Send the next message once; note the outcome."""
         number, loop = self._count, asyncio.get_running_loop()
         self._count += 1
-        body = b"%d " % number + bytes(number % 251 for _ in range(50 + number % 200))
+        body = f"{self.name} {number} ".encode() + bytes(number % 251 for _ in range(50 + number % 200))
         begin_s = loop.time()
         try:
             result = await producer.send(Message(TOPIC, body, keys=str(number)))
@@ -156,29 +157,43 @@ class SendLedger:
 
     async def check(self, namesrv: str) -> None:
         """Read all queues, and compare them with what was acknowledged."""
-        stored = await read_all(namesrv)
-        for queue_id, messages in stored.items():
-            assert [offset for offset, _, _ in messages] == list(range(len(messages))), f"queue {queue_id} has gaps"
-        by_place = {(queue_id, offset): digest for queue_id, found in stored.items() for offset, digest, _ in found}
-        lost = [each for each in self.acknowledged if by_place.get((each.queue_id, each.queue_offset)) != each.digest]
-        assert not lost, f"{len(lost)} of {len(self.acknowledged)} acknowledged messages are lost: {lost[:5]}"
-        check_history(self.acknowledged, stored)
+        check_ledgers([self], await read_all(namesrv))
+
+
+def check_ledgers(ledgers: list[SendLedger], stored: dict[int, list[tuple[int, bytes, int]]]) -> None:
+    """Compare what was acknowledged with what is stored, by queue."""
+    acknowledged = [each for ledger in ledgers for each in ledger.acknowledged]
+    for queue_id, messages in stored.items():
+        offsets = [offset for offset, _, _ in messages]
+        assert offsets == list(range(len(offsets))), f"queue {queue_id} has gaps or repeats"
+        places = [place for _, _, place in messages]
+        assert places == sorted(set(places)), f"queue {queue_id} is not in the order of the log"
+    by_place = {(queue_id, offset): digest for queue_id, found in stored.items() for offset, digest, _ in found}
+    lost = [each for each in acknowledged if by_place.get((each.queue_id, each.queue_offset)) != each.digest]
+    assert not lost, f"{len(lost)} of {len(acknowledged)} acknowledged messages are lost: {lost[:5]}"
+    check_history(acknowledged, stored)
 
 
 def check_history(acknowledged: list[Acknowledged], stored: dict[int, list[tuple[int, bytes, int]]]) -> None:
     """Check the order of a history, as Elle does for logs.
 
     A send that was acknowledged before another one began has the smaller offset in their queue; no offset is given
-    twice; no body is stored twice, unless its send had no answer, and none that was never sent.
+    twice; no acknowledged body is stored twice, since each is sent once.
     """
     offsets = [(each.queue_id, each.queue_offset) for each in acknowledged]
     assert len(set(offsets)) == len(offsets), "an offset was given twice"
+    # In the order of the begins, the greatest offset of those that had ended before.
+    events = sorted(
+        [(each.begin_s, 1, each) for each in acknowledged] + [(each.end_s, 0, each) for each in acknowledged],
+        key=lambda event: event[:2],
+    )
     last: dict[int, Acknowledged] = {}
-    for each in sorted(acknowledged, key=lambda one: one.begin_s):
+    for _, is_begin, each in events:
         before = last.get(each.queue_id)
-        if before is not None and before.end_s <= each.begin_s:
-            assert before.queue_offset < each.queue_offset, f"{each} is reordered: it began after {before}"
-        last[each.queue_id] = each
+        if is_begin:
+            assert before is None or before.queue_offset < each.queue_offset, f"{each} began after {before}"
+        elif before is None or before.queue_offset < each.queue_offset:
+            last[each.queue_id] = each
     times = {digest: 0 for found in stored.values() for _, digest, _ in found}
     for found in stored.values():
         for _, digest, _ in found:
