@@ -33,7 +33,7 @@ from rucola.coordination.election import (
     Stand,
     TakeOffice,
 )
-from rucola.coordination.group_keys import GroupState, Leader, LeaderRecord, MemberRecord, View
+from rucola.coordination.group_keys import ElectedState, Leader, LeaderRecord, MemberRecord, View
 
 BOUNDS = Bounds(ttl_s=40, loop_wait_s=8, retry_timeout_s=12, in_sync_timeout_s=20)
 Entry = tuple[int, int]
@@ -50,7 +50,7 @@ class SimulatedEtcd:
     def __init__(self) -> None:
         self.revision = 0
         self.leader: Leader | None = None
-        self.state: GroupState | None = None
+        self.state: ElectedState | None = None
         self.members: dict[int, tuple[MemberRecord, int]] = {}
         self.leases: dict[int, float] = {}
 
@@ -75,7 +75,7 @@ class SimulatedEtcd:
         self.revision += 1
         self.leader = Leader(LeaderRecord(member, "", ""), lease, self.revision)
         if state is not None:
-            self.state = GroupState(state[0], member, state[1], self.revision)
+            self.state = ElectedState(state[0], member, state[1], self.revision)
         return True
 
     def change(self, member: int, change: ChangeInSync) -> int | None:
@@ -84,7 +84,7 @@ class SimulatedEtcd:
         if self.state is None or self.state.revision != change.revision:
             return None
         self.revision += 1
-        self.state = GroupState(change.epoch, member, change.in_sync, self.revision)
+        self.state = ElectedState(change.epoch, member, change.in_sync, self.revision)
         return self.revision
 
 

@@ -37,7 +37,7 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from rucola.coordination.group_keys import NOT_STANDING, GroupState, LeaderRecord, MemberRecord, View
+from rucola.coordination.group_keys import NOT_STANDING, ElectedState, LeaderRecord, MemberRecord, View
 from rucola.errors import ConfigError
 
 MARGIN = 0.05
@@ -313,7 +313,7 @@ class Election:
 
     # What follows is internal.
 
-    def _learn(self, state: GroupState) -> None:
+    def _learn(self, state: ElectedState) -> None:
         if state.epoch >= self.epoch and state.revision != self._revision:
             self._revision, self.in_sync = state.revision, frozenset(state.in_sync)
             self._sent.clear()
@@ -333,7 +333,7 @@ class Election:
 
     # Decisions of a slave.
 
-    def _seek(self, now_s: float, view: View, state: GroupState, own: Own) -> Decision:
+    def _seek(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
         """Decide what a slave does while there is no leader."""
         if self._vacant_since_s is None:
             self._vacant_since_s = now_s
@@ -398,7 +398,7 @@ class Election:
             return Stand(self.epoch, self._incarnations, 0)
         return Wait("etcd has lost the state of this group; it is restored once all in-sync members confirm")
 
-    def _as_master(self, now_s: float, view: View, state: GroupState, own: Own) -> Decision:
+    def _as_master(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
         if view.leader is None:
             self._office_lease = 0
             return Reclaim(state.revision)
@@ -426,7 +426,7 @@ class Election:
                 return Disconnect(member)
         return None
 
-    def _lost(self, now_s: float, view: View, state: GroupState, own: Own) -> frozenset[int]:
+    def _lost(self, now_s: float, view: View, state: ElectedState, own: Own) -> frozenset[int]:
         """Return the members that have not caught up for too long, or whose log is another one now."""
         lost = set()
         for member in self.in_sync - {self._me}:

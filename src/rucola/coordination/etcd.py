@@ -80,7 +80,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class KeyRange:
     """The keys with a prefix at one revision."""
 
     revision: int
@@ -166,13 +166,13 @@ class EtcdClient:
         except LeaseNotFound:
             pass
 
-    async def range(self, prefix: str) -> Range:
+    async def range(self, prefix: str) -> KeyRange:
         """Read all keys with a prefix, as a quorum of etcd has them."""
         begin = prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1])
         answer = await self._call("/v3/kv/range", {"key": _text(begin), "range_end": _text(end)})
         items = tuple(_key_value(item) for item in answer.get("kvs", ()))
-        return Range(int(answer["header"]["revision"]), items)
+        return KeyRange(int(answer["header"]["revision"]), items)
 
     async def transact(self, compares: Iterable[Compare], puts: Iterable[Put]) -> int | None:
         """Carry out all puts if all conditions hold; return the new revision, None if a condition did not hold.

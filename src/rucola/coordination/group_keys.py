@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rucola.coordination.etcd import KeyValue, Range
+from rucola.coordination.etcd import KeyRange, KeyValue
 from rucola.errors import MQError
 
 NOT_STANDING: Final = -1
@@ -71,7 +71,7 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
+class ElectedState:
     """The key `state`. `revision` is that of its last change."""
 
     epoch: int
@@ -90,7 +90,7 @@ class View:
     """All keys of a group at one moment. Both are None if they do not exist."""
 
     leader: Leader | None = None
-    state: GroupState | None = None
+    state: ElectedState | None = None
     members: dict[int, MemberRecord] = field(default_factory=dict)
 
 
@@ -117,10 +117,10 @@ class GroupKeys:
     def member(self, member: int) -> str:
         return f"{self.prefix}member/{member}"
 
-    def view(self, found: Range) -> View:
+    def view(self, found: KeyRange) -> View:
         """Decode the keys of the group. MQError if another program has written one."""
         leader: Leader | None = None
-        state: GroupState | None = None
+        state: ElectedState | None = None
         members: dict[int, MemberRecord] = {}
         for item in found.items:
             try:
@@ -145,6 +145,6 @@ def _leader(item: KeyValue) -> Leader:
     return Leader(msgspec.json.decode(item.value, type=LeaderRecord), item.lease, item.mod_revision)
 
 
-def _state(item: KeyValue) -> GroupState:
+def _state(item: KeyValue) -> ElectedState:
     record = msgspec.json.decode(item.value, type=StateRecord)
-    return GroupState(record.epoch, record.master, record.in_sync, item.mod_revision)
+    return ElectedState(record.epoch, record.master, record.in_sync, item.mod_revision)
