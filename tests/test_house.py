@@ -23,6 +23,7 @@ PACKAGE = REPOSITORY / "src" / "rucola"
 # Modules beside the rooms, which every room may use.
 GROUND = {
     "access",
+    "epochs",
     "errors",
     "fastjson",
     "files",

@@ -113,6 +113,8 @@ class Action(Enum):
     """Copy the whole log, as a slave."""
     CLEAN_UP = auto()
     """Delete expired files and queues now."""
+    ALTER_ROLE = auto()
+    """Make a broker master or slave."""
 
     # Name servers
     REGISTER_BROKER = auto()
@@ -137,6 +139,7 @@ ADMINISTRATIVE: Final = frozenset(
         Action.QUERY_ACCESS,
         Action.ALTER_ACCESS,
         Action.CLEAN_UP,
+        Action.ALTER_ROLE,
         Action.ALTER_ROUTE,
         Action.ALTER_KV,
     }

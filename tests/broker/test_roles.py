@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 
 from rucola.broker.broker import Broker
-from rucola.client import Producer, SendStatus
+from rucola.client import Producer, PullConsumer, PullStatus, SendStatus
+from rucola.errors import StoreError
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -47,7 +49,7 @@ async def test_roles_are_exchanged_while_both_run(tmp_path: Path) -> None:
         await send(running, 5)
         await follows(running, first, second)
         end = first.position().end
-        await second.become_master(2, frozenset())
+        await second.become_master(2, None)
         await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
         await follows(running, second, first)
         assert (first.store_config.broker_role, first.config.broker_id) == (BrokerRole.SLAVE, 1)
@@ -69,7 +71,7 @@ async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Pat
         alone = first.position().end
         await first.stop()
         await second.start()
-        await second.become_master(2, frozenset())
+        await second.become_master(2, None)
         await send(running, 20)
         await first.start()
         await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
@@ -113,7 +115,7 @@ async def test_a_master_is_fenced_when_another_one_was_promoted(
     async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
         await send(running, 5)
         await follows(running, first, second)
-        await second.become_master(2, frozenset())
+        await second.become_master(2, None)
 
         async def is_fenced() -> bool:
             return "fenced: this broker was master in epoch 1" in caplog.text
@@ -131,7 +133,7 @@ async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
     async with pair(tmp_path) as (running, first, second):
         await send(running, 5)
         await follows(running, first, second)
-        await second.become_master(2, frozenset())
+        await second.become_master(2, None)
         await send(running, 1)
         await second.become_slave(2, 1, f"{HOST}:{first.config.ha_listen_port}")
 
@@ -141,7 +143,7 @@ async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
         await until(is_fenced)
         assert "it is master in epoch 1 only" in caplog.text
         assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
-        await second.become_master(3, frozenset())
+        await second.become_master(3, None)
         await first.become_slave(3, 1, "")
         await follows(running, second, first)
 
@@ -196,3 +198,53 @@ async def refused_send(running: Cluster, broker: Broker) -> RemotingCommand:
     answer = await running.remoting.invoke(broker.address, request)
     assert answer.code != ResponseCode.SUCCESS
     return answer
+
+
+async def test_an_in_sync_set_is_what_senders_and_consumers_wait_for(tmp_path: Path) -> None:
+    """A member that is away stops both: a message that not all members have is not acknowledged, and not seen."""
+    async with pair(tmp_path, SYNC) as (running, first, second), PullConsumer("g", running.namesrv) as consumer:
+        await send(running, 4)
+        await follows(running, first, second)
+        queue, *_ = await consumer.queues("T")
+        end = (await consumer.pull(queue, 0)).max_offset
+        first.set_in_sync(frozenset({0, 1}))  # 0 is the master itself
+        assert set(await send(running, 4)) == {SendStatus.SEND_OK}
+        await follows(running, first, second)
+        assert (await consumer.pull(queue, 0)).max_offset == end + 1
+        # The other member is away: as if no message had come, also for a pull that waits.
+        await second.stop()
+        assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
+        seen = await consumer.pull(queue, 0)
+        assert (len(seen.messages), seen.max_offset) == (end + 1, end + 1)
+        waiting = asyncio.create_task(consumer.pull(queue, end + 1, suspend_ms=20_000))
+        beyond = asyncio.create_task(consumer.pull(queue, end + 2, suspend_ms=20_000))
+        assert (await consumer.pull(queue, end + 1)).status is PullStatus.NO_NEW_MSG
+        assert not waiting.done()
+        # It is back: both waits end.
+        await second.start()
+        found = await waiting
+        assert [message.queue_offset for message in found.messages] == [end + 1]
+        assert set(await send(running, 4)) == {SendStatus.SEND_OK}
+        assert [message.queue_offset for message in (await beyond).messages] == [end + 2]
+        await follows(running, first, second)
+        # Without members the master alone decides.
+        first.set_in_sync(frozenset({0}))
+        await second.stop()
+        assert set(await send(running, 4)) == {SendStatus.SEND_OK}
+        assert [message.queue_offset for message in (await consumer.pull(queue, end + 3)).messages] == [end + 3]
+        await second.start()
+        await follows(running, first, second)
+
+
+async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, first, second):
+        await send(running, 4)
+        await follows(running, first, second)
+        since_ms = first.role_since_ms, second.role_since_ms
+        await first.become_master(1, None)
+        await second.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
+        await second.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
+        await follows(running, first, second)
+        assert (first.role_since_ms, second.role_since_ms) == since_ms
+        with pytest.raises(StoreError, match="epoch 1 is not new"):
+            await second.become_master(1, None)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from rucola import files
+from rucola import epochs, files
+from rucola.epochs import Epoch
 from rucola.store import diverged_tail, epoch_file, mapped_file
 from rucola.store.config import StoreConfig
 from rucola.store.directory_reader import StoreReader
 from rucola.store.diverged_tail import DIVERGED, cut_tail
-from rucola.store.epoch_file import Epoch, EpochFile
+from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.simulated_disk import without_waiting
@@ -24,7 +25,7 @@ from support.stores import config, inner
 
 COUNT = 60
 SHARED = 25
-CODE = tuple(module.__file__ or "" for module in (diverged_tail, epoch_file, files, mapped_file))
+CODE = tuple(module.__file__ or "" for module in (diverged_tail, epoch_file, epochs, files, mapped_file))
 
 
 def filled(root: Path) -> tuple[StoreConfig, int]:

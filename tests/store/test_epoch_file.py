@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rucola.epochs import MAX_EPOCHS, Epoch, appended, divergence, within
 from rucola.errors import StoreCorrupt
-from rucola.store.epoch_file import (
-    EPOCH_FILE,
-    MAX_EPOCHS,
-    Epoch,
-    EpochFile,
-    appended,
-    divergence,
-    format_epochs,
-    parse_epochs,
-    within,
-)
+from rucola.store.epoch_file import EPOCH_FILE, EpochFile, format_epochs, parse_epochs
 
 APACHE = b"2\n773307083\n7-7000\n8-8000\n"
 """The example in the documentation of Apache 5's CheckpointFile."""

@@ -13,9 +13,10 @@
     client.access         accounts, users and policies of access control
     client.export         documents that describe a whole cluster
     client.monitor        problems of consumer groups
+    client.roles          masters and slaves: their state, promotion, planned switchover
 
 Each part is a small class over one shared `AdminRequests` and the parts it builds upon. Apache's servers understand all
-requests as well.
+requests as well, except those of `roles`.
 
 Corresponds to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query
 is not limited to 64 records, returns the newest first, and reports whether it was truncated and which brokers failed;
@@ -41,6 +42,7 @@ from rucola.admin.name_servers import NameServerAdmin
 from rucola.admin.offsets import OffsetAdmin
 from rucola.admin.queries import MessageIndexes
 from rucola.admin.requests import REQUEST_TIMEOUT_MS, AdminRequests
+from rucola.admin.roles import RoleAdmin
 from rucola.admin.topics import TopicAdmin
 from rucola.admin.traces import TraceAdmin
 from rucola.admin.traffic import TrafficAdmin
@@ -80,6 +82,7 @@ class AdminClient:
         self.traffic = TrafficAdmin(self.brokers, self.topics, self.groups)
         self.access = AccessAdmin(requests)
         self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
+        self.roles = RoleAdmin(requests)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

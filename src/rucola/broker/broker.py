@@ -16,10 +16,11 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -73,6 +74,7 @@ class Broker:
             store_config,
             clock,
             probe_disk,
+            self,
             self._on_diverged,
             self._may_cut,
             self._on_followed,
@@ -82,7 +84,7 @@ class Broker:
             self._coordination,
             client_tls,
         )
-        self._member_id = config.broker_id
+        self.member_id = config.broker_id
         """brokerId of the configuration; as master the broker registers with 0 all the same."""
         self._running = AsyncExitStack()
         self._parts: RunningParts | None = None
@@ -95,8 +97,11 @@ class Broker:
         """Address of the master that this slave was told to follow; empty for the one that the name servers have."""
         self._changing = asyncio.Lock()
         """Held during a change of the role."""
-        self._cutting: asyncio.Task[None] | None = None
-        """The task that cuts the log of this slave."""
+        self.role_since_ms = 0
+        """When the broker started in its role."""
+        self._changes: set[asyncio.Task[None]] = set()
+        """Changes of the role in the background."""
+        self._is_cutting = False
 
     @property
     def address(self) -> str:
@@ -114,7 +119,7 @@ class Broker:
                 self._role = dataclasses.replace(self._role.changed(BrokerRole.SLAVE), master=elected)
             if self._role.current is not self.store_config.broker_role:
                 logger.info("role %s instead of the configured one, see config/role.json", self._role.current.value)
-            self._take_role(self._role, self._member_id)
+            self._take_role(self._role, self.member_id)
         async with AsyncExitStack() as opening:
             self._opened = await open_broker(self._environment, opening)
             self._running = opening.pop_all()
@@ -134,6 +139,7 @@ class Broker:
         opened, self._opened = self._opened, None
         async with self._running.pop_all() as starting:
             self._parts = await start_broker(self._environment, opened, starting, start)
+            self.role_since_ms = self._environment.clock()
             self._running = starting.pop_all()
 
     async def reload(self) -> None:
@@ -170,31 +176,55 @@ class Broker:
         return self._running_parts.replication.confirmed()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
-        self._running_parts.replication.set_in_sync(members)
+        """Acknowledge only what all of these slaves have, by their brokerId; see `RoleControl`."""
+        self._running_parts.replication.set_in_sync(members - {self.member_id})
 
     def disconnect_slave(self, member: int) -> None:
         """Close the replication connections of a slave; what it confirmed by them counts no more."""
         self._running_parts.replication.disconnect_slave(member)
 
-    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+    @property
+    def master_role(self) -> str:
+        """The role that this broker has as master."""
+        return "" if self._role is None else self._role.master.value
+
+    def in_background(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change of the role; a failure is logged."""
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._changes.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.critical("the role cannot be changed", exc_info=error)
+
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(end)
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
         """Become master in a new epoch; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
             last, role = self.position().epoch, self._role
             assert role is not None
+            if self._running_parts.storage.mastership.epoch == epoch:
+                return
             if epoch <= last:
                 raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
-            await self._change_role(role.master, MASTER_ID, RoleStart(epoch))
-            if in_sync:
-                self.set_in_sync(in_sync)
+            others = None if in_sync is None else in_sync - {self.member_id}
+            await self._change_role(role.master, MASTER_ID, RoleStart(epoch, others))
 
     async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
         """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
+            is_same = ha_address == self.config.ha_master_address
             self.config.ha_master_address, self._master_address = ha_address, address
-            await self._change_role(
-                BrokerRole.SLAVE, self._member_id or master_id, RoleStart(master_address=address), rejoins=True
-            )
+            if self._running_parts.storage.store.config.is_slave:
+                assert self._role is not None
+                await asyncio.to_thread(self._keep_role(dataclasses.replace(self._role, rejoins=True)))
+                if not is_same or not self._running_parts.replication.is_following:
+                    await self._running_parts.replication.follow_again(address)
+                return
+            start = RoleStart(master_address=address)
+            await self._change_role(BrokerRole.SLAVE, self.member_id or master_id, start, rejoins=True)
 
     async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
@@ -210,11 +240,13 @@ class Broker:
 
     def _on_diverged(self, physical_offset: int) -> None:
         """Cut the log of this slave, in a task of its own: the caller is stopped for that."""
-        if self._cutting is None or self._cutting.done():
-            self._cutting = asyncio.create_task(self._cut_log(physical_offset))
+        if not self._is_cutting:
+            self._is_cutting = True
+            self.in_background(self._cut_log(physical_offset))
 
     async def _cut_log(self, physical_offset: int) -> None:
         async with self._changing:
+            self._is_cutting = False
             if self._parts is None or is_master(self.store_config.broker_role):
                 return
             await self._stop()

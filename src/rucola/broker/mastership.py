@@ -44,6 +44,15 @@ class Mastership:
         self.epoch = epoch
         logger.info("master in epoch %d, from physical offset %d on", epoch, self._store.max_physical_offset)
 
+    def pause(self, reason: str) -> None:
+        """Refuse messages until `resume`, while the mastership is handed over."""
+        self._store.write_state.set_fenced(reason)
+
+    def resume(self) -> None:
+        """End a pause, unless a newer master has become known meanwhile."""
+        if not self.fenced_by:
+            self._store.write_state.set_fenced(None)
+
     def fence(self, epoch: int, what: str) -> None:
         """Refuse messages from now on, since `what`, the master of a newer epoch, exists."""
         if self.fenced_by >= epoch:

@@ -15,7 +15,9 @@ the failures and the refusals are gauges. A topic or group without messages has 
     rocketmq_group_get_latency_by_storetime          cluster broker topic group      age in ms of the next message
     rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     backlog
     rocketmq_group_count                             caddr localaddr group           clients of a consumer group
-    rocketmq_slave_behind_bytes                      cluster broker slave            replication lag
+    rocketmq_slave_behind_bytes, _seconds            cluster broker slave            replication lag
+    rocketmq_broker_epoch                            cluster broker role             last epoch of the log
+    rocketmq_broker_is_accepting                     cluster broker                  1 if it accepts messages, else 0
     rocketmq_internal_put_failures_total             cluster broker put              failed attempts since the start
     rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
     rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
@@ -49,6 +51,7 @@ from prometheus_client.registry import Collector
 
 from rucola.broker.assembly.access import AccessFigures
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.errors import RemotingError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
@@ -107,7 +110,7 @@ _BACKLOG_LABELS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
 class BrokerCollector(Collector):
     """Collects the metrics of one broker.
 
-    `figures` returns those of GET_BROKER_RUNTIME_INFO, `replication_lag` bytes by slave; `directory` is the store's.
+    `figures` returns those of GET_BROKER_RUNTIME_INFO; `directory` is the store's.
     `access_figures` returns those of access control.
     """
 
@@ -115,7 +118,7 @@ class BrokerCollector(Collector):
         self,
         state: BrokerState,
         figures: Callable[[], dict[str, str]],
-        replication_lag: Callable[[], dict[str, int]],
+        roles: RoleService,
         directory: str | Path,
         memory: ConnectionMemory,
         hold: PullRequestHold,
@@ -134,13 +137,14 @@ class BrokerCollector(Collector):
         self._stats = state.stats
         self._clock = state.clock
         self._figures = figures
-        self._replication_lag = replication_lag
+        self._roles = roles
         self._directory = directory
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics with their current values."""
         yield from self._broker()
-        yield self._slaves()
+        yield from self._slaves()
+        yield from self._role()
         yield self._failures()
         yield from self._connections()
         yield self._limit_refusals()
@@ -167,14 +171,29 @@ class BrokerCollector(Collector):
             family.add_metric(labels, self._tps(counted, config.broker_cluster_name))
             yield family
 
-    def _slaves(self) -> GaugeMetricFamily:
-        labels = ("cluster", "broker", "slave")
-        family = GaugeMetricFamily(
-            "rocketmq_slave_behind_bytes", "bytes of the log that the slave does not have yet", labels=labels
+    def _slaves(self) -> Iterator[GaugeMetricFamily]:
+        labels, slaves = ("cluster", "broker", "slave"), self._roles.slaves()
+        for name, text, lags in (
+            ("bytes", "bytes of the log that the slave does not have yet", [slave.lag_bytes for slave in slaves]),
+            ("seconds", "age of the oldest message that it does not have", [slave.lag_seconds for slave in slaves]),
+        ):
+            family = GaugeMetricFamily(f"rocketmq_slave_behind_{name}", text, labels=labels)
+            for slave, lag in zip(slaves, lags, strict=True):
+                family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave.address), lag)
+            yield family
+
+    def _role(self) -> Iterator[GaugeMetricFamily]:
+        own = (self._config.broker_cluster_name, self._config.broker_name)
+        role = self._store.config.broker_role.value
+        epoch = GaugeMetricFamily(
+            "rocketmq_broker_epoch", "last epoch of the log", labels=("cluster", "broker", "role")
         )
-        for slave, lag in self._replication_lag().items():
-            family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave), lag)
-        return family
+        epoch.add_metric((*own, role), self._roles.epoch)
+        yield epoch
+        text = "1 if the broker accepts messages, else 0"
+        accepting = GaugeMetricFamily("rocketmq_broker_is_accepting", text, labels=("cluster", "broker"))
+        accepting.add_metric(own, int(self._store.write_state.is_writable))
+        yield accepting
 
     def _failures(self) -> CounterMetricFamily:
         labels, own = ("cluster", "broker", "put"), (self._config.broker_cluster_name, self._config.broker_name)

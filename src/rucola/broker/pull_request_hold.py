@@ -128,12 +128,12 @@ class PullRequestHold:
         self._count += 1
         self._wait(pull)
 
-    def arrived(self, queue: ConsumeQueue) -> None:
-        """Retry the pulls that wait for a queue and accept one of its new units."""
+    def arrived(self, queue: ConsumeQueue, end: int | None = None) -> None:
+        """Retry the pulls that wait for a queue and accept one of its new units, up to `end` or all of them."""
         held = self.held.get((queue.topic, queue.queue_id))
         if held is None:
             return
-        end = queue.max_offset
+        end = queue.max_offset if end is None else end
         begin, held.end = min(held.end, end), end
         first_offsets: dict[int, int] | None = None
         for codes, pulls in list(held.by_codes.items()):

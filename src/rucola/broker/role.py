@@ -44,10 +44,11 @@ class RoleControl(Protocol):
         """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
         ...
 
-    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+    async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
         """Become master in an epoch greater than all that this broker has seen, or raise StoreError.
 
-        The epoch is on disk before any message is stored. A non-empty `in_sync` is set as by `set_in_sync`.
+        The epoch is on disk before any message is stored. `in_sync` is set as by `set_in_sync`, before any message is
+        accepted; with None, one slave is enough, as in 4.9.8. No effect on the master of that epoch.
         """
         ...
 
@@ -57,12 +58,15 @@ class RoleControl(Protocol):
         If one is empty, it is the one that the name servers have.
 
         What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
-        `master_id`, which its new master has no use for.
+        `master_id`, which its new master has no use for. A slave goes on without a restart.
         """
         ...
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only."""
+        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only.
+
+        The own brokerId is ignored. Consumers of a SYNC_MASTER see only that from then on.
+        """
         ...
 
 

@@ -119,8 +119,12 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
-    # Rucola's own (`rucola.protocol.promise`).
-    ASK_PROMISE = 14_001
+    # Rucola's own: roles (`rucola.protocol.roles`).
+    GET_HA_STATUS = 20_001
+    PROMOTE_BROKER = 20_002
+    DEMOTE_BROKER = 20_003
+    SWITCH_OVER = 20_004
+    ASK_PROMISE = 20_005
 
 
 class ResponseCode(IntEnum):

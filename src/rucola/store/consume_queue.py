@@ -175,6 +175,21 @@ class ConsumeQueue:
                 high = middle
         return low
 
+    def end_before(self, physical_offset: int | None) -> int:
+        """Return the queue offset behind the last record that ends at or before `physical_offset`; None has no limit.
+
+        O(1) if that is the last record, else O(log n).
+        """
+        end = self.max_offset
+        if physical_offset is None or end == self.min_offset or self._ends_by(end - 1, physical_offset):
+            return end
+        end = self.first_at_or_after(physical_offset)
+        return end if end == self.min_offset or self._ends_by(end - 1, physical_offset) else end - 1
+
+    def _ends_by(self, queue_offset: int, physical_offset: int) -> bool:
+        begin, size, _ = self.unit(queue_offset)
+        return begin + size <= physical_offset
+
     def count_at_or_after(self, physical_offset: int) -> int:
         """Return the number of units from `first_at_or_after` on.
 

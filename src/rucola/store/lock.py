@@ -14,9 +14,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rucola.errors import StoreLocked
+from rucola.errors import StoreError, StoreLocked
 from rucola.files import FILE_MODE, check_ownership
 
 _held: set[tuple[int, int]] = set()
@@ -92,6 +94,15 @@ def _lock_directory(descriptor: int, store: Path) -> None:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+@contextmanager
+def naming_store(store: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that names the store."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{store} cannot be opened: {error}") from error
 
 
 def is_served(store: Path) -> bool:

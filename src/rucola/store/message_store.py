@@ -31,8 +31,8 @@ Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate, repeat
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +40,7 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
-from rucola.errors import InvalidMessage, StoreError
+from rucola.errors import InvalidMessage
 from rucola.files import FILE_MODE, make_directory, sync_directory
 from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
@@ -64,7 +64,7 @@ from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQ
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.flusher import Flusher
 from rucola.store.index import MAX_LONG, Index
-from rucola.store.lock import DirectoryLock
+from rucola.store.lock import DirectoryLock, naming_store
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.pending import PendingRequests
 from rucola.store.read_batch import read_batch, report_damaged_unit
@@ -114,6 +114,8 @@ class MessageStore:
         self._is_full = False
         """Whether the last put found no space; keeps a full disk from being logged by every put."""
         self._is_open = False
+        self.visible_end: int | None = None
+        """The physical offset from which on `get` returns nothing, set by the owner; None for the end of the log."""
 
     def set_host(self, store_host: bytes) -> None:
         """Set the encoded address for all records from now on: a broker opens its store before it binds its port."""
@@ -128,7 +130,7 @@ class MessageStore:
         the configuration, and StoreError if the operating system refuses something.
         """
         config, root = self.config, self._root
-        with _with_store_path(root), ExitStack() as resources:
+        with naming_store(root), ExitStack() as resources:
             # 1. Lock the directory and find out how the last broker stopped.
             make_directory(root)
             resources.callback(DirectoryLock(root, config.commit_log_directory).release)
@@ -463,18 +465,18 @@ class MessageStore:
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0)
-        begin, end = queue.min_offset, queue.max_offset
+        begin, end = queue.min_offset, queue.end_before(self.visible_end)
         status, correction = GetMessageStatus.NO_MATCHED_MESSAGE, -1
         if queue_offset < begin:
             status, correction = GetMessageStatus.OFFSET_TOO_SMALL, begin
-        elif queue_offset == end:
-            status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, end
+        elif end <= queue_offset <= queue.max_offset:
+            status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
         elif queue_offset > end:
             status, correction = GetMessageStatus.OFFSET_OVERFLOW_BADLY, end
         if correction >= 0:
             return GetResult(status, correction, begin, end, [], 0)
         # 2. The units to look at, up to the end of their file; none if the file is gone.
-        units = queue.units_in_file(queue_offset, max(_MIN_UNITS_PER_GET, max_count))
+        units = queue.units_in_file(queue_offset, min(max(_MIN_UNITS_PER_GET, max_count), end - queue_offset))
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
@@ -537,6 +539,10 @@ class MessageStore:
         records, offsets = [record for _, record in found], [offset for offset, _ in found]
         return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 
+    def consume_queues(self) -> list[ConsumeQueue]:
+        """Return every queue."""
+        return list(self._queues.values())
+
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue; ranges are half-open."""
         self._reput_unless_stalled()
@@ -588,12 +594,3 @@ class MessageStore:
         """Dispatch what is pending; a read does not retry a dispatch that got no descriptor or no disk space."""
         if self._requests.stall is None:
             self.reput()
-
-
-@contextmanager
-def _with_store_path(root: Path) -> Iterator[None]:
-    """Turn an OSError into a StoreError that names the store."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{root} cannot be opened: {error}") from error

@@ -10,6 +10,7 @@ from rucola.access import Interceptor
 from rucola.broker.background.retention import DiskUsageProbe
 from rucola.broker.config import BrokerConfig
 from rucola.broker.coordination import GroupRole
+from rucola.broker.services.roles import RoleChanges
 from rucola.coordination.write_lease import WriteLease
 from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.store.config import BrokerRole, StoreConfig
@@ -27,6 +28,8 @@ class BrokerEnvironment:
     clock: Callable[[], int]
     """Returns milliseconds since 1970."""
     probe_disk: DiskUsageProbe
+    roles: RoleChanges
+    """The broker itself, as far as requests may change its role."""
     on_diverged: Callable[[int], None]
     """Called on a slave with the physical offset from which on its log differs from its master's."""
     may_cut: Callable[[], bool]

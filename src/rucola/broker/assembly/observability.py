@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
-from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.config import MetricsExporterType
 from rucola.errors import ConfigError, missing_extra
@@ -19,7 +18,6 @@ async def start_metrics(
     access: Access,
     serving: Serving,
     connections: Connections,
-    replication: Replication,
     running: AsyncExitStack,
 ) -> None:
     """Serve /metrics if metricsExporterType is PROM. Raises ConfigError without the extra `metrics`.
@@ -37,7 +35,7 @@ async def start_metrics(
     collector = BrokerCollector(
         serving.state,
         serving.services.runtime_info.figures,
-        replication.replication_lag,
+        serving.services.roles,
         environment.store_config.store_path_root_dir,
         connections.memory,
         connections.hold,

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from rucola.broker.assembly.access import Access
+from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
@@ -16,7 +17,9 @@ from rucola.broker.replication import table_sync
 from rucola.broker.replication.ha_client import Follower, HAClient
 from rucola.broker.replication.ha_service import HAService
 from rucola.broker.replication.table_sync import SlaveSynchronize
+from rucola.broker.replication.visible_end import VisibleEnd
 from rucola.errors import StoreError
+from rucola.store.config import BrokerRole
 from rucola.store.dispatch import TopicArrivals
 
 LOG_LAG_INTERVAL_MS = 60_000
@@ -38,12 +41,32 @@ class Replication(Protocol):
         """Return what each slave that knows epochs has confirmed, by its brokerId."""
         ...
 
+    @property
+    def is_following(self) -> bool:
+        """Whether this slave is connected to its master, with an equal log."""
+        ...
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        """Wait until a slave that knows epochs has everything below a physical offset."""
+        ...
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
+        ...
+
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Wait for all of these slaves from now on."""
         ...
 
     def disconnect_slave(self, member: int) -> None:
         """Close the connections of a slave, and forget what it confirmed."""
+        ...
+
+    async def follow_again(self, master_address: str) -> None:
+        """Connect to the master again, whose address has changed; slave only.
+
+        `master_address` is the one for clients; empty for the one that the name servers have.
+        """
         ...
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
@@ -56,21 +79,35 @@ class Replication(Protocol):
 
 
 def build_replication(
-    environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata
+    environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata, connections: Connections
 ) -> Replication:
     """Return the side that brokerRole names."""
     if environment.is_slave:
         return _SlaveSide(environment, access, storage, metadata)
-    return _MasterSide(environment, access, storage)
+    return _MasterSide(environment, access, storage, connections)
 
 
 class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
-    def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage) -> None:
+    is_following = False
+
+    def __init__(
+        self, environment: BrokerEnvironment, access: Access, storage: Storage, connections: Connections
+    ) -> None:
+        self._connections = connections
+        visible = VisibleEnd(storage.store, connections.hold.arrived)
+        is_sync = environment.store_config.broker_role is BrokerRole.SYNC_MASTER
         self._ha_service = HAService(
-            environment.config, storage.store, storage.mastership, environment.tls, access.admit_slave
+            environment.config,
+            storage.store,
+            storage.mastership,
+            environment.tls,
+            access.admit_slave,
+            visible.advance if is_sync else lambda physical_offset: None,
         )
+        self._is_sync = is_sync
+        storage.subscribe(visible.on_arrival)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service, environment.lease)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
@@ -81,7 +118,17 @@ class _MasterSide:
     def confirmed(self) -> dict[int, int]:
         return self._ha_service.confirmed()
 
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        await self._ha_service.wait_confirmed(member_id, physical_offset)
+
+    async def follow_again(self, master_address: str) -> None:
+        """A master follows no other broker."""
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        return self._ha_service.slaves()
+
     def set_in_sync(self, members: frozenset[int]) -> None:
+        self._connections.wakes_at_dispatch = not self._is_sync
         self._ha_service.set_in_sync(members)
 
     def disconnect_slave(self, member: int) -> None:
@@ -104,6 +151,7 @@ class _SlaveSide:
         self._credentials = metadata.credentials if access.control is not None else None
         self._storage = storage
         self._registration = metadata.registration
+        self._client: HAClient | None = None
         self.durability = Durability(storage.store, storage.group_commit, None)
         self._synchronize = SlaveSynchronize(
             metadata.registration,
@@ -118,8 +166,25 @@ class _SlaveSide:
     def replication_lag(self) -> dict[str, int]:
         return {}
 
+    @property
+    def is_following(self) -> bool:
+        return self._client is not None and self._client.is_following
+
     def confirmed(self) -> dict[int, int]:
         return {}
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        raise StoreError("this broker is a slave, and has none")
+
+    async def follow_again(self, master_address: str) -> None:
+        if master_address:
+            self._registration.follow(master_address)
+        if self._client is not None:
+            await self._client.stop()
+            self._client.start()
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        return []
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         raise StoreError("this broker is a slave: nothing waits for its slaves")
@@ -152,6 +217,7 @@ class _SlaveSide:
             self._credentials,
         )
         client.start()
+        self._client = client
         running.push_async_callback(client.stop)
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:

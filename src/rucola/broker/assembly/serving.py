@@ -18,6 +18,7 @@ from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.promise import PromiseAdapter
 from rucola.broker.services.broker_services import build_services
+from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.endpoints import processor_table
 
@@ -71,6 +72,16 @@ class Serving:
             permission.check_publish,
             late,
             access.service,
+            RoleService(
+                config,
+                storage.store,
+                storage.mastership,
+                replication,
+                registration,
+                metadata.client,
+                environment.roles,
+                environment.clock,
+            ),
             registration.wait_registered,
             environment.config_file,
         )

@@ -56,6 +56,8 @@ class RoleStart:
 
     epoch: int = 0
     """The epoch to begin as master; 0 claims one with the name servers."""
+    in_sync: frozenset[int] | None = None
+    """The slaves that must have a message before it is acknowledged; None if one is enough, as in 4.9.8."""
     is_promotion: bool = False
     """Whether the configuration makes a slave's directory that of a master."""
     master_address: str = ""
@@ -106,7 +108,9 @@ async def start_broker(
             await claim_mastership(storage.mastership, metadata.registration, is_promotion=start.is_promotion)
     access = Access(environment)
     access.open(running)
-    replication = build_replication(environment, access, storage, metadata)
+    replication = build_replication(environment, access, storage, metadata, connections)
+    if start.in_sync is not None:
+        replication.set_in_sync(start.in_sync)
     delivery = DeliveryServices(environment, storage, metadata, connections)
     delivery.open(running)
     serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
@@ -122,7 +126,7 @@ async def start_broker(
     access.schedule(scheduler)
 
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
-    await start_metrics(environment, access, serving, connections, replication, running)
+    await start_metrics(environment, access, serving, connections, running)
     replication.start(scheduler, running)
     await connections.listen(running)
     await metadata.register(running)

@@ -17,6 +17,7 @@ from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.query import QueryAdapter
 from rucola.broker.remoting.reply import ReplyAdapter
 from rucola.broker.remoting.retry import RetryAdapter
+from rucola.broker.remoting.roles import RoleAdapter
 from rucola.broker.remoting.runtime import RuntimeAdapter
 from rucola.broker.remoting.send import SendAdapter
 from rucola.broker.remoting.topic import TopicAdapter
@@ -54,5 +55,6 @@ def broker_endpoints(
         RuntimeAdapter(services.configuration, services.runtime_info),
         CleanupAdapter(services.cleanup),
         AccessAdapter(services.access, state.config),
+        RoleAdapter(services.roles),
     )
     return [endpoint for adapter in adapters for endpoint in adapter.endpoints()]

@@ -1,4 +1,4 @@
-"""Adapter of ASK_PROMISE (14001), of brokers whose master is elected."""
+"""Adapter of ASK_PROMISE (20005), of brokers whose master is elected."""
 
 from __future__ import annotations
 

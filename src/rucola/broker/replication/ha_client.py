@@ -37,6 +37,7 @@ from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUE
 from rucola.broker.config import BrokerConfig
 from rucola.broker.replication.ha_authentication import prove
 from rucola.broker.replication.ha_handshake import LogDiverged, as_epochs, greet
+from rucola.epochs import Epoch, within
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.outages import Outages
 from rucola.protocol.replication import TransferDecoder, encode_report
@@ -44,7 +45,7 @@ from rucola.protocol.replication_epochs import Join
 from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
 from rucola.remoting.tls import ClientTls
 from rucola.store.config import BrokerRole, FlushDiskType
-from rucola.store.epoch_file import Epoch, EpochFile, within
+from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
 
@@ -122,7 +123,13 @@ class HAClient:
         self._outages = Outages(logger)
         self._is_following = False
         """Whether the current session has found the logs to be the same."""
+        self._is_connected = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the slave is connected to its master, with an equal log."""
+        return self._is_following and self._is_connected
 
     def start(self) -> None:
         """Start to follow the master."""
@@ -179,6 +186,7 @@ class HAClient:
         return WAIT_S if self._is_following else LONG_WAIT_S
 
     async def _run_session(self, stream: Stream) -> None:
+        self._is_connected = True
         try:
             if self._credentials is not None:
                 await prove(stream, self._credentials, self._config.ha_housekeeping_interval)
@@ -186,6 +194,7 @@ class HAClient:
                 self._config, self._store, self._replica, self._follower, self._group_commit, stream, self._on_compared
             ).run()
         finally:
+            self._is_connected = False
             stream.close()
             await in_thread(
                 self._replica.truncate

@@ -15,6 +15,7 @@ import asyncio
 from struct import Struct
 from typing import Final
 
+from rucola.epochs import Epoch, divergence
 from rucola.errors import RemotingConnectError, StoreError
 from rucola.protocol.replication import encode_report
 from rucola.protocol.replication_epochs import (
@@ -30,7 +31,6 @@ from rucola.protocol.replication_epochs import (
     encode_join,
 )
 from rucola.remoting.byte_stream import Stream
-from rucola.store.epoch_file import Epoch, divergence
 
 _REPORT: Final = Struct(">q")
 

@@ -44,6 +44,8 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+_NEVER = 1 << 63
+"""A physical offset beyond every log."""
 READ_SIZE = 8192
 """Bytes per read of reports, which have 8 bytes each."""
 
@@ -81,14 +83,19 @@ class HAService:
         mastership: Mastership,
         tls: ServerTls | None = None,
         admission: Callable[[Stream], Awaitable[bytes]] | None = None,
+        on_in_sync_end: Callable[[int], None] = lambda physical_offset: None,
     ) -> None:
         self._config = config
         self._mastership = mastership
         self._admission = admission
         """Authenticates a slave, and returns the bytes of its first report that it read."""
         self._store = store
+        self._on_in_sync_end = on_in_sync_end
+        """Called with the physical offset up to which all in-sync slaves have the log, when it may have changed."""
         self._in_sync: frozenset[int] | None = None
         """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
+        self._reported = asyncio.Event()
+        """Set by each report."""
         self._connections: set[_HAConnection] = set()
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiting sender."""
@@ -130,10 +137,32 @@ class HAService:
             if connection.member_id is not None and connection.reported >= 0
         }
 
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        """Wait until a slave that knows epochs has everything below a physical offset."""
+        while self.confirmed().get(member_id, -1) < physical_offset:
+            self._reported.clear()
+            self.on_put()
+            await self._reported.wait()
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        """Return address, brokerId, confirmed physical offset and in-sync state of each slave that has reported."""
+        members = self._in_sync or frozenset()
+        return [
+            (connection.peer, connection.member_id, connection.reported, connection.member_id in members)
+            for connection in self._connections
+            if connection.reported >= 0
+        ]
+
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId; nothing waits for any other slave."""
         self._in_sync = members
-        self._resolve_waiters(self._replicated_end(), is_replicated=True)
+        self._on_progress()
+
+    def _on_progress(self) -> None:
+        end = self._replicated_end()
+        if self._in_sync is not None:
+            self._on_in_sync_end(end if self._in_sync else _NEVER)
+        self._resolve_waiters(end, is_replicated=True)
 
     def disconnect_slave(self, member: int) -> None:
         """Close the connections of a slave that knows epochs, and forget what it confirmed by them."""
@@ -258,7 +287,8 @@ class HAService:
         if connection.reported < 0:
             connection.wake.set()
         connection.reported = physical_offset
-        self._resolve_waiters(self._replicated_end(), is_replicated=True)
+        self._reported.set()
+        self._on_progress()
 
     def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
         """Resolve the senders that wait for bytes before `physical_offset`."""

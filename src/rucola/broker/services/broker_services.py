@@ -24,6 +24,7 @@ from rucola.broker.services.publish import PublishService
 from rucola.broker.services.query import QueryService
 from rucola.broker.services.reply import ReplyService
 from rucola.broker.services.retry import RetryService
+from rucola.broker.services.roles import RoleService
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.broker.services.topics import TopicService
 from rucola.broker.services.transactions import TransactionService
@@ -51,6 +52,7 @@ class BrokerServices:
     runtime_info: RuntimeInfoService
     cleanup: CleanupService
     access: AccessService
+    roles: RoleService
 
 
 def build_services(
@@ -60,6 +62,7 @@ def build_services(
     check_publish: Check,
     late: LateChecks,
     access: AccessService,
+    roles: RoleService,
     topics_registered: Callable[[], Awaitable[None]],
     config_file: Path | None = None,
 ) -> BrokerServices:
@@ -88,4 +91,5 @@ def build_services(
         runtime_info=RuntimeInfoService(state, state.delayed),
         cleanup=CleanupService(state.store, state.topics),
         access=access,
+        roles=roles,
     )

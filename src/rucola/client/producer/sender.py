@@ -5,6 +5,7 @@
 3. Send the request and wait for the response. A status other than an error means that the messages are stored.
 4. Retry on another broker, if the topic has one, after a failed connection, a timeout, or a response with one of
    `RETRY_CODES`. A second attempt at the same broker waits for a moment and a new route first.
+   A master that is handing over to a slave refuses messages for a moment: that attempt does not count.
 5. Stop when the deadline has passed or `retry_times` retries have failed: SendFailed lists all attempts.
 
 A chosen queue gets one attempt only, whose error is raised. After a retry a message may be stored twice, with the same
@@ -46,6 +47,7 @@ from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, check_topic
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.queue import MessageQueue
+from rucola.protocol.roles import SWITCHOVER
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 
@@ -69,6 +71,9 @@ RETRY_CODES = frozenset(
 
 MOVED_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE})
 """Responses of a broker that may not be the topic's master any more: the route is refreshed."""
+
+MAX_SWITCHOVER_ATTEMPTS = 100
+"""The most attempts that do not count, since their master was handing over."""
 
 FailedAttempt: TypeAlias = tuple[MessageQueue, RemotingError]
 
@@ -119,11 +124,11 @@ class Sender:
                 await self._before_retry(request.topic, failed, deadline)
             last_broker = failed[-1][0].broker_name if failed else None
             queue = chosen or await self.next_queue(request.topic, deadline, last_broker)
-            retries_left = 0 if chosen else self._options.retry_times - len(failed)
+            retries_left = 0 if chosen else self._options.retry_times - _counted(failed)
             try:
                 results = await self._attempt(request, queue, deadline, retries_left)
             except RemotingError as error:
-                if chosen is not None or not may_retry(error):
+                if not is_switchover(error) and (chosen is not None or not may_retry(error)):
                     raise
                 failed.append((queue, error))
             else:
@@ -241,8 +246,10 @@ class Sender:
         """
         failed_queue, error = failed[-1]
         self.in_flight.check_open()
+        count = _counted(failed)
+        is_exhausted = count > self._options.retry_times or len(failed) - count > MAX_SWITCHOVER_ATTEMPTS
         may_have_moved = isinstance(error, RemotingConnectError) or getattr(error, "code", None) in MOVED_CODES
-        if len(failed) > self._options.retry_times or not deadline.left_ms:
+        if is_exhausted or not deadline.left_ms:
             if may_have_moved:  # the next message goes to the new master
                 self._instance.refresh_route_soon(topic)
             raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
@@ -254,17 +261,31 @@ class Sender:
         # Step 2.
         if may_have_moved:
             with suppress(MQError):
-                retries_left = self._options.retry_times - len(failed) + 1
+                retries_left = self._options.retry_times - count + 1
                 await self._instance.routes.refresh(topic, deadline.share(retries_left + 1).left_ms)
             if self._has_other_broker(topic, failed_queue.broker_name):
                 return
         # Step 3.
-        await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * len(failed)) / 1000)
+        await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * max(1, count)) / 1000)
 
     def _has_other_broker(self, topic: str, broker_name: str) -> bool:
         """Return whether another broker than this one has a write queue of the topic."""
         route = self._instance.routes.known(topic)
         return route is not None and any(queue.broker_name != broker_name for queue in route.write_queues)
+
+
+def is_switchover(error: RemotingError) -> bool:
+    """Return whether a master refused a message because it is handing over to a slave."""
+    return (
+        isinstance(error, BrokerError)
+        and error.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        and (error.remark or "").startswith(SWITCHOVER)
+    )
+
+
+def _counted(failed: list[FailedAttempt]) -> int:
+    """Return the number of attempts that count as retries."""
+    return sum([not is_switchover(error) for _, error in failed])
 
 
 def may_retry(error: RemotingError) -> bool:

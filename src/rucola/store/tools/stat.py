@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rucola.epochs import Epoch
 from rucola.message import properties, sysflag
 from rucola.message.record import peek
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.directory_reader import StoreReader
-from rucola.store.epoch_file import Epoch, read_epochs
+from rucola.store.epoch_file import read_epochs
 from rucola.store.index import Index
 from rucola.store.mapped_file import file_paths
 from rucola.store.scan import RecordRun, ScanEnd

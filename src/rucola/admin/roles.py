@@ -1,0 +1,165 @@
+"""RoleAdmin: the roles of the brokers of one name: their state, promotion, planned switchover, demotion.
+
+A change that would lose messages is refused with a ConfigError that says how many, unless `force` is given. Lost means
+here that consumers do not get them: what a broker sets aside stays readable on its disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rucola.admin.requests import AdminRequests
+from rucola.epochs import Epoch, divergence
+from rucola.errors import ConfigError, MQError
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.roles import (
+    DemoteBrokerRequestHeader,
+    HaStatus,
+    HaStatusRequestHeader,
+    PromoteBrokerRequestHeader,
+    RoleChangeResponseHeader,
+    SwitchOverRequestHeader,
+)
+from rucola.protocol.route import ClusterInfo
+
+POLL_S = 0.1
+WAIT_S = 30
+"""How long a change of the role may take; reading a large log after a crash takes the longest."""
+SLAVE = "SLAVE"
+
+
+class RoleAdmin:
+    """The part `client.roles` of an AdminClient."""
+
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
+
+    async def status(self, address: str, count_from: int | None = None) -> HaStatus:
+        """Return role, epochs and replication of a broker. BrokerError if it is Apache's."""
+        response = await self._requests.invoke(
+            address, RequestCode.GET_HA_STATUS, HaStatusRequestHeader(count_from=count_from)
+        )
+        return decode_body(HaStatus, response.body)
+
+    async def group(self, address: str) -> dict[str, HaStatus]:
+        """Return the state of every broker with the name of that at `address`, which answer, by address."""
+        own = await self.status(address)
+        info = decode_body(
+            ClusterInfo, (await self._requests.invoke_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body
+        )
+        data = info.broker_addr_table.get(own.broker_name)
+        others = {*data.broker_addrs.values()} - {address} if data is not None else set[str]()
+
+        async def ask(other: str) -> HaStatus | None:
+            try:
+                return await self.status(other)
+            except MQError:
+                return None
+
+        answers = await asyncio.gather(*map(ask, sorted(others)))
+        found = dict(zip(sorted(others), answers, strict=True))
+        return {address: own} | {other: status for other, status in found.items() if status is not None}
+
+    async def promote(self, address: str, *, force: bool = False) -> int:
+        """Make a slave, or a fenced master, the master; return the epoch. ConfigError if messages would be lost.
+
+        Without `force` no other master may run, and no other slave may have more messages. With it a running master
+        is demoted first.
+        """
+        group = await self.group(address)
+        own = group.pop(address)
+        if own.role != SLAVE and own.is_accepting:
+            raise ConfigError(f"{address} is master already, in epoch {own.epoch}")
+        masters = {other: status for other, status in group.items() if status.role != SLAVE and not status.fenced_by}
+        reasons = [await self._excess(other, status, own) for other, status in group.items()]
+        if masters:
+            running = ", ".join(masters)
+            reasons.append(f"{running} is master and runs: `rucola admin switchover -b {address}` loses nothing")
+        elif own.role == SLAVE and own.master_role == "ASYNC_MASTER":
+            reasons.append(
+                "its master was an ASYNC_MASTER, and cannot be asked: what it had not replicated yet is set aside when "
+                "it returns"
+            )
+        if reasons := [reason for reason in reasons if reason]:
+            self._refuse("promoting", address, reasons, force=force)
+        for master in masters:
+            await self._demote(master, own.member_id)
+        newest = max([own.epoch, own.fenced_by, *[status.epoch for status in group.values()]])
+        header = PromoteBrokerRequestHeader(epoch=newest + 1, force=force)
+        response = await self._requests.invoke(address, RequestCode.PROMOTE_BROKER, header)
+        epoch = response.decode_header(RoleChangeResponseHeader).epoch
+        await self._wait(address, lambda status: status.is_accepting and status.epoch == epoch)
+        return epoch
+
+    async def switch_over(self, address: str, *, timeout_ms: int = 10_000) -> tuple[int, int]:
+        """Have the master hand over to the slave at `address`; return the epoch and the pause in milliseconds.
+
+        ConfigError or BrokerError if it cannot; then the master stays master.
+        """
+        group = await self.group(address)
+        own = group.pop(address)
+        if own.role != SLAVE:
+            raise ConfigError(f"{address} is no slave; name the slave that shall become master")
+        masters = [other for other, status in group.items() if status.role != SLAVE and status.is_accepting]
+        if len(masters) != 1:
+            found = ", ".join(masters) or "none"
+            raise ConfigError(f"a switchover needs one running master; found: {found}. See `rucola admin promote`")
+        header = SwitchOverRequestHeader(target_addr=address, target_id=own.broker_id, timeout_ms=timeout_ms)
+        response = await self._requests.invoke(masters[0], RequestCode.SWITCH_OVER, header, extra_ms=2 * timeout_ms)
+        result = response.decode_header(RoleChangeResponseHeader)
+        await self._wait(masters[0], lambda status: status.is_following)
+        return result.epoch, result.pause_ms
+
+    async def demote(self, address: str, *, force: bool = False) -> None:
+        """Make a broker slave of the registered master. ConfigError if messages would be lost, or there is no master.
+
+        What only its log has is set aside.
+        """
+        group = await self.group(address)
+        own = group.pop(address)
+        if own.is_accepting:
+            self._refuse("demoting", address, ["it is the master: no broker would accept messages"], force=force)
+        masters = {other: status for other, status in group.items() if status.role != SLAVE and status.is_accepting}
+        for other, master in masters.items():
+            if excess := await self._excess(address, own, master):
+                self._refuse("demoting", address, [f"{excess} than {other}; they are set aside"], force=force)
+        await self._demote(address, next(iter(masters.values())).member_id if masters else 0)
+        if masters:
+            await self._wait(address, lambda status: status.is_following)
+
+    async def _demote(self, address: str, broker_id: int) -> None:
+        header = DemoteBrokerRequestHeader(broker_id=broker_id)
+        await self._requests.invoke(address, RequestCode.DEMOTE_BROKER, header)
+        await self._wait(address, lambda status: status.role == SLAVE)
+
+    async def _excess(self, address: str, status: HaStatus, other: HaStatus) -> str:
+        """Return how much more a log has than another one; empty if nothing."""
+        point = divergence(_epochs(status), status.end, _epochs(other), other.end)
+        if point >= status.end:
+            return ""
+        count = (await self.status(address, point)).messages
+        return f"{address} has {count} messages, {status.end - point} bytes, more"
+
+    def _refuse(self, doing: str, address: str, reasons: list[str], *, force: bool) -> None:
+        if not force:
+            raise ConfigError(f"{doing} {address} may lose messages: {'; '.join(reasons)}. --force does it anyway")
+
+    async def _wait(self, address: str, condition: Callable[[HaStatus], bool]) -> None:
+        """Wait until a broker, which restarts meanwhile, is in a state. ConfigError after WAIT_S."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    try:
+                        if condition(await self.status(address)):
+                            return
+                    except MQError:  # it restarts
+                        pass
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise ConfigError(f"{address} has not changed its role after {WAIT_S} s; its log says why") from None
+
+
+def _epochs(status: HaStatus) -> list[Epoch]:
+    return [Epoch(*epoch) for epoch in status.epochs]

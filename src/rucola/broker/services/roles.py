@@ -1,0 +1,256 @@
+"""Roles: the state of replication, and changes of the role on behalf of operators.
+
+Planned switchover, on the master:
+
+    1. It stops to accept messages; producers of Rucola wait and send again.
+    2. It waits until the slave has confirmed the whole log. If that takes too long, it accepts messages again.
+    3. It asks the slave to become master in the next epoch, and waits until that is registered.
+    4. It follows the new master.
+
+If it cannot find out whether the slave has become master, it accepts no messages any more, until an operator promotes
+one of both: two masters would be worse.
+
+No counterpart in Apache RocketMQ 4.9.8, where a role is changed by restarting a broker with another configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from rucola.access import Caller, Reason, Refused
+from rucola.broker.background.registration import Registration
+from rucola.broker.config import BrokerConfig
+from rucola.broker.mastership import Mastership
+from rucola.broker.role import RoleControl
+from rucola.errors import BrokerError, MQError
+from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.roles import (
+    SWITCHOVER,
+    HaStatus,
+    HaStatusRequestHeader,
+    PromoteBrokerRequestHeader,
+    SlaveStatus,
+    SwitchOverRequestHeader,
+)
+from rucola.remoting.client import RemotingClient
+from rucola.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.02
+"""Time between two questions whether the slave is master."""
+MAX_COUNTED = 1_000_000
+"""The most messages that are counted for a status; a count that reaches it means this many or more."""
+COUNTED_PER_ITERATION = 1000
+
+
+class RoleChanges(RoleControl, Protocol):
+    """A `RoleControl` that runs changes in the background, since the service that asks for one ends with it."""
+
+    member_id: int
+    role_since_ms: int
+
+    @property
+    def master_role(self) -> str:
+        """The role that the broker has as master."""
+        ...
+
+    def in_background(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change; a failure is logged."""
+        ...
+
+
+class ReplicationState(Protocol):
+    """What one side of a broker pair knows of the other."""
+
+    @property
+    def is_following(self) -> bool:
+        """Whether this slave is connected to its master, with an equal log."""
+        ...
+
+    def confirmed(self) -> dict[int, int]:
+        """Return what each slave that knows epochs has confirmed, by its brokerId."""
+        ...
+
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
+        """Wait until a slave that knows epochs has everything below a physical offset."""
+        ...
+
+    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+        """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
+        ...
+
+
+class RoleService:
+    """Reads and changes the role of one broker."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        mastership: Mastership,
+        replication: ReplicationState,
+        registration: Registration,
+        client: RemotingClient,
+        control: RoleChanges,
+        clock: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._mastership = mastership
+        self._replication = replication
+        self._registration = registration
+        self._client = client
+        self._control = control
+        self._clock = clock
+
+    def slaves(self) -> list[SlaveStatus]:
+        """Return the connected slaves of this master, and how far each lags."""
+        return [
+            SlaveStatus(
+                broker_id=broker_id,
+                address=address,
+                confirmed=confirmed,
+                lag_bytes=self._store.max_physical_offset - confirmed,
+                lag_seconds=self._age_s(confirmed),
+                in_sync=in_sync,
+            )
+            for address, broker_id, confirmed, in_sync in self._replication.slaves()
+        ]
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch of the log."""
+        return self._mastership.epochs.last.number
+
+    async def status(self, count_from: int | None) -> HaStatus:
+        """Return role, epochs and replication of this broker."""
+        store, config, mastership = self._store, self._config, self._mastership
+        slaves = self.slaves()
+        replicated = max([slave.confirmed for slave in slaves], default=store.min_physical_offset)
+        is_slave = store.config.is_slave
+        return HaStatus(
+            broker_name=config.broker_name,
+            broker_id=config.broker_id,
+            member_id=self._control.member_id,
+            role=store.config.broker_role.value,
+            master_role=self._control.master_role,
+            is_accepting=store.write_state.is_writable,
+            reason=store.write_state.reason or "",
+            is_following=self._replication.is_following,
+            epoch=self.epoch,
+            fenced_by=mastership.fenced_by,
+            begin=store.min_physical_offset,
+            end=store.max_physical_offset,
+            epochs=[(epoch.number, epoch.begin) for epoch in mastership.epochs.epochs],
+            ha_address=f"{config.broker_ip2}:{config.ha_listen_port}",
+            role_since_ms=self._control.role_since_ms,
+            slaves=slaves,
+            unreplicated_bytes=0 if is_slave else store.max_physical_offset - replicated,
+            unreplicated_messages=0 if is_slave else await self._count(replicated),
+            messages=None if count_from is None else await self._count(count_from),
+        )
+
+    async def promote(self, caller: Caller, epoch: int, *, force: bool) -> int:
+        """Become master in the background; return the epoch. Raises Refused."""
+        if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
+            raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
+        if self._replication.is_following and not force:
+            raise Refused(Reason.FAILED, "its master is connected: `rucola admin switchover` loses nothing")
+        newest, _ = await self._registration.newest_master(epoch)
+        epoch = max(epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
+        logger.warning("%s promotes this broker to master, in epoch %d", caller.address, epoch)
+        self._control.in_background(self._control.become_master(epoch, None))
+        return epoch
+
+    def demote(self, caller: Caller, broker_id: int) -> None:
+        """Become slave of the registered master, in the background. Raises Refused without an id above 0."""
+        if not (self._control.member_id or broker_id):
+            raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
+        logger.warning("%s demotes this broker to slave", caller.address)
+        self._mastership.pause(f"{SWITCHOVER} this broker becomes slave")
+        epoch = self._mastership.epochs.last.number
+        self._control.in_background(self._control.become_slave(epoch, broker_id, self._master_address("")))
+
+    async def switch_over(self, caller: Caller, target: SwitchOverRequestHeader) -> tuple[int, int]:
+        """Hand over to a slave; return the new epoch and the pause in milliseconds. Raises Refused."""
+        mastership = self._mastership
+        if not mastership.is_valid:
+            raise Refused(Reason.FAILED, "this broker is no master")
+        if target.target_id not in self._replication.confirmed():
+            raise Refused(Reason.FAILED, f"slave {target.target_id} is not connected, or knows no epochs")
+        logger.warning("%s has this master hand over to %s", caller.address, target.target_addr)
+        began_s = time.monotonic()
+        mastership.pause(f"{SWITCHOVER} {target.target_addr} becomes master; send again in a moment")
+        try:
+            async with asyncio.timeout(target.timeout_ms / 1000):
+                await self._replication.wait_confirmed(target.target_id, self._store.max_physical_offset)
+            header = PromoteBrokerRequestHeader(epoch=mastership.epoch + 1, force=True)
+            await self._client.invoke_ok(
+                target.target_addr, RemotingCommand.request(RequestCode.PROMOTE_BROKER, header)
+            )
+        except (TimeoutError, BrokerError) as error:
+            mastership.resume()
+            why = str(error) or f"it does not have the whole log after {target.timeout_ms} ms"
+            raise Refused(Reason.FAILED, f"this broker stays master, and not {target.target_addr}: {why}") from None
+        except MQError as error:  # it may have got the request
+            logger.error("switchover: %s did not answer: %s", target.target_addr, error)
+        status = await self._wait_master(target, mastership.epoch)
+        pause_ms = round((time.monotonic() - began_s) * 1000)
+        change = self._control.become_slave(status.epoch, target.target_id, self._master_address(status.ha_address))
+        self._control.in_background(change)
+        return status.epoch, pause_ms
+
+    async def _wait_master(self, target: SwitchOverRequestHeader, own_epoch: int) -> HaStatus:
+        request = RemotingCommand.request(RequestCode.GET_HA_STATUS, HaStatusRequestHeader())
+        deadline_s = time.monotonic() + target.timeout_ms / 1000
+        while time.monotonic() < deadline_s:
+            try:
+                answer = await self._client.invoke_ok(target.target_addr, request, target.timeout_ms)
+                status = decode_body(HaStatus, answer.body)
+                if status.epoch > own_epoch and status.is_accepting:
+                    return status
+            except MQError:  # it restarts
+                pass
+            await asyncio.sleep(POLL_S)
+        raise Refused(
+            Reason.FAILED,
+            f"{target.target_addr} was asked to become master, and does not answer. This broker accepts no messages: "
+            "`rucola admin promote` on either ends that",
+        )
+
+    def _master_address(self, ha_address: str) -> str:
+        """Return the HA address to follow: empty if name servers know that of the master."""
+        return "" if self._config.namesrv_addresses else ha_address or self._config.ha_master_address
+
+    def _age_s(self, physical_offset: int) -> float:
+        """Return the age of the message at a physical offset, in seconds; 0 at the end of the log."""
+        record = self._store.record_at(physical_offset)
+        return 0 if record is None else max(0, self._clock() - peek(record).store_timestamp) / 1000
+
+    async def _count(self, physical_offset: int) -> int:
+        """Return the number of messages from a physical offset on, up to MAX_COUNTED."""
+        count = 0
+        while count < MAX_COUNTED and (held := self._store.hold_bytes(physical_offset, FRAME.size)) is not None:
+            file, data = held
+            try:
+                if len(data) < FRAME.size:
+                    break
+                size, magic = FRAME.unpack(data)
+            finally:
+                data.release()
+                file.release()
+            if size <= 0:
+                break
+            count += magic == MESSAGE_MAGIC
+            physical_offset += size
+            if count % COUNTED_PER_ITERATION == 0:
+                await asyncio.sleep(0)
+        return count

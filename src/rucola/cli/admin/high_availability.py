@@ -1,0 +1,157 @@
+"""High availability: the roles of brokers, promotion, planned switchover, demotion."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from rucola.admin import AdminClient
+from rucola.cli.admin.command import call_admin, command, confirm, interval_option, rounds, yes_option
+from rucola.cli.option_types import ADDRESS
+from rucola.cli.output import optional, print_json, print_table, time_text, whole
+from rucola.errors import MQError
+from rucola.protocol.roles import HaStatus
+
+slave_option = click.option("-b", "--brokerAddr", "address", type=ADDRESS, required=True, help="Address of the broker.")
+force_option = click.option("--force", is_flag=True, help="Do it even if messages would be lost.")
+
+
+@command("haStatus")
+@click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Only the brokers with the name of this one.")
+@interval_option
+def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: float | None) -> None:
+    """Show role, epoch and replication lag of all brokers, and what would be lost with each master now.
+
+    \b
+    Examples:
+      rucola admin haStatus
+      rucola admin haStatus -b localhost:10911 --json
+    """
+
+    async def request(client: AdminClient) -> dict[str, HaStatus | str]:
+        if address is not None:
+            return dict(await client.roles.group(address))
+        info = await client.cluster.info()
+        addresses = [one for data in info.broker_addr_table.values() for one in data.broker_addrs.values()]
+
+        async def ask(one: str) -> HaStatus | str:
+            try:
+                return await client.roles.status(one)
+            except MQError as error:
+                return str(error)
+
+        return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
+
+    for _ in rounds(interval):
+        found = call_admin(namesrv_addr, request)
+        statuses = {one: status for one, status in found.items() if isinstance(status, HaStatus)}
+        if as_json:
+            print_json(
+                {"brokers": statuses, "errors": {one: text for one, text in found.items() if one not in statuses}}
+            )
+            continue
+        by_name = sorted(statuses.items(), key=lambda item: (item[1].broker_name, item[1].broker_id))
+        print_table(_STATUS_COLUMNS, [_status_row(one, status) for one, status in by_name])
+        slaves = [_slave_row(status, number) for _, status in by_name for number in range(len(status.slaves))]
+        if slaves:
+            click.echo()
+            print_table(_SLAVE_COLUMNS, slaves)
+        for one, text in found.items():
+            if one not in statuses:
+                click.echo(f"{one}: {text}", err=True)
+
+
+_STATUS_COLUMNS = (
+    "#Broker Name", whole("#BID"), whole("#Addr"), "#Role", "#Epoch", optional("#End"), "#State",
+    optional("#Since"), "#Lost with it",
+)  # fmt: skip
+_SLAVE_COLUMNS = ("#Broker Name", whole("#Slave"), whole("#BID"), "#Lag bytes", "#Lag s", "#In sync")
+
+
+def _status_row(address: str, status: HaStatus) -> tuple[object, ...]:
+    if status.role == "SLAVE":
+        state, lost = "follows" if status.is_following else "does not follow", ""
+    else:
+        state = "serves" if status.is_accepting else "fenced" if status.fenced_by else "refuses"
+        lost = f"{status.unreplicated_messages} messages, {status.unreplicated_bytes} bytes"
+    since = time_text(status.role_since_ms)
+    return (
+        status.broker_name, status.broker_id, address, status.role, status.epoch, status.end, state, since, lost
+    )  # fmt: skip
+
+
+def _slave_row(status: HaStatus, number: int) -> tuple[object, ...]:
+    slave = status.slaves[number]
+    broker_id = "" if slave.broker_id is None else slave.broker_id
+    in_sync = "yes" if slave.in_sync else "no"
+    return status.broker_name, slave.address, broker_id, slave.lag_bytes, f"{slave.lag_seconds:.1f}", in_sync
+
+
+@command("promote")
+@slave_option
+@force_option
+@yes_option
+def promote(namesrv_addr: str, as_json: bool, address: str, force: bool, yes: bool) -> None:
+    """Make a slave the master of its name, after the master was lost.
+
+    Refused if messages would be lost, with their number, unless --force is given. A master that runs is better replaced
+    by `switchover`. The old master is refused when it returns, and follows after `demote`.
+
+    \b
+    Examples:
+      rucola admin promote -b localhost:10921
+      rucola admin promote -b localhost:10921 --force --yes
+    """
+    confirm(yes, f"make {address} master")
+    epoch = call_admin(namesrv_addr, lambda client: client.roles.promote(address, force=force))
+    _report(as_json, {"brokerAddr": address, "epoch": epoch}, f"{address} is master in epoch {epoch}")
+
+
+@command("switchover")
+@slave_option
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1, 600), default=10, show_default=True,
+    help="Seconds for the slave to get the rest of the log.",
+)  # fmt: skip
+@yes_option
+def switchover(namesrv_addr: str, as_json: bool, address: str, timeout_s: float, yes: bool) -> None:
+    """Have the master hand over to a slave, and follow it. No message is lost.
+
+    The master accepts no messages for the moment that the slave needs to get the rest of the log and to become master.
+
+    \b
+    Examples:
+      rucola admin switchover -b localhost:10921
+    """
+    confirm(yes, f"have the master hand over to {address}")
+    timeout_ms = round(timeout_s * 1000)
+    epoch, pause_ms = call_admin(namesrv_addr, lambda client: client.roles.switch_over(address, timeout_ms=timeout_ms))
+    text = f"{address} is master in epoch {epoch}; no messages were accepted for {pause_ms} ms"
+    _report(as_json, {"brokerAddr": address, "epoch": epoch, "pauseMs": pause_ms}, text)
+
+
+@command("demote")
+@slave_option
+@force_option
+@yes_option
+def demote(namesrv_addr: str, as_json: bool, address: str, force: bool, yes: bool) -> None:
+    """Make an old master, or a slave whose master has lost messages, follow the master of its name.
+
+    What only its log has is set aside, where `rucola store grep` reads it. That is refused, with the number of the
+    messages, unless --force is given.
+
+    \b
+    Examples:
+      rucola admin demote -b localhost:10911 --force
+    """
+    confirm(yes, f"make {address} slave")
+    call_admin(namesrv_addr, lambda client: client.roles.demote(address, force=force))
+    _report(as_json, {"brokerAddr": address}, f"{address} is slave")
+
+
+def _report(as_json: bool, value: dict[str, object], text: str) -> None:
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)

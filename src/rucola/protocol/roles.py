@@ -1,0 +1,106 @@
+"""Requests about the roles of the brokers of one name; Rucola's own, which Apache's brokers do not support.
+
+GET_HA_STATUS (20001), PROMOTE_BROKER (20002), DEMOTE_BROKER (20003), SWITCH_OVER (20004).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rucola.protocol.body import Body
+from rucola.protocol.command import Header
+
+SWITCHOVER: Final = "[SWITCHOVER]"
+"""How the remark of SERVICE_NOT_AVAILABLE begins while a master hands over: a producer may send again in a moment."""
+
+
+class HaStatusRequestHeader(Header, kw_only=True):
+    """GET_HA_STATUS. With `count_from`, the messages of the log from that physical offset on are counted."""
+
+    count_from: int | None = None
+
+
+class PromoteBrokerRequestHeader(Header, kw_only=True):
+    """PROMOTE_BROKER: become master in this epoch or, if it is not new, in a later one.
+
+    A slave that is connected to its master refuses unless `force`.
+    """
+
+    epoch: int = 0
+    force: bool = False
+
+
+class DemoteBrokerRequestHeader(Header, kw_only=True):
+    """DEMOTE_BROKER: become slave of the registered master; what only this log has is set aside.
+
+    `broker_id` is for a broker whose configuration has none above 0.
+    """
+
+    broker_id: int = 0
+
+
+class SwitchOverRequestHeader(Header, kw_only=True):
+    """SWITCH_OVER: hand over to a slave, which the master knows by `target_id`, and follow it."""
+
+    target_addr: str
+    target_id: int
+    timeout_ms: int = 10_000
+
+
+class RoleChangeResponseHeader(Header, kw_only=True):
+    """The response to PROMOTE_BROKER and SWITCH_OVER: the new epoch.
+
+    `pause_ms` is the time for which no broker accepted messages.
+    """
+
+    epoch: int
+    pause_ms: int = 0
+
+
+class SlaveStatus(Body, kw_only=True):
+    """A slave as its master sees it."""
+
+    broker_id: int | None = None
+    """None for a slave without epochs, as Apache's."""
+    address: str
+    confirmed: int
+    """It has every byte before this physical offset."""
+    lag_bytes: int
+    lag_seconds: float
+    """Age of the oldest message that it does not have; 0 if it has all."""
+    in_sync: bool
+    """Whether SEND_OK of a SYNC_MASTER with an in-sync set waits for it."""
+
+
+class HaStatus(Body, kw_only=True):
+    """GET_HA_STATUS: the role of a broker, and what would be lost with it."""
+
+    broker_name: str
+    broker_id: int
+    member_id: int
+    """brokerId of its configuration."""
+    role: str
+    master_role: str
+    """The role of a slave's last master, which it takes itself when it is promoted."""
+    is_accepting: bool
+    """Whether it accepts messages."""
+    reason: str
+    """Why it accepts none; empty if it does."""
+    is_following: bool
+    """Whether it is a slave that is connected to its master, with an equal log."""
+    epoch: int
+    """The last epoch of its log."""
+    fenced_by: int
+    """The epoch of the newer master that has fenced this one; 0 if none has."""
+    begin: int
+    end: int
+    epochs: list[tuple[int, int]]
+    """Number and begin of each epoch of the log."""
+    ha_address: str
+    role_since_ms: int
+    slaves: list[SlaveStatus] = []
+    unreplicated_bytes: int = 0
+    """What no slave has: lost if this master is lost now."""
+    unreplicated_messages: int = 0
+    messages: int | None = None
+    """The number of messages from `count_from` on."""
