@@ -9,7 +9,6 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
-NATIVE := .venv-native
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
 SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions docs/pictures $(wildcard benchmarks)
@@ -21,7 +20,7 @@ ARGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
-$(STAMP): .ci/setup pyproject.toml $(LOCKS)
+$(STAMP): .ci/setup pyproject.toml hatch_build.py $(wildcard speed/*) $(LOCKS)
 	@.ci/setup venv $(VENV)
 	@touch $@
 
@@ -90,17 +89,18 @@ soak-ha: setup ## masters killed, stopped and paused a hundred times; no acknowl
 fuzz: setup ## mutated input for every parser, store, lake and server, for hours; ARGS="--minutes 600 --only broker"
 	@PYTHONPATH=tests $(VENV)/bin/python -m support.fuzz.run $(ARGS)
 
-# Shares the packages of $(VENV) except Rucola itself, which is installed from a wheel; the checkout stays unchanged.
-.PHONY: native
-native: $(STAMP) ## compile the hot path and install Rucola with it in .venv-native
-	@rm -rf build/native $(NATIVE)
-	@RUCOLA_COMPILE=1 $(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation --wheel-dir build/native .
-	@$(VENV)/bin/python -m venv $(NATIVE)
-	@$(NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps build/native/*.whl
-	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-		$(VENV)/bin/python -c "$$site" > "$$($(NATIVE)/bin/python -c "$$site")/packages-of-venv.pth"
-	@$(NATIVE)/bin/rucola --version
+# Beside the sources, where `make setup` puts it as well; after a change of speed/.
+.PHONY: speed
+speed: $(STAMP) ## compile the accelerator again
+	@$(VENV)/bin/python hatch_build.py
+	@$(VENV)/bin/rucola --version
+
+# The extension checks each access to memory and each operation on numbers, while the comparisons with Python run.
+.PHONY: sanitize
+sanitize: $(STAMP) ## run the tests of the accelerator with AddressSanitizer and UndefinedBehaviorSanitizer
+	@LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		SPEED_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/speed $(ARGS)
 
 # A lock file contains no addresses or paths, so that only the hashes decide what is installed.
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -124,6 +124,6 @@ audit-dependencies: $(STAMP) ## look up the locked dependencies in the database 
 
 .PHONY: clean
 clean: ## remove the output of tests, builds and the demo; keep .venv
-	@rm -rf build dist $(NATIVE) bench-output demo-output spark-warehouse metastore_db derby.log
+	@rm -rf build dist bench-output demo-output spark-warehouse metastore_db derby.log
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,19 +1,13 @@
-"""The build hooks: the package page, and machine code of the hot path.
+"""The build hooks: the package page, and the accelerator.
 
 The package page is README.md. A package index shows it without the repository around it, so its links to files become
 addresses below the project URL `Source`, and its pictures too. As long as pyproject.toml has no such URL, links become
 plain text and pictures are left out.
 
-Machine code is made with mypyc, if the environment asks for it:
-
-    RUCOLA_COMPILE=1 pip install .
-
-The modules are named in pyproject.toml. They stay ordinary Python, which a wheel without extensions and an editable
-install run as it is, and are in the wheel beside what was made of them. Extensions are built in a temporary directory
-and go into the wheel alone: none can ever lie beside a source that has changed since.
-
-Takes mypy and setuptools, which pip fetches where it may, a C compiler and Python's headers. What is missing is named,
-and ends the build: a wheel that only looks compiled would be found out too late.
+The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers. A wheel
+with it is for this platform and for every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and
+has a file that says what was missing, which `rucola --version` shows. An editable installation gets the extension
+beside the sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out.
 """
 
 from __future__ import annotations
@@ -22,9 +16,10 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import sysconfig
-from contextlib import chdir
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,9 +27,13 @@ from typing import Any
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
+from packaging.tags import platform_tags
 
-SWITCH = "RUCOLA_COMPILE"
-REQUIRES = ["mypy>=2.4", "setuptools>=70"]
+EXTENSION = "rucola/_speed.abi3.so"
+ABSENT = "rucola/_speed.absent"
+"""In place of the extension: why it was not built, in one sentence."""
+FLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-fPIC", "-fvisibility=hidden"]
+
 RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
 RELATIVE_PICTURE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^)]+)\)\n?")
 
@@ -54,58 +53,76 @@ def package_page(readme: str, source: str | None) -> str:
     return RELATIVE_LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 
 
-class CompileHook(BuildHookInterface[BuilderConfig]):
+def build_accelerator(root: Path, target: Path, extra_flags: Sequence[str] = ()) -> str:
+    """Compile speed/*.c into `target`; return "", or one sentence that says why it could not be done."""
+    if reason := _what_is_missing():
+        return reason
+    linker = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
+    if compiler := os.environ.get("CC"):
+        linker = [*shlex.split(compiler), *linker[1:]]
+    sources = sorted(str(path) for path in (root / "speed").glob("*.c"))
+    include = f"-I{sysconfig.get_path('include')}"
+    new = target.with_suffix(".new")  # a running process may have the old one mapped
+    command = [*linker, *FLAGS, *extra_flags, include, *sources, "-o", str(new)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        return f"the C compiler {linker[0]} failed (exit code {done.returncode}): build with RUCOLA_SPEED=1 to see why"
+    new.replace(target)
+    return ""
+
+
+def _platform() -> str:
+    """Return the platform of a wheel that runs here, as hatchling infers it."""
+    return next(tag for tag in platform_tags() if "manylinux" not in tag and "musllinux" not in tag)
+
+
+class AcceleratorHook(BuildHookInterface[BuilderConfig]):
     """hatchling calls `initialize` before it packs a wheel and `finalize` after."""
 
-    def dependencies(self) -> list[str]:
-        # Rucola's own dependencies say what their types are.
-        return [*REQUIRES, *self.metadata.core.dependencies] if _is_wanted() else []
-
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if not _is_wanted() or version == "editable":
-            return
-        if missing := _what_is_missing():
-            self.app.abort(f"{SWITCH} is set, but {missing}. Without {SWITCH} the wheel is pure Python.")
-        self._folder = TemporaryDirectory(prefix="rucola-compile-")
-        place = Path(self._folder.name)
-        with chdir(self.root):
-            _compile(self.config["modules"], place)
-        for path in sorted((place / "lib").rglob("*.so")):
-            build_data["force_include"][str(path)] = str(path.relative_to(place / "lib"))
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        """Put the extension, or why there is none, into the wheel or, of an editable installation, into the sources."""
+        wanted = os.environ.get("RUCOLA_SPEED", "")
+        self._built = TemporaryDirectory(prefix="rucola-speed-")
+        extension, absent = (Path(self._built.name, Path(name).name) for name in (EXTENSION, ABSENT))
+        reason = "it was left out (RUCOLA_SPEED=0)" if wanted == "0" else build_accelerator(Path(self.root), extension)
+        if reason and wanted not in ("", "0"):
+            self.app.abort(f"RUCOLA_SPEED={wanted} asks for the accelerator, but {reason}.")
+        if reason:
+            self.app.display_warning(f"Rucola is built without its accelerator: {reason}.")
+            absent.write_text(reason, encoding="utf-8")
+        if version == "editable":
+            for path, name in ((extension, EXTENSION), (absent, ABSENT)):
+                target = Path(self.root, "src", name)
+                target.unlink(missing_ok=True)
+                if path.exists():
+                    shutil.copyfile(path, target)
+        elif reason:
+            build_data["force_include"][str(absent)] = ABSENT
+        else:
+            build_data["force_include"][str(extension)] = EXTENSION
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{_platform()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if not build_data["pure_python"]:
-            self._folder.cleanup()
-
-
-def _is_wanted() -> bool:
-    return os.environ.get(SWITCH, "") not in ("", "0")
+        self._built.cleanup()
 
 
 def _what_is_missing() -> str:
+    """Return what compiling C for this interpreter lacks, as the end of a sentence; "" if nothing."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "the stable ABI does not exist for free-threaded Python"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler} (on Debian: apt install gcc)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         return f"Python's headers are missing: {header} (on Debian: apt install python3-dev)"
-    if find_spec("mypyc") is None or find_spec("setuptools") is None:
-        return f"the build takes {' and '.join(REQUIRES)} (pip fetches them, unless told --no-build-isolation)"
     return ""
 
 
-def _compile(modules: list[str], place: Path) -> None:
-    """Write the extension of every module, and the one library behind them all, below `place / "lib"`."""
-    from mypyc.build import mypycify
-    from setuptools import Distribution
-
-    options = [f"--cache-dir={place / 'mypy'}", "--ignore-missing-imports"]  # of packages that only some installs have
-    extensions = mypycify(
-        [*options, *modules], opt_level="3", debug_level="0", target_dir=str(place), group_name="rucola"
-    )
-    command = Distribution({"name": "rucola", "ext_modules": extensions}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(place / "lib"), str(place / "objects")
-    command.ensure_finalized()
-    command.run()
+if __name__ == "__main__":
+    # `make speed`: beside the sources, as an editable installation has it. Arguments are more flags for the compiler.
+    place = Path(__file__).resolve().parent
+    if reason := build_accelerator(place, place / "src" / EXTENSION, sys.argv[1:]):
+        sys.exit(f"no accelerator: {reason}")

@@ -1,4 +1,4 @@
-"""The archive job over a store, beside Spark writing the rows of the finished archive once more."""
+"""The archive job on a store, beside Spark writing the rows of the finished archive again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORED = 128 * 1024
 
 
 def measure(options: Options) -> list[Figure]:
-    """Fill a store through a broker, stop it, and let Spark at the directory."""
+    """Fill a store through a broker, stop the broker, and archive the directory."""
     count = options.count(STORED)
     rounds = max(2, options.rounds // 2)
     with TemporaryDirectory(prefix="rucola-bench-") as name:
@@ -38,7 +38,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _archive(session: SparkSession, folder: Path, count: int, rounds: int) -> Figure:
-    """The whole job into a new lake, its bookkeeping included."""
+    """Run the whole job into a new lake, including its commits."""
     first = archive.run(session, folder / "store", folder / "lake")
     if first.rows != count:
         raise RuntimeError(f"{count} messages are stored, and {first.rows} were archived")

@@ -2,9 +2,9 @@
 
     python attacks.py NAME BROKER_PORT NAMESRV_PORT
 
-An attack is a generator: what it does before its first `yield` is its preparation, after which this program prints
-"ready"; from then on it is resumed without a pause until stdin ends. It may send whatever it likes and must survive
-being disconnected. To add one, write the generator and add a row.
+An attack is a generator. Its preparation ends with the first `yield`, after which this program prints "ready"; then it
+is resumed without a pause until stdin ends. It may send any bytes, and must tolerate a closed connection. To add one,
+write the generator and add a row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack and what it does, in a few words for the table."""
+    """One attack, with a short description for the table."""
 
     name: str
     does: str
@@ -55,7 +55,7 @@ class Attack:
 
 
 def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
-    """Return a connection; with a small receive buffer the server feels at once that nothing is read."""
+    """Return a connection; with a small receive buffer the server's buffer fills at once if nothing is read."""
     sock = socket.socket()
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -130,7 +130,7 @@ def held_pulls(target: Target) -> Iterator[None]:
 
 
 def rejected_pulls(target: Target) -> Iterator[None]:
-    """Pulls from the begin of the canary's queues that never match, as many as are answered."""
+    """Pulls from the begin of the canary's queues that never match, repeated as soon as they are answered."""
     sockets = [connect(target.broker) for _ in range(5)]
     pulls = b"".join(held_pull(CANARY_TOPIC, "Never", number % frames.QUEUES) for number in range(600))
     while True:
@@ -182,7 +182,7 @@ def partial_frames(target: Target) -> Iterator[None]:
 
 
 def partial_frames_of_the_name_server(target: Target) -> Iterator[None]:
-    """The same to the name server."""
+    """Like `partial_frames`, to the name server."""
     yield from _partial_frames(target.namesrv)
 
 

@@ -20,7 +20,7 @@ from rucola.spark.source.array_conversions import Array
 
 TOPIC = "BenchColumns"
 SIZES = {1024: 128 * 1024, 200: 512 * 1024}
-"""Sizes of a record and how many of them are decoded."""
+"""Record sizes, with the number of records to decode."""
 
 HOST = encode_host("127.0.0.1:10911")
 BEGIN_MS = 1_700_000_000_000
@@ -65,7 +65,7 @@ def _figure(size: int, rows: int, rounds: int) -> Figure:
 
 
 def log_of(size: int, rows: int) -> tuple[bytes, Array, Array]:
-    """The bytes of a CommitLog of so many records of `size` bytes, their positions and their sizes."""
+    """Return the bytes of a CommitLog of `rows` records of `size` bytes, and the positions and sizes of its records."""
     records: list[bytes] = []
     body = random.Random(2013).randbytes(size)
     position = 0

@@ -33,7 +33,7 @@ COUNT: Final = 24_000
 CONNECTIONS: Final = 16
 GROUPS: Final = 2
 START_S: Final = 0.5
-"""Time until the generators begin, all at the same moment."""
+"""Time after which all generators begin together."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Load:
 
 
 def measure(options: Options) -> list[Figure]:
-    """Send to one group, then to both at once, by turns."""
+    """Send to one group, then to both concurrently, in alternating rounds."""
     count = options.count(COUNT)
     one: list[list[Load]] = []
     both: list[list[Load]] = []
@@ -101,7 +101,7 @@ def _masters(directory: Path) -> Iterator[list[Process]]:
         masters = [one for one in read_status(directory) if one.role == "master" and one.pid is not None]
         brokers = [Process(int(one.address.rpartition(":")[2]), one.pid or 0) for one in masters]
         for broker in brokers:
-            answer_to(broker, frames.send(TOPIC, 0))  # the first one makes the topic
+            answer_to(broker, frames.send(TOPIC, 0))  # creates the topic
         yield brokers
 
 
@@ -111,7 +111,7 @@ def _load(generators: ProcessPoolExecutor, brokers: Sequence[Process], count: in
 
 
 def _generate(broker: Process, count: int, begin_s: float) -> Load:
-    """Run in a generator's process."""
+    """Generate load; runs in a process of its own."""
     singles = [frames.send(TOPIC, number) for number in range(FRAMES)]
     time.sleep(max(0.0, begin_s - time.monotonic()))
     cpu_ns = time.process_time_ns()
@@ -130,7 +130,7 @@ def _rate(loads: Sequence[Load], count: int) -> float:
 
 
 def _predicted_rate(loads: Sequence[Load]) -> float:
-    """Messages in a second if all cores were busy with brokers and generators, and each process had at most one."""
+    """Return the messages per second with all cores busy with brokers and generators, and at most one per process."""
     of_both = statistics.fmean(load.broker_cpu_us + load.generator_cpu_us for load in loads)
     of_slower = max(max(load.broker_cpu_us, load.generator_cpu_us) for load in loads)
     return min((os.cpu_count() or 1) / of_both, len(loads) / of_slower) * 1e6

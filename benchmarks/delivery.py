@@ -1,11 +1,11 @@
-"""Delivery as an application sees it, by Rucola's own client: how soon, how late, how fast, and to how many.
+"""Delivery by Rucola's client as an application measures it: latency, lateness, rate and number of consumers.
 
-    latency     one message at a time, from before `send` to the first line of the listener
-    lateness    how long after it was due a delayed message is with the listener
-    rate        a group that finds a full topic, from its first message to its last
+    latency     one message at a time, from before `send` to the call of the listener
+    lateness    time from the due time of a delayed message to the call of the listener
+    rate        a group with a backlog, from its first message to its last
     crowd       a hundred groups of ten consumers, each of which gets every message
 
-Every message has to come, and exactly once where nothing fails.
+Every message must be delivered, and exactly once because nothing fails.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Times = npt.NDArray[np.int64]
 
 
 def measure(options: Options) -> list[Figure]:
-    """One broker for all, in the order in which its load grows."""
+    """Run all parts on one broker, in the order of their load."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # the crowd has some thousand connections
     with TemporaryDirectory(prefix="rucola-bench-") as folder, standalone(Path(folder)) as broker:
         for topic in ("BenchLatency", "BenchDelay", "BenchCrowd"):
-            ask(broker, frames.send(topic, 0))  # makes the topic; its body is number 0, which nobody waits for
+            ask(broker, frames.send(topic, 0))  # creates the topic; no part waits for its body, number 0
         return [
             _latency(broker, options.count(LATENCY_COUNT)),
             asyncio.run(_lateness(broker, options.count(DELAYED_COUNT))),
@@ -55,7 +55,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 class Arrivals:
-    """Notes, as a listener, when each of the messages 1 to `count` came, `copies` times each."""
+    """A listener that records when it got each of the messages 1 to `count`, `copies` times each."""
 
     def __init__(self, count: int, copies: int = 1) -> None:
         self.ns: Times = np.zeros(count + 1, np.int64)
@@ -74,7 +74,7 @@ class Arrivals:
                 self.all.set()
 
     async def wait(self) -> None:
-        """Wait until all have come; TimeoutError when that takes too long."""
+        """Wait until all were delivered; TimeoutError if that takes too long."""
         await asyncio.wait_for(self.all.wait(), PATIENCE_S)
 
 
@@ -97,7 +97,7 @@ async def _consuming(broker: Server, group: str, topic: str, arrivals: Arrivals)
 
 
 def _latency(broker: Server, count: int) -> Figure:
-    """One message after the other, each when the one before it has come."""
+    """Send one message after the other, each after the previous one was delivered."""
     request = frames.send("BenchLatency", 0)
     with echo(len(request), ask(broker, request)) as floor:
         trip = drive(floor, [request], count)
@@ -130,7 +130,7 @@ async def _latencies(broker: Server, count: int) -> npt.NDArray[np.float64]:
 
 
 async def _lateness(broker: Server, count: int) -> Figure:
-    """Messages of one delay level, sent evenly over some seconds: due when they were stored and so long after."""
+    """Send messages of one delay level evenly over some seconds. They are due that delay after their store time."""
     arrivals = Arrivals(count)
     due_ns: Times = np.zeros(count + 1, np.int64)
     async with (
@@ -155,7 +155,7 @@ async def _lateness(broker: Server, count: int) -> Figure:
 
 
 def _rate(broker: Server, count: int) -> Figure:
-    """A new group reads a topic from its beginning; below it, the same answers pulled raw and decoded."""
+    """A new group reads a topic from its beginning; the floor is the same responses, pulled raw and decoded."""
     fill(broker, "BenchRate", count)
     check_stored(broker, "BenchRate", count)
     seconds, cpu_us = asyncio.run(_consume_all(broker, count))
@@ -172,7 +172,7 @@ def _rate(broker: Server, count: int) -> Figure:
 
 
 async def _consume_all(broker: Server, count: int) -> tuple[float, float]:
-    """Seconds from the first message to the last, and the broker's processor time for each, in µs."""
+    """Return the seconds from the first message to the last, and the broker's CPU time per message in µs."""
     begin_ns = 0
     left = count
     done = asyncio.Event()
@@ -194,7 +194,7 @@ async def _consume_all(broker: Server, count: int) -> tuple[float, float]:
 
 
 def _pull_all(broker: Server, count: int) -> float:
-    """Seconds for pulling and decoding as many messages as a topic has, without a client."""
+    """Return the seconds to pull and decode `count` messages of a topic without a client."""
     pulls = [
         frames.pull_messages("BenchRate", queue_id, offset)
         for offset in range(0, count // frames.QUEUES, frames.BATCH_COUNT)
@@ -210,7 +210,7 @@ def _pull_all(broker: Server, count: int) -> float:
 
 
 async def _crowd(broker: Server, groups: int, count: int) -> Figure:
-    """All join; nothing happens for a while; then every group gets `count` messages."""
+    """All consumers join; after an idle interval, every group gets `count` messages."""
     members = groups * MEMBERS
     arrivals = Arrivals(count, groups)
     async with AsyncExitStack() as running:

@@ -1,4 +1,4 @@
-"""What the disk makes senders wait for: SYNC_FLUSH, a thousand queues, and an event loop that stands still."""
+"""Latency that the disk causes: SYNC_FLUSH, a thousand queues, and stalls of the event loop."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ TOPIC = "BenchDisk"
 FRAMES = 2_048
 WRITERS, SYNC_COUNT_A_WRITER = 16, 500
 MANY_QUEUES, QUEUES_COUNT = 1_024, 96_000
-"""So many messages take about a second. A round much shorter than the time between two flushes would have one or not,
-and that would decide the figure."""
+"""Number of messages for about a second. A round must have many flushes, so that one more or less does not matter."""
 STALL_COUNT = 60_000
 ROLLING = f"mappedFileSizeCommitLog={32 << 20}\n"
-"""Log files so small that a new one is begun every second or so."""
+"""Log files that are full after about a second."""
 
 
 def measure(options: Options) -> list[Figure]:
-    """Each figure with a broker of its own."""
+    """Measure each figure with a broker of its own."""
     figures = []
     for one in (_sync_flush, _many_queues, _stalls):
         with TemporaryDirectory(prefix="rucola-bench-") as folder:
@@ -36,7 +35,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _sync_flush(folder: Path, options: Options) -> Figure:
-    """Messages that are answered when they are on disk, from one connection and from sixteen by turns."""
+    """Send with SYNC_FLUSH on one connection and on sixteen, in alternating rounds."""
     singles = [frames.send(TOPIC, number) for number in range(FRAMES)]
     count = options.count(SYNC_COUNT_A_WRITER)
     runs: dict[int, list[Run]] = {1: [], WRITERS: []}
@@ -62,10 +61,10 @@ def _sync_flush(folder: Path, options: Options) -> Figure:
 
 
 def _many_queues(folder: Path, options: Options) -> Figure:
-    """The same messages to a topic of four queues and to one of a thousand, by turns; both have all their files.
+    """Send the same messages to a topic of four queues and to one of a thousand, whose files all exist.
 
-    The one that goes first changes from round to round, and each round is compared with its own other half: what else
-    the machine does comes and goes more slowly than they.
+    The order of the two alternates, and each is compared with the other one of its round, because other load on the
+    machine changes more slowly than that.
     """
     topics = {frames.QUEUES: f"{TOPIC}Few", MANY_QUEUES: f"{TOPIC}Many"}
     runs: dict[int, list[Run]] = {queues: [] for queues in topics}
@@ -102,8 +101,8 @@ def _many_queues(folder: Path, options: Options) -> Figure:
 
 
 def _stalls(folder: Path, options: Options) -> Figure:
-    """Make a thousand queues at once, then send while log files roll and what runs at intervals has its turns; the loop
-    tells how long it stood still."""
+    """Measure the longest stall of the event loop while a thousand queues are created, log files roll and tasks
+    run periodically."""
     topic, count = f"{TOPIC}Stall", options.count(STALL_COUNT)
     singles = [frames.send(topic, number, MANY_QUEUES) for number in range(FRAMES)]
     noted, floor = folder / "broker.json", folder / "echo.json"

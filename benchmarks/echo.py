@@ -1,7 +1,7 @@
-"""The floor below every request: an asyncio server that takes and gives the same bytes and does nothing else.
+"""The floor of every request: an asyncio server that reads and writes as many bytes and parses none.
 
-Like the broker it is a BufferedProtocol that answers all requests of one read in one write. It knows how long a
-request is, so it only counts bytes. What the broker costs beyond this is its own.
+Like the broker it is a BufferedProtocol that answers all requests of one read in one write. The size of a request is
+an argument, so it only counts bytes.
 
     python echo.py REQUEST_SIZE ANSWER_IN_HEX
 """

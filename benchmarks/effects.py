@@ -79,7 +79,7 @@ def measure_consumption(database: BenchmarkDatabase, options: Options) -> list[F
             "idempotent_round_trips",
             trips[1] - trips[0],
             "more round trips",
-            aims=[Aim("value", 2.05)],  # the statistics of statements are asked for once
+            aims=[Aim("value", 2.05)],  # includes one query of the statement statistics
             more={"of_the_bare_transaction": trips[0]},
         ),
     ]
@@ -101,7 +101,7 @@ def _add_stubs(database: BenchmarkDatabase, message_ids: list[str]) -> None:
 
 
 def measure_selection(database: BenchmarkDatabase, options: Options) -> list[Figure]:
-    """Select a thousand due SENT stubs among a million, with their receipts: what a resend costs before any send."""
+    """Select a thousand due SENT stubs among a million, with their receipts: the cost of a resend before any send."""
     database.clear()
     count = STUBS // options.divisor
     _fill(database, count)
@@ -186,7 +186,7 @@ def _fill(database: BenchmarkDatabase, count: int) -> None:
 def measure_size(database: BenchmarkDatabase, options: Options) -> list[Figure]:
     """Size of the tables while messages pass through a working set, with the database's own autovacuum.
 
-    Rows change as they do for real: inserted, claimed and recorded by a relay's statements; receipt, `done` row and
+    Rows change as in production: inserted, claimed and recorded by a relay's statements; receipt, `done` row and
     confirmation of each; purged when the working set is full. Receipts and confirmations are written a thousand at a
     time, so that the autovacuum has less time for each row than in production.
     """

@@ -1,9 +1,8 @@
-"""Figure: one measured number with what it is judged by, and the table and the JSON that show many of them.
+"""Figure: a measured number with its floor and aims; the table and the JSON of many figures.
 
-A figure stands next to its floor, the same measurement of something that does nothing but the unavoidable, taken in
-the same run. `ratio` says how many times the floor's cost the figure is, for times as for rates: 1.0 is as cheap as
-the floor, and more is dearer. Aims are judged here and printed, and change no exit code: a shared machine would
-make liars of them.
+The floor is the same measurement of a program that does only the unavoidable part, taken in the same run. `ratio` is
+the cost as a multiple of the floor's, for times as for rates: 1.0 is as cheap as the floor. Aims are printed with the
+result, and change no exit code, because on a shared machine other programs would decide it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import rucola
+from rucola import speed
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What is hoped of a figure: "value" or "ratio" at most `limit`."""
+    """An aim: "value" or "ratio" is at most `limit`."""
 
     of: str
     limit: float
@@ -32,7 +31,7 @@ class Aim:
 
 @dataclass
 class Figure:
-    """One number. `floor` is in the same unit; `more` holds numbers of interest that are not judged."""
+    """One number. `floor` is in the same unit; `more` has further numbers without an aim."""
 
     name: str
     value: float
@@ -41,13 +40,13 @@ class Figure:
     floor_is: str = ""
     more_is_better: bool = False
     ratios: Sequence[float] = ()
-    """Those of the rounds, where figure and floor were taken by turns; then their median is the figure's."""
+    """The ratio of each round, if figure and floor alternate; then the ratio of the figure is their median."""
     aims: Sequence[Aim] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
-        """How many times the floor's cost; None without a floor."""
+        """The cost as a multiple of the floor's; None without a floor."""
         if self.ratios:
             return float(statistics.median(self.ratios))
         if not self.floor or not self.value:
@@ -77,19 +76,19 @@ class Figure:
 
 
 def median(measure: Callable[[Any], float], runs: Sequence[Any]) -> float:
-    """The median of one measure over several runs."""
+    """Return the median of one measure over several runs."""
     return float(statistics.median(map(measure, runs)))
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides the code."""
+    """Return the conditions of the figures: processor, memory, kernel, Python."""
     return {
         "cores": len(sched_getaffinity(0)),
         "processor": _first("/proc/cpuinfo", "model name"),
         "memory": _first("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "compiled": rucola.is_compiled(),
+        "accelerated": speed.is_used,
     }
 
 
@@ -102,7 +101,7 @@ def _first(path: str, field_name: str) -> str:
 
 
 def show(figures: Sequence[Figure], console: Console) -> None:
-    """Print the figures as a table, one line an aim."""
+    """Print the figures as a table, with one line per aim."""
     table = Table(title="Rucola's figures and their floors", title_justify="left")
     table.add_column("what", no_wrap=True)
     for title in ("figure", "floor", "ratio"):

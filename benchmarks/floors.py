@@ -1,7 +1,7 @@
-"""What is measured and the floor below it, by turns, so that both see the same machine.
+"""Measurement and floor in alternating rounds, so that other load affects both alike.
 
-Of requests to the broker the floor is an echo server with requests and answers of exactly the broker's sizes. It is
-asked by the same load generator in the same rounds.
+The floor of requests to the broker is an echo server with requests and responses of the same sizes, driven by the
+same load generator in the same rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ECHO = "asyncio echo with the same bytes"
 
 @dataclass(frozen=True)
 class Options:
-    """How thorough to be: how many rounds, by what their size is divided, and whether all is done at its full size."""
+    """Thoroughness: the number of rounds, the divisor of their size, and whether large cases have their full size."""
 
     rounds: int = 5
     divisor: int = 1
@@ -33,12 +33,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The same load on the broker and on the echo server, round by round."""
+    """The runs of the same load on the broker and on the echo server, by round."""
 
     broker: list[Run]
     echo: list[Run]
     requests: int
-    """How many requests the broker has answered for it, those of the warm-up included."""
+    """Number of requests that the broker answered, including the warm-up."""
 
     def of_broker(self, measure: Callable[[Run], float]) -> float:
         return median(measure, self.broker)
@@ -50,7 +50,7 @@ class Pairs:
 def beside_echo(
     broker: Server, frames: Sequence[bytes], count: int, rounds: int, *, connections: int = 1, in_flight: int = 1
 ) -> Pairs:
-    """Drive both servers in turns; `frames` must be of one size. The first round warms up and is not kept."""
+    """Drive both servers in turns; `frames` must be of one size. The first round is a warm-up and not counted."""
     sizes = {len(frame) for frame in frames}
     if len(sizes) != 1:
         raise ValueError(f"an echo needs requests of one size, not of {sorted(sizes)}")
@@ -66,7 +66,7 @@ def beside_echo(
 
 
 def in_turns(acts: Sequence[Callable[[], None]], rounds: int) -> list[float]:
-    """The median seconds of each act, done in turns after one round to warm up."""
+    """Return the median seconds of each act, in alternating rounds after a warm-up."""
     seconds: list[list[float]] = []
     for _ in range(rounds + 1):
         seconds.append([])

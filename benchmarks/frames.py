@@ -1,6 +1,6 @@
 """The requests that the benchmarks send, built by the project's own codec.
 
-A message is what a Java producer would send: 1 KB of body, a tag, one key and a unique key.
+A message is like a Java producer's: a body of 1 KB, a tag, one key and a unique key.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FIRST_OPAQUE = 1_000_000
 """Opaques of seven digits, so that all requests of a kind have one size."""
 GROUP = "bench"
 BORN_MS = 1_700_000_000_000
-"""Births in the past change nothing: a broker copies them."""
+"""Born time in the past; the broker only copies it."""
 
 _random = random.Random(2013)
 
 
 def message(topic: str, number: int) -> Message:
-    """One message whose key tells its number."""
+    """Return one message, with its number in the key."""
     made = Message(topic, _random.randbytes(BODY_SIZE), tags="TagA", keys=key(number))
     made.unique_key = unique_id()
     made.properties[properties.WAIT] = "true"
@@ -45,14 +45,14 @@ def key(number: int) -> str:
 
 
 def send(topic: str, number: int, queues: int = QUEUES) -> bytes:
-    """SEND_MESSAGE_V2, to one of so many queues."""
+    """Return a SEND_MESSAGE_V2, to queue `number` modulo the number of queues."""
     made = message(topic, number)
     header = _send_header(topic, number % queues, properties.join(made.properties).decode(), batch=False)
     return _frame(RequestCode.SEND_MESSAGE_V2, header, made.body)
 
 
 def send_batch(topic: str, number: int, queue_id: int, *, is_one_key: bool = False) -> bytes:
-    """SEND_BATCH_MESSAGE with the messages from `number` on, or with as many that have the key of `number`."""
+    """Return a SEND_BATCH_MESSAGE with the messages from `number` on, or with as many that have the key of `number`."""
     messages = [message(topic, number + i) for i in range(BATCH_COUNT)]
     if is_one_key:
         for each in messages:
@@ -63,7 +63,7 @@ def send_batch(topic: str, number: int, queue_id: int, *, is_one_key: bool = Fal
 
 
 def create_topic(topic: str, queues: int) -> bytes:
-    """UPDATE_AND_CREATE_TOPIC."""
+    """Return an UPDATE_AND_CREATE_TOPIC."""
     header = CreateTopicRequestHeader(
         topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=PERM_READ | PERM_WRITE
     )
@@ -71,7 +71,7 @@ def create_topic(topic: str, queues: int) -> bytes:
 
 
 def pull_messages(topic: str, queue_id: int, queue_offset: int) -> bytes:
-    """PULL_MESSAGE for as many messages as a consumer asks for by default."""
+    """Return a PULL_MESSAGE with the default batch size of consumers."""
     header = PullMessageRequestHeader(
         consumer_group=GROUP,
         topic=topic,
@@ -87,7 +87,7 @@ def pull_messages(topic: str, queue_id: int, queue_offset: int) -> bytes:
 
 
 def query(topic: str, number: int) -> bytes:
-    """QUERY_MESSAGE for the key of one message, over all times."""
+    """Return a QUERY_MESSAGE for the key of one message, without limits of time."""
     header = QueryMessageRequestHeader(
         topic=topic, key=key(number), max_num=32, begin_timestamp=0, end_timestamp=(1 << 63) - 1
     )
@@ -95,12 +95,12 @@ def query(topic: str, number: int) -> bytes:
 
 
 def max_offset(topic: str, queue_id: int) -> bytes:
-    """GET_MAX_OFFSET: how many messages one queue has taken."""
+    """Return a GET_MAX_OFFSET, whose response is the number of messages of a queue."""
     return _frame(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id))
 
 
 def some_numbers(end: int, count: int) -> Iterator[int]:
-    """Numbers below `end`, in no order."""
+    """Return numbers below `end` in random order."""
     return (_random.randrange(end) for _ in range(count))
 
 

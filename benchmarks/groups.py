@@ -1,10 +1,10 @@
-"""A large cluster in simulated time: how routes converge and what name servers and brokers are asked, by its size.
+"""A large cluster in simulated time: convergence of routes and request rates, by its size.
 
 `N` broker groups have 10 N consumers and 3 name servers, all of them the project's own, in one process, with a
 simulated clock and network (`tests/support/simulated_network.py`): a message between two machines takes 0.5 ms, and
 work takes no time. So the figures are counts and the times of protocols, not of this machine.
 
-    consumers   in groups of ten, each on a topic of its own that lies on four brokers
+    consumers   in groups of ten, each on a topic of its own on four brokers
     wide        one of every ten consumers belongs to one group instead, on a topic of all brokers
 
 By default 10 and 30 groups are simulated, with `--full` 100, which takes half an hour.
@@ -61,7 +61,7 @@ SMALL: Final = {
 
 @dataclass
 class Observed:
-    """What happened in one cluster. Times in simulated seconds, rates per simulated second."""
+    """The figures of one cluster. Times in simulated seconds, rates per simulated second."""
 
     size: int
     assigned_s: float = 0.0
@@ -76,7 +76,7 @@ class Observed:
 
 
 def measure(options: Options) -> list[Figure]:
-    """Each size in a loop of its own."""
+    """Simulate each size in an event loop of its own."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     sizes = SIZES if options.is_full else SIZES[:2]
@@ -171,7 +171,7 @@ class _Cluster:
         await self._until(self._is_all_assigned)
         one.assigned_s = self._loop.time() - begin
         one.start_requests = self._asked - before
-        # Nothing happens for a while.
+        # An idle interval.
         await asyncio.sleep(SETTLE_S)
         before, namesrv_bytes = self._asked.copy(), self._bytes_to_namesrvs()
         await asyncio.sleep(STEADY_S)

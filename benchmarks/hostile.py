@@ -1,7 +1,7 @@
-"""What a well-behaved client notices of an attacker, and what the attacker costs the server.
+"""Effects of an attack on a well-behaved client and on the server.
 
-For every attack of `attacks.py` a server of its own, in whose loop a probe notes the longest stall, and a canary that
-sends a message and pulls it, over and over: first alone, then beside the attack.
+Each attack of `attacks.py` has a server of its own, with a probe that records the longest stall of its event loop, and
+a canary that repeatedly sends a message and pulls it: first alone, then beside the attack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET = "the same server before the attack"
 
 @dataclass(frozen=True)
 class Watched:
-    """What the canary and the kernel saw for some seconds: the 99th percentile, and the most memory."""
+    """The canary's 99th percentile over some seconds, and the maximum of the server's memory."""
 
     p99_ms: float
     p50_ms: float
@@ -42,7 +42,7 @@ class Watched:
 
 
 def measure(options: Options) -> list[Figure]:
-    """Three figures per attack: the canary's p99, the longest stall, the memory."""
+    """Measure three figures per attack: the canary's p99, the longest stall, the memory."""
     figures = []
     for attack in ATTACKS:
         with TemporaryDirectory(prefix="rucola-bench-") as folder:
@@ -103,7 +103,7 @@ def _attacked(folder: Path, attack: Attack, options: Options) -> list[Figure]:
 
 
 def _watch(server: Server, seconds: float) -> Watched:
-    """Be the canary for some seconds: send a message, wait for its response, pause."""
+    """Send messages for some seconds, each after the response to the previous one and a pause."""
     sends = cycle([frames.send(CANARY_TOPIC, number) for number in range(SENDS)])
     latencies: list[int] = []
     rss_mb = 0.0

@@ -1,6 +1,6 @@
 """Spark reading a live broker, beside Spark reading the same messages from the directory of its store.
 
-A wide topic has many queues with few messages each, as one with many consumers; a long one few queues with many.
+A wide topic has many queues with few messages each, a long topic few queues with many.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _fill(broker: Server, topic: str, queues: int, count: int) -> None:
-    """Make a topic with as many messages in each queue."""
+    """Create a topic with `count` messages in each queue."""
 
     async def create() -> list[MessageQueue]:
         async with AdminClient(broker.namesrv) as admin:

@@ -1,8 +1,8 @@
-"""The load generator: prebuilt requests over raw sockets, so that it costs little beside the server.
+"""The load generator: prebuilt requests over raw sockets, to use little CPU beside the server.
 
-Requests are whole frames, made before the clock starts and sent as they are, round and round. They carry opaques of
-their own; a round is longer than what is ever in flight, so an opaque is never ambiguous. Answers are cut by their
-length field, and every one of them must be a success: an error ends the benchmark with its remark.
+Requests are whole frames, built before the clock starts and sent in rotation. Each has an opaque of its own; a rotation
+is longer than the number in flight, so that opaques are unambiguous. Responses are delimited by their length field, and
+each must be a success: an error ends the benchmark with its remark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_SIZE = 256 * 1024
 
 @dataclass(frozen=True)
 class Run:
-    """`count` requests to one server: how long they took, what they cost it, and the latency of each in ns."""
+    """`count` requests to one server: their duration, the server's CPU time, and the latency of each in ns."""
 
     count: int
     wall_ns: int
@@ -40,12 +40,12 @@ class Run:
 
     @property
     def cpu_us(self) -> float:
-        """The server's processor time for one request in µs."""
+        """The server's CPU time per request in µs."""
         return self.cpu_ns / self.count / 1e3
 
     @property
     def rate(self) -> float:
-        """Requests in a second."""
+        """Requests per second."""
         return self.count / self.wall_ns * 1e9
 
     def latency_ms(self, percentile: float) -> float:
@@ -53,7 +53,7 @@ class Run:
 
 
 class Line:
-    """One connection: it has requests in flight, oldest first, and perhaps the begin of an answer."""
+    """One connection, with its requests in flight, oldest first, and the begin of an incomplete response."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -65,11 +65,11 @@ class Line:
 
     def send(self, frames: Sequence[bytes]) -> None:
         self.sent_ns.extend([time.perf_counter_ns()] * len(frames))
-        # The socket blocks: what is in flight fits the kernel's buffers or is being read by the server.
+        # The socket blocks: the requests in flight fit the kernel's buffers, or the server is reading them.
         self.socket.sendall(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def receive(self) -> int:
-        """How many answers one read has completed."""
+        """Read once, and return the number of completed responses."""
         data = self.socket.recv(READ_SIZE)
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -91,7 +91,7 @@ class Line:
 
 
 def ask(server: Server | Process, frame: bytes) -> bytes:
-    """Send one request on a connection of its own and return the frame of its answer."""
+    """Send one request on a connection of its own and return the frame of its response."""
     line = Line(server.port)
     with line.socket:
         line.socket.sendall(frame)
@@ -104,7 +104,7 @@ def ask(server: Server | Process, frame: bytes) -> bytes:
 
 
 def answer_to(server: Server | Process, frame: bytes) -> RemotingCommand:
-    """Like `ask`, decoded."""
+    """Like `ask`, with the response decoded."""
     return _decoded(ask(server, frame))
 
 
@@ -117,7 +117,7 @@ def drive(
     in_flight: int = 1,
     context: ssl.SSLContext | None = None,
 ) -> Run:
-    """Send `count` requests and wait for all answers, keeping `in_flight` on each of the connections.
+    """Send `count` requests and wait for all responses, with `in_flight` on each connection.
 
     With `context` the connections are by TLS.
     """

@@ -1,4 +1,4 @@
-"""Databases of the `reliable` benchmarks: servers that they start, tables with stubs, and counts of statements."""
+"""Databases of the `reliable` benchmarks: servers, tables with stubs, and counts of statements."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def forget_statements(connection: Connection) -> None:
 
 
 def statement_counts(database: BenchmarkDatabase) -> tuple[int, int]:
-    """Return how many statements PostgreSQL has executed since the reset, and how many without BEGIN and COMMIT.
+    """Return the statements that PostgreSQL has executed since the reset, and their number without BEGIN and COMMIT.
 
     Each is a round trip: SQLAlchemy and psycopg send one at a time.
     """

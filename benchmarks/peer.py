@@ -1,10 +1,10 @@
-"""The same requests to Rucola and to another RocketMQ broker on this machine, by turns: CPU and rate side by side.
+"""The same requests to Rucola and to another RocketMQ broker on this machine: CPU and rate.
 
     python benchmarks/run.py --peer HOST:PORT --peer-pid PID
 
-The peer must have been started with the JVM options and the disk with which it is to be compared; its flushDiskType is
-read from it, and Rucola's broker is started with the same one. Run it once for each flushDiskType of interest. The
-figure is Rucola's CPU per message and the floor is the peer's: a ratio of 0.5 means half of the peer's.
+Start the peer with the JVM options and the disk to compare with. Its flushDiskType is read from it, and Rucola's broker
+is started with the same one: run this once for each flushDiskType of interest. The two are measured in alternating
+rounds. The figure is Rucola's CPU per message and the floor is the peer's: a ratio of 0.5 means half of the peer's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STORED: Final = 32 * 1024
 KEYS: Final = 64
 FIRST_OFFSET: Final = 1000
 WARM_UP: Final = 30_000
-"""Sends to each broker before the first measurement, after which a JVM has compiled what they pass."""
+"""Number of sends to each broker before the first measurement, after which a JVM has compiled their path."""
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 FOLLOW_COUNT: Final = 16_000
 FOLLOW_IN_FLIGHT: Final = 16
@@ -49,7 +49,7 @@ _PULLED: Final = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCod
 
 @dataclass(frozen=True)
 class Measured:
-    """A run, with the CPU that its server spent in user mode and in the kernel, in seconds."""
+    """A run, with the seconds of CPU that its server used in user mode and in the kernel."""
 
     run: Run
     user_s: float
@@ -58,17 +58,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of load. `act` applies it to a broker; each of its requests moves `messages` messages."""
+    """One kind of load. `act` applies it to a broker; a request has `messages` messages."""
 
     name: str
     act: Callable[[Process], Run]
     messages: int = 1
     aim: float | None = None
-    """At most this many times the peer's CPU."""
+    """The aim: CPU as a multiple of the peer's."""
 
 
 def measure(options: Options) -> list[Figure]:
-    """All cases, each by turns."""
+    """Measure all cases, in alternating rounds."""
     if options.peer is None:
         raise ValueError("the benchmark `peer` needs --peer HOST:PORT and --peer-pid PID")
     peer = options.peer

@@ -1,11 +1,11 @@
-"""A server of this folder or `rucola` itself, with a probe in its event loop that notes how long the loop stood still.
+"""A server of this folder or `rucola`, with a probe that records the stalls of its event loop.
 
     python probed.py HISTOGRAM.json COMMAND ...        COMMAND: `rucola` and its arguments, or `echo.py` and its own
 
-The probe asks to be called every millisecond. What it is called later than that, somebody kept the loop: a callback,
-the disk, another thread with the interpreter. The time for which the loop's thread was ready and had no processor is
-taken off, since that is the machine's. SIGUSR1 sets the histogram to nothing, and a server that ends writes it: the
-upper bounds of its classes in ms with their counts, and the longest.
+The probe schedules itself every millisecond. If it is called late, the loop was blocked: by a callback, the disk, or
+another thread that held the interpreter's lock. The time for which the loop's thread was runnable without a processor
+is subtracted. SIGUSR1 clears the histogram; at its end the server writes it: the upper bounds of the classes in ms with
+their counts, and the longest stall.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 1000)
 
 
 class Probe:
-    """The lateness of a call that is due every millisecond."""
+    """Measures the lateness of a call that is due every millisecond."""
 
     def __init__(self) -> None:
         self.begin_anew()
@@ -49,7 +49,7 @@ class Probe:
         self.start(self._loop)
 
     def _ready_ms(self) -> float:
-        """For how long this thread has waited for a processor, in all."""
+        """Return the total time for which this thread has waited for a processor."""
         return int(os.pread(self._schedule, 100, 0).split()[1]) / 1e6
 
     def as_json(self) -> str:
@@ -58,7 +58,7 @@ class Probe:
 
 
 def probe_every_loop(probe: Probe) -> None:
-    """Let a probe begin with every loop that begins to run, whoever made it."""
+    """Start a probe with every event loop that begins to run."""
     run_forever = asyncio.BaseEventLoop.run_forever
 
     def probed(loop: asyncio.BaseEventLoop) -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     sys.argv = sys.argv[2:]
     try:
         if command == "rucola":
-            from rucola.cli.main import main as rucola  # which the echo server must not pay for
+            from rucola.cli.main import main as rucola  # imported here, so that the echo server does not pay for it
 
             rucola()
         else:

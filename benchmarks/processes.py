@@ -1,4 +1,4 @@
-"""Processes that a benchmark has started, and the CPU time of all of them."""
+"""The processes that a benchmark has started, and their CPU time."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def adopt_orphans() -> None:
 
 
 def cpu_s() -> float:
-    """Return the CPU time of this process and of all that it has started, those that ended included."""
+    """Return the CPU time of this process and of all that it has started, including those that have ended."""
     return sum(_cpu_s(pid) for pid in (os.getpid(), *below(os.getpid())))
 
 
 def spent_in_turns(acts: Sequence[Callable[[], None]], rounds: int) -> list[list[Spent]]:
-    """Do acts in turns after one round to warm up, and return what each took, round by round."""
+    """Run acts in alternating rounds after a warm-up, and return the cost of each, by round."""
     adopt_orphans()
     spent: list[list[Spent]] = [[] for _ in acts]
     for number in range(rounds + 1):
@@ -60,7 +60,7 @@ def spent_in_turns(acts: Sequence[Callable[[], None]], rounds: int) -> list[list
 
 
 def text(pid: int, name: str) -> str:
-    """Return what the kernel tells of a process; nothing if it has just ended."""
+    """Return the kernel's statistics of a process; empty if it has just ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Pulling: what a message costs the broker when a consumer takes 32 of them an answer."""
+"""Pulling: the broker's CPU time per message in responses of 32 messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 6_000
 
 
 def measure(options: Options) -> list[Figure]:
-    """Read queue 0 from one end to the other, again and again."""
+    """Read queue 0 repeatedly from begin to end."""
     with TemporaryDirectory(prefix="rucola-bench-") as folder, standalone(Path(folder)) as broker:
         fill(broker, TOPIC, STORED)
         check_stored(broker, TOPIC, STORED)

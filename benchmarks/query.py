@@ -1,5 +1,5 @@
-"""Key queries: how long one takes over the socket among two million messages, what it costs the broker, and how long an
-operator's `query_message_by_key` takes, which compares the keys.
+"""Key queries among two million messages: latency over the socket, the broker's CPU time, and latency of AdminClient's
+query, which also compares the keys.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from stored import check_stored, fill
 
 TOPIC = "BenchQuery"
 STORED, QUICKLY_STORED = 977 * 2048, 80 * 2048
-"""Messages, each with a key of its own; their unique keys are in the index as well."""
+"""Number of messages, each with a key of its own; the index has their unique keys as well."""
 
 FRAMES, COUNT = 2_048, 4_000
 ASKED = 500
-"""How many keys the operator asks for."""
+"""Number of queries by AdminClient."""
 
 
 def measure(options: Options) -> list[Figure]:
-    """Ask for keys in no order; each of them is in one message."""
+    """Query keys in random order, each of one message."""
     stored = STORED if options.divisor == 1 else QUICKLY_STORED
     with TemporaryDirectory(prefix="rucola-bench-") as folder, standalone(Path(folder)) as broker:
         fill(broker, TOPIC, stored)
@@ -71,7 +71,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 async def _ask(namesrv: str, numbers: Sequence[int]) -> list[float]:
-    """How long AdminClient takes to find each of these keys, in milliseconds."""
+    """Return the milliseconds that AdminClient takes to find each of these keys."""
     took_ms = []
     async with AdminClient(namesrv) as admin:
         for number in numbers:

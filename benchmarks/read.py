@@ -17,11 +17,11 @@ from written import write
 
 TOPIC = "BenchRead"
 RECORDS = {1024: (512 * 1024, 0.7), 200: (2 * 1024 * 1024, 0.5)}
-"""Sizes of a record, how many are read, and the share of the floor's rate that is hoped for."""
+"""Record sizes, the number of records, and the aim for the share of the floor's rate."""
 
 
 def measure(options: Options) -> list[Figure]:
-    """Stores of two sizes of records."""
+    """Measure stores of two record sizes."""
     session = session_with_floor()
     try:
         return [
@@ -34,7 +34,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _figures(session: SparkSession, size: int, count: int, share: float, rounds: int) -> list[Figure]:
-    """The rate, and the CPU time of a row: driver, runtime and workers together."""
+    """Return the rate, and the CPU time per row of driver, Java runtime and workers together."""
     with TemporaryDirectory(prefix="rucola-bench-") as name:
         folder = Path(name)
         write(folder / "store", TOPIC, size, count)

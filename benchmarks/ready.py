@@ -1,4 +1,4 @@
-"""The floor below a read by Spark: a data source that hands over rows that are Arrow already."""
+"""The floor of a read by Spark: a data source whose rows are Arrow already."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITIONS = 2
 
 
 class ReadyRows(DataSource):
-    """The batch in the file `batch`, handed over `times` times by each partition."""
+    """The batch in the file `batch`, yielded `times` times by each partition."""
 
     @classmethod
     def name(cls) -> str:
@@ -33,7 +33,7 @@ class ReadyRows(DataSource):
 
 
 class ReadyRowsReader(DataSourceReader):
-    """Reads the batch once and yields it again and again."""
+    """Reads the batch once and yields it repeatedly."""
 
     def __init__(self, path: str, times: int) -> None:
         self._path = path
@@ -50,15 +50,15 @@ class ReadyRowsReader(DataSourceReader):
 
 
 def session_with_floor() -> SparkSession:
-    """A session that knows `ReadyRows`."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where workers find this module
+    """Return a session with the data source `ReadyRows`."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for the import of this module by workers
     session = local_session("rucola-bench")
     session.dataSource.register(ReadyRows)
     return session
 
 
 def ready_rows(session: SparkSession, messages: DataFrame, count: int, path: Path) -> tuple[DataFrame, int]:
-    """About `count` rows, the first of `messages` again and again, and how many they are; the batch goes to `path`."""
+    """Return about `count` rows, repetitions of the first of `messages`, and their number; `path` gets the batch."""
     batch = messages.limit(record_layout.BATCH_ROWS).toArrow().cast(columns.SCHEMA).combine_chunks().to_batches()[0]
     with pa.ipc.new_file(path, batch.schema) as file:
         file.write_batch(batch)
@@ -68,5 +68,5 @@ def ready_rows(session: SparkSession, messages: DataFrame, count: int, path: Pat
 
 
 def drop(rows: DataFrame) -> None:
-    """Take all rows and columns into Spark, and drop them there."""
+    """Read all rows and columns into Spark, which drops them."""
     rows.write.format("noop").mode("overwrite").save()

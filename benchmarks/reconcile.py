@@ -1,11 +1,11 @@
-"""The job reconcile at one number of stubs and at ten times as many: CPU time per stub must stay the same.
+"""The job reconcile with a number of stubs and with ten times as many: CPU time per stub.
 
 The tables are an SQLite file, the log is a store of the same messages. Of a hundred stubs, one was never stored, nine
 are SENT and the others CONFIRMED with an effect. CPU time is that of all processes: Java, its Python workers and this
 one. The first run, on a tenth of the smaller number, warms up and is not counted.
 
-With `--full` there are 1 and 10 million stubs, which take some 8 GB of disk. Otherwise there are so few that the fixed
-cost of a run in Spark dominates: that shows that all of it runs, and nothing is hoped of it.
+With `--full` there are 1 and 10 million stubs, which take some 8 GB of disk, and the aim is that CPU time per stub does
+not grow. With fewer, the fixed cost of a run in Spark dominates, and there is no aim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COUNT = 20_000
 TIMES = 10
 MOST_GROWTH = 1.1
 _ABSENT, _SENT = 1, 10
-"""Of a hundred stubs, those below these numbers are absent from the log, and SENT."""
+"""Of a hundred stubs, those below the first number are absent from the log, those below the second are SENT."""
 
 
 def measure(options: Options) -> list[Figure]:
@@ -81,7 +81,7 @@ def _id(number: int) -> str:
 
 
 def _stored_id(number: int) -> str:
-    """The unique key of a message of the store: another one if the stub's is lost."""
+    """Return the unique key of a message of the store: not the stub's, if that one is lost."""
     return _id(number) if number % 100 >= _ABSENT else f"F{number:031X}"
 
 

@@ -36,7 +36,7 @@ FLOOR: Final = "the bare Producer sending the same messages one by one from 16 t
 
 @dataclass(frozen=True)
 class RelayRun:
-    """One backlog through some relays: seconds, their CPU time and the statements of the database."""
+    """One backlog sent by some relays: seconds, their CPU time and the statements of the database."""
 
     count: int
     wall_s: float

@@ -30,7 +30,7 @@ FLOOR = "the plain Producer sending the same messages, in batches of the same si
 
 
 def measure(options: Options) -> list[Figure]:
-    """Write a store, and send what is in it to a broker, all ways by turns, each time to a topic of its own."""
+    """Write a store, and send its messages to a broker in all ways by turns, each time to a topic of its own."""
     count = options.count(STORED)
     session = local_session("rucola-bench")
     try:
@@ -72,7 +72,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _figure(name: str, count: int, spent: list[Spent], floor: list[Spent], rates: list[float]) -> Figure:
-    """The rate of whole jobs, from counting the messages to the last acknowledgement."""
+    """Return the rate of whole jobs, from counting the messages to the last acknowledgement."""
 
     def rate(each: Spent) -> float:
         return count / each.wall_s
@@ -101,14 +101,14 @@ def _figure(name: str, count: int, spent: list[Spent], floor: list[Spent], rates
 
 
 def _rate(ledger: Path) -> float:
-    """Messages a second from the first acknowledgement to the last; before that, queues are counted and dealt out."""
+    """Return the messages per second from the first acknowledgement to the last, without the planning before it."""
     acks = [json.loads(line) for path in ledger.glob("*.acks") for line in path.read_text().splitlines()]
     times = [ack["time"] for ack in acks]
     return sum(ack["count"] for ack in acks) / (max(times) - min(times)) * 1000
 
 
 def _messages(store: Path) -> dict[int, list[tuple[bytes, dict[str, str]]]]:
-    """Body and properties of every message in a store, by queue."""
+    """Return body and properties of every message in a store, by queue."""
     found: dict[int, list[tuple[bytes, dict[str, str]]]] = {}
     with StoreReader(store) as reader:
         for message in reader.walk():
@@ -117,7 +117,7 @@ def _messages(store: Path) -> dict[int, list[tuple[bytes, dict[str, str]]]]:
 
 
 async def _send(broker: Server, topic: str, queues: dict[int, list[tuple[bytes, dict[str, str]]]]) -> None:
-    """Send messages, those of a queue one request after the other, the queues side by side."""
+    """Send messages, one request at a time per queue, to all queues concurrently."""
     async with Producer("bench", broker.namesrv) as producer:
         targets = {queue.queue_id: queue for queue in await producer.queues(topic)}
 

@@ -1,4 +1,4 @@
-"""Measure Rucola, each figure next to a floor taken in the same run: a table for people, JSON for programs.
+"""Measure Rucola, each figure with a floor from the same run; print a table and write JSON.
 
     python benchmarks/run.py [--only NAME ...] [--quick | --full] [--json PATH]
     python benchmarks/run.py --peer HOST:PORT --peer-pid PID    beside another RocketMQ broker (see peer.py)

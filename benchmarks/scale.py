@@ -1,11 +1,11 @@
-"""Reading and archiving ever larger stores: the time must grow as the store does, and the memory must not.
+"""Reading and archiving growing stores: time must grow as the store does, memory must not.
 
 With `--full` the store grows from 1 to 8 GiB of 1 KB records, and is read and archived as a whole at every size, each
-time into a new lake; that takes some ten minutes and 20 GB of disk. Otherwise it grows from 128 to 256 MiB, which
-shows that all of it runs; nothing is hoped of that.
+time into a new lake; that takes some ten minutes and 20 GB of disk. Otherwise it grows from 128 to 256 MiB, without an
+aim.
 
-Memory is the most that was resident at once in the driver, in its Java process and in any of the Python workers, looked
-at several times a second. Pages of mapped files count as well, though the kernel may take them back.
+Memory is the maximum that was resident at once in the driver, in its Java process and in any Python worker, sampled
+several times a second. It includes pages of mapped files, which the kernel may reclaim.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _LOOK_INTERVAL_S = 0.1
 
 @dataclass
 class Peaks:
-    """The most that was resident at once, in MB: the driver, Java, and the largest Python worker."""
+    """The maximum resident at once, in MB: the driver, Java, and the largest Python worker."""
 
     driver: float = 0
     java: float = 0
     worker: float = 0
 
     def look(self) -> None:
-        """Look at this process and all below it."""
+        """Sample this process and its descendants."""
         self.driver = max(self.driver, _resident(os.getpid()))
         for pid in below(os.getpid()):
             name = text(pid, "comm").strip()
@@ -60,7 +60,7 @@ class Peaks:
 
 @dataclass
 class Act:
-    """One thing that is done at every size: the seconds and the memory it took, by MiB of log."""
+    """The seconds and the memory of one job, by MiB of log."""
 
     name: str
     act: Callable[[], None]
@@ -74,7 +74,7 @@ class Act:
             self.seconds[mib] = time.perf_counter() - begin
 
     def figures(self, aims: list[Aim]) -> list[Figure]:
-        """How many times the seconds a MiB, and the memory, the largest size takes of what the smallest does."""
+        """Return seconds per MiB, and memory, of the largest size as multiples of those of the smallest."""
         least, most = min(self.seconds), max(self.seconds)
         first, last = self.peaks[least], self.peaks[most]
         growth = self.seconds[most] / most / (self.seconds[least] / least)
@@ -103,7 +103,7 @@ class Act:
 
 
 def measure(options: Options) -> list[Figure]:
-    """Let one store grow, and read and archive it at every size."""
+    """Grow a store, and read and archive it at every size."""
     session = local_session("rucola-bench")
     try:
         with TemporaryDirectory(prefix="rucola-bench-") as name:
@@ -127,7 +127,7 @@ def _grow(session: SparkSession, folder: Path, sizes_mib: tuple[int, ...], aims:
             raise RuntimeError(f"{stored} messages are stored, and {summary.rows} were archived")
 
     acts = [Act("read", read), Act("archive", archive_all)]
-    for mib in (sizes_mib[0], *sizes_mib):  # the first of all warms up
+    for mib in (sizes_mib[0], *sizes_mib):  # the first one is a warm-up
         count = mib * (1 << 20) // RECORD_SIZE
         write(store, TOPIC, RECORD_SIZE, count, first=stored)
         stored = count
@@ -140,7 +140,7 @@ def _grow(session: SparkSession, folder: Path, sizes_mib: tuple[int, ...], aims:
 
 @contextmanager
 def _watched() -> Iterator[Peaks]:
-    """Give the peaks of the time in which the block runs."""
+    """Yield the peaks of the time in which the block runs."""
     peaks, ended = Peaks(), Event()
 
     def watch() -> None:

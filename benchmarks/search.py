@@ -1,8 +1,8 @@
-"""Search of one key in a lake, by Spark and without it: how long, and how much of the lake is read for it.
+"""Search of one key in a lake, by Spark and without it: time, and the share of the lake that is read.
 
-The lake is made by Spark, by the archive job's own steps, of rows with a unique key and two keys each: some 200 bytes a
-row, of four topics, 30 days and eight commits. `--full` makes 20 million of them, which takes minutes and some 4 GB.
-Each search is for another key, which one message has.
+Spark writes the lake by the steps of the archive job: rows of some 200 bytes with a unique key and two keys each, of
+four topics, 30 days and eight commits. `--full` writes 20 million rows, which takes minutes and some 4 GB. Each search
+is for another key, which one message has.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def messages(session: SparkSession, begin: int, end: int, rows: int) -> DataFrame:
-    """Rows as the data source has them, made of their numbers."""
+    """Return rows like those of the data source, derived from their numbers."""
     stored = f"timestamp_millis({BEGIN_MS} + cast(id as bigint) * {30 * DAY_MS} div {rows})"
     columns = {
         "topic": "concat('Topic', id % 4)",
@@ -84,7 +84,7 @@ def messages(session: SparkSession, begin: int, end: int, rows: int) -> DataFram
         "preparedTransactionOffset": "0L",
     }
     made = session.range(begin, end)
-    for name in ("msgId", "keys", "tags"):  # of which properties are made
+    for name in ("msgId", "keys", "tags"):  # properties are derived from these
         made = made.selectExpr("*", f"{columns[name]} as {name}")
     others = [name if name in made.columns else f"{column} as {name}" for name, column in columns.items()]
     return made.selectExpr(*others)
@@ -114,7 +114,7 @@ def _search(session: SparkSession, lake: Path, rows: int, rounds: int, more: dic
 
 
 def _run(find: Callable[[str], SearchResult], number: int, pids: list[object]) -> tuple[float, int]:
-    """The seconds that a search takes, and the bytes that these processes read for it."""
+    """Return the seconds of a search, and the bytes that these processes read for it."""
     before, begin = _bytes_read(pids), time.perf_counter()
     found = find(f"order-{number}")
     seconds = time.perf_counter() - begin
@@ -124,6 +124,6 @@ def _run(find: Callable[[str], SearchResult], number: int, pids: list[object]) -
 
 
 def _bytes_read(pids: list[object]) -> int:
-    """All that these processes ever read, as the kernel counts it; sockets count, maps do not."""
+    """Return the bytes that these processes have read, by the kernel's count: with sockets, without mapped files."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/io").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("rchar:"))

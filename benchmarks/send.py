@@ -1,4 +1,4 @@
-"""Sending: what one message costs the broker, alone, among many connections, in flight and in batches."""
+"""Sending: the broker's CPU time per message on one and many connections, in flight and in batches."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from stored import check_stored
 
 TOPIC = "BenchSend"
 FRAMES = 1024
-"""How many different messages go round."""
+"""Number of different messages, sent in rotation."""
 
 COUNT_1, COUNT_16, COUNT_64, BATCHES = 8_000, 24_000, 48_000, 1_500
 
 
 def measure(options: Options) -> list[Figure]:
-    """One broker takes all cases one after the other, and must in the end have stored what it acknowledged."""
+    """Measure all cases on one broker, which must have stored what it acknowledged."""
     singles = [frames.send(TOPIC, number) for number in range(FRAMES)]
     batches = [
         frames.send_batch(TOPIC, number, number // frames.BATCH_COUNT % frames.QUEUES)
         for number in range(0, FRAMES, frames.BATCH_COUNT)
     ]
     with TemporaryDirectory(prefix="rucola-bench-") as folder, standalone(Path(folder)) as broker:
-        answer_to(broker, singles[0])  # the first one makes the topic
+        answer_to(broker, singles[0])  # creates the topic
         one = beside_echo(broker, singles, options.count(COUNT_1), options.rounds)
         many = beside_echo(broker, singles, options.count(COUNT_16), options.rounds, connections=16)
         window = beside_echo(broker, singles, options.count(COUNT_64), options.rounds, in_flight=64)
@@ -43,7 +43,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def figure(name: str, pairs: Pairs, *, messages: int = 1, aims: list[Aim] | None = None) -> Figure:
-    """Broker CPU per message where a request moves so many `messages`."""
+    """Return the broker's CPU per message, for requests with `messages` messages each."""
     return Figure(
         name,
         pairs.of_broker(lambda run: run.cpu_us / messages),

@@ -1,7 +1,7 @@
-"""The servers that are measured, each in a process of its own, and what the kernel knows about that process.
+"""The servers under measurement, each in a process of its own, with its CPU time and memory.
 
-`Standalone` is `rucola standalone` on an empty store; `Echo` the floor below it. Both are started by spawning a
-process and reading the line in which it says where it listens.
+`standalone` is `rucola standalone` on an empty store, `echo` its floor. Both print a line with their address when they
+are ready.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ FOLDER = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Process:
-    """A server that another process started: the port where it takes requests, and its process id."""
+    """A server that another process started: its port for requests and its process id."""
 
     port: int
     pid: int
 
     def cpu_ns(self) -> int:
-        """The processor time, user and system, that the process has used: all threads, in nanoseconds."""
-        # The clock id of another process as clock_getcpuclockid(3) makes it, which Python does not offer.
+        """The CPU time, user and system, that all threads of the process have used, in nanoseconds."""
+        # The clock id of another process as by clock_getcpuclockid(3), which Python does not offer.
         return time.clock_gettime_ns(~self.pid << 3 | 2)
 
 
 class Server:
-    """A server process. `port` is where it takes requests, `namesrv` the address for clients, empty for a floor.
+    """A server process, which ends with the `with` block.
 
-    `port` is 0 if it takes none. Leaving the `with` block ends it.
+    `port` is its port for requests, 0 if it has none; `namesrv` is the address for clients, empty for a floor.
     """
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
@@ -56,11 +56,11 @@ class Server:
         return self._process.pid
 
     def cpu_ns(self) -> int:
-        """The processor time, as that of `Process`."""
+        """The CPU time, as of `Process`."""
         return Process(self.port, self.pid).cpu_ns()
 
     def memory(self) -> dict[str, float]:
-        """Resident, proportional and private anonymous memory in MB."""
+        """Return resident, proportional and private anonymous memory in MB."""
         fields: dict[str, float] = {}
         rollup = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text(encoding="ascii")
         for line in rollup.splitlines()[1:]:
@@ -69,16 +69,16 @@ class Server:
         return {"rss": fields["Rss"], "pss": fields["Pss"], "anonymous": fields["Anonymous"]}
 
     def log(self) -> str:
-        """What the process has written to stderr."""
+        """Return the text that the process has written to stderr."""
         self._stderr.seek(0)
         return self._stderr.read()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """End the process as a service manager would; RuntimeError with its log where it does not end well."""
+        """Stop the process by SIGTERM; RuntimeError with its log if it fails."""
         self.signal(signal.SIGTERM)
         if self._process.wait(timeout=30) != 0:
             raise RuntimeError(f"a server ended with {self._process.returncode}:\n{self.log()}")
@@ -93,9 +93,9 @@ class Server:
 
 
 def standalone(store: Path, env: dict[str, str] | None = None, *, conf: str = "", probe: Path | None = None) -> Server:
-    """Name server and broker in one process, `port` being the broker's. `conf` is what broker.conf says besides.
+    """Start name server and broker in one process; `port` is the broker's, `conf` has further lines of broker.conf.
 
-    With `probe` the server writes there how long its event loop stood still (`probed.py`).
+    With `probe` the server writes the stalls of its event loop to that file (`probed.py`).
     """
     arguments = ["standalone", "--store", str(store), "--namesrv-port", "0", "--broker-port", "0"]
     if conf:
@@ -109,13 +109,13 @@ def standalone(store: Path, env: dict[str, str] | None = None, *, conf: str = ""
 
 
 def relay(namesrv: str, database: str, *arguments: str) -> Server:
-    """`rucola reliable relay` on the tables of a database."""
+    """Start `rucola reliable relay` on the tables of a database."""
     command = [str(Path(sys.executable).with_name("rucola")), "reliable", "relay", "-n", namesrv, "-d", database]
     return Server([*command, *arguments])
 
 
 def echo(request_size: int, answer: bytes, *, probe: Path | None = None) -> Server:
-    """The floor: a server that answers every `request_size` bytes with `answer`. `probe` as in `standalone`."""
+    """Start the floor: a server that answers every `request_size` bytes with `answer`. `probe` as in `standalone`."""
     arguments = [str(request_size), answer.hex()]
     if probe is not None:
         return Server([sys.executable, str(FOLDER / "probed.py"), str(probe), "echo.py", *arguments])

@@ -1,4 +1,4 @@
-"""Access control: what a signed send costs, next to an unsigned one at a broker without access control.
+"""Access control: cost of signed sends beside unsigned ones at a broker without access control.
 
 With 64 requests in flight a broker spends so little on each that the signature of 1 KB alone exceeds a quarter of it;
 that figure has no aim.
@@ -34,7 +34,7 @@ UNSIGNED = "the same sends without a signature, at a broker without access contr
 
 
 def measure(options: Options) -> list[Figure]:
-    """Both brokers take all cases in turns, and must in the end have stored what they acknowledged."""
+    """Measure all cases on both brokers in alternating rounds; both must have stored what they acknowledged."""
     plain = [frames.send(TOPIC, number) for number in range(FRAMES)]
     signed = [_signed(frame, KEYS) for frame in plain]
     with TemporaryDirectory(prefix="rucola-bench-") as folder:
@@ -71,7 +71,7 @@ def measure(options: Options) -> list[Figure]:
 def _in_turns(
     pairs: tuple[tuple[Server, list[bytes]], ...], count: int, rounds: int, *, in_flight: int
 ) -> tuple[list[list[Run]], int]:
-    """Return the runs of each broker, and the number of requests that each has answered."""
+    """Return the runs of each broker, and the number of requests that each answered."""
     runs: list[list[Run]] = [[], []]
     for server, sends in pairs:
         drive(server, sends, count // 4, connections=1, in_flight=in_flight)

@@ -1,4 +1,4 @@
-"""Small jobs, as commands: the CPU time of all their processes, in one process and in Spark."""
+"""Small jobs as commands: CPU time of all their processes, without Spark and with it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from written import write
 TOPIC = "BenchSmall"
 RECORD_SIZE = 200
 FEW, SOME = 7, 1500
-"""Messages of a replay, and of the other jobs."""
+"""Number of messages of a replay, and of the other jobs."""
 
 SHARE = 1 / 3
-"""The share of Spark's CPU time that is hoped for."""
+"""The aim: CPU time as a share of Spark's."""
 
 
 def measure(options: Options) -> list[Figure]:
-    """Run each command in turns without Spark and in Spark."""
+    """Run each command without Spark and in Spark, in alternating rounds."""
     with TemporaryDirectory(prefix="rucola-bench-") as name:
         folder = Path(name)
         few, some, lake = folder / "few", folder / "some", folder / "lake"

@@ -1,23 +1,23 @@
-"""Clients that come, go and crash: every acknowledged message is delivered to every group, and the ledger balances.
+"""Clients that join, leave and crash: every acknowledged message must reach every group.
 
     python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1] [--chaos-minutes 5]
 
-`rucola standalone` runs in a process of its own. The clients live some to a process, four producers and two consumers
-of each of three groups, one of which keeps the order. A client lives for some seconds, closes and is followed by a new
-one; every few seconds a whole process is killed, with all that its clients have in hand, and another is started. Some
-messages fail at first and come again.
+`rucola standalone` runs in a process of its own. A client process has four producers and two consumers of each of three
+groups, one of which consumes in order. A client runs for some seconds, closes and is replaced by a new one; every few
+seconds a whole process is killed, with its messages in flight, and another is started. Some messages fail at their
+first delivery and are retried.
 
 Every process writes a ledger: a line before a message is sent (`t`), one after it was acknowledged (`a`), one when a
-group's listener is done with it (the group's name). A line is written before the next step is taken, so a process that
-is killed leaves no line about what it did not do. When the time is up, producers stop and consumers go on until nothing
-is left. Then, of the messages by their names,
+group's listener has completed it (the group's name). Each line is written before the next step, so a killed process
+leaves no line about a step that it did not take. At the end, producers stop and consumers continue until there is no
+backlog. Then, of the messages by their names,
 
     acknowledged, but not delivered to a group     none, or the run fails
     delivered, but never sent                      none
     delivered to one group and not to another      none
-    delivered more often than once                 counted: what was in hand when its consumer crashed
+    delivered more often than once                 counted: in flight when its consumer crashed
 
-A second part follows, in which the network fails and not the clients: `tests/support/chaos/run.py`.
+A second part follows, in which the network fails rather than the clients: `tests/support/chaos/run.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from servers import Server, standalone
 TOPIC = "Soak"
 QUEUES = 24
 GROUPS = {"cooks": False, "clerks": False, "judges": True}
-"""The consumer groups, and whether they keep the order."""
+"""The consumer groups, and whether they consume in order."""
 WITHOUT_ORDER = [group for group, in_order in GROUPS.items() if not in_order]
 PRODUCERS = 4
 CONSUMERS = 2
@@ -55,16 +55,16 @@ SEND_PAUSE_S = 0.2
 LIFE_S = (3.0, 30.0)
 KILL_INTERVAL_S = 5.0
 FAILS_EACH = 500
-"""Of so many messages one fails at its first delivery."""
+"""One of this number of messages fails at its first delivery."""
 DRAIN_S = 180.0
 READY_S = 60.0
 
 
-# The process in which clients live. -----------------------------------------------------------------------------------
+# The client process. --------------------------------------------------------------------------------------------------
 
 
 class Host:
-    """Some clients and their ledger. It runs until SIGTERM, or until it is killed."""
+    """Some clients and their ledger, until SIGTERM or a kill."""
 
     def __init__(self, namesrv: str, name: str, ledger: Path, groups: list[str], producers: int) -> None:
         self._namesrv = namesrv
@@ -86,14 +86,14 @@ class Host:
         os.write(self._ledger, f"{what} {message}\n".encode())
 
     async def _life(self) -> None:
-        """Wait as long as one client lives."""
+        """Wait for the lifetime of one client."""
         try:
             await asyncio.wait_for(self._stopping.wait(), self._random.uniform(*LIFE_S))
         except TimeoutError:
             pass
 
     async def _one_after_the_other(self, live: Callable[[], Awaitable[None]]) -> None:
-        """Live one client after the other. One that cannot even begin, on a busy machine, is followed by the next."""
+        """Run one client after the other. If one fails to start, on a busy machine, the next one follows."""
         while not self._stopping.is_set():
             try:
                 await live()
@@ -101,7 +101,7 @@ class Host:
                 print(f"{self._name}: {error}", file=sys.stderr)
 
     async def _produce(self) -> None:
-        """The life of a producer."""
+        """Run one producer for its lifetime."""
         async with Producer("producers", self._namesrv) as producer:
             sending = asyncio.create_task(self._send(producer))
             await self._life()
@@ -121,7 +121,7 @@ class Host:
             await asyncio.sleep(self._random.uniform(0, 2 * SEND_PAUSE_S))
 
     async def _consume(self, group: str) -> None:
-        """The life of a consumer."""
+        """Run one consumer for its lifetime."""
 
         def listen(message: MessageExt) -> None:
             name = message.body.decode()
@@ -142,11 +142,11 @@ class Host:
             await self._life()
 
 
-# The process that starts and kills them. ------------------------------------------------------------------------------
+# The driver, which starts and kills client processes. -----------------------------------------------------------------
 
 
 class Soak:
-    """A server, its hosts, and the ledgers that they leave."""
+    """A server, its client processes, and their ledgers."""
 
     def __init__(self, directory: Path, server: Server, groups: list[str], seed: int) -> None:
         self._directory = directory
@@ -168,7 +168,7 @@ class Soak:
             self._hosts.append(subprocess.Popen(command, stderr=log))
 
     def crash_one(self) -> None:
-        """Kill one process of clients, and let another take its place."""
+        """Kill one client process, and start another one."""
         host = self._hosts.pop(self._random.randrange(len(self._hosts)))
         host.kill()
         host.wait()
@@ -176,7 +176,7 @@ class Soak:
         self.start_host()
 
     def stop_hosts(self) -> None:
-        """Let every client close. A process that has no clients yet just ends."""
+        """Close all clients. A process that has no clients yet just ends."""
         hosts, self._hosts = self._hosts, []
         for host in hosts:
             host.send_signal(signal.SIGTERM)
@@ -190,7 +190,7 @@ class Soak:
             host.wait()
 
     def ledger(self) -> dict[str, Counter[str]]:
-        """How often each message stands in the ledgers, by what happened to it."""
+        """The number of lines of each message in the ledgers, by kind of line."""
         found: dict[str, Counter[str]] = {what: Counter() for what in ("t", "a", *self._groups)}
         for path in self._directory.glob("*.ledger"):
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -199,7 +199,7 @@ class Soak:
         return found
 
     def wait(self, seconds: float, is_enough: Callable[[], bool]) -> bool:
-        """Look every second whether it is enough; False when the time was up."""
+        """Check a condition every second; return False after the timeout."""
         deadline = time.monotonic() + seconds
         while not is_enough():
             if time.monotonic() > deadline:
@@ -208,12 +208,12 @@ class Soak:
         return True
 
     def is_in_motion(self) -> bool:
-        """Whether every group has got something, so that all kinds of clients are at work."""
+        """Whether every group has completed a message, so that all kinds of clients are running."""
         ledger = self.ledger()
         return all(ledger[group] for group in self._groups)
 
     def is_drained(self) -> bool:
-        """Whether every group has got whatever was acknowledged, and has said so to the broker."""
+        """Whether every group has completed all acknowledged messages, and committed its offsets."""
         ledger = self.ledger()
         return (
             all(ledger["a"].keys() <= ledger[group].keys() for group in self._groups) and asyncio.run(self._lag()) == 0
@@ -237,7 +237,7 @@ class Soak:
 
 
 def findings(ledger: dict[str, Counter[str]], stored: int) -> list[str]:
-    """What does not balance."""
+    """Return the differences between the ledgers."""
     found = []
     groups = ledger.keys() - {"t", "a"}
     everything = set().union(*(ledger[group] for group in groups))
@@ -255,7 +255,7 @@ def findings(ledger: dict[str, Counter[str]], stored: int) -> list[str]:
 
 
 def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str]:
-    """One run; what does not balance."""
+    """Run once; return the differences between the ledgers."""
     with tempfile.TemporaryDirectory(prefix="rucola-soak-") as root, ExitStack() as stack:
         directory, store = Path(root), Path(root) / "store"
         server = stack.enter_context(standalone(store))
@@ -292,7 +292,7 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
 
 
 def chaos(minutes: float, seed: int) -> bool:
-    """Run the second part in a process of its own, since it has modules of the same names; return its success."""
+    """Run the second part in a process of its own, as it has modules of the same names; return its success."""
     tests = Path(__file__).resolve().parents[1] / "tests"
     command = [sys.executable, "-m", "support.chaos.run", "--minutes", str(minutes), "--seed", str(seed)]
     return subprocess.run(command, cwd=tests, env={**os.environ, "PYTHONPATH": str(tests)}).returncode == 0

@@ -1,8 +1,8 @@
-"""A soak of business reliability: each order has its effect exactly once, or operators were told.
+"""A soak test of business reliability: each order has its effect once, or an alert.
 
     python benchmarks/soak_reliable.py [--minutes 10] [--database postgresql] [--seed 1] [--json]
 
-It is in `tests/support/effects_soak`, beside the servers and the proxy of the tests, which it uses; this command only
+The test is in `tests/support/effects_soak`, beside the servers and the proxy of the tests, which it uses; this command
 starts it.
 """
 

@@ -1,4 +1,4 @@
-"""Starting and idling: from the spawn of the process to the first SEND_OK, and the memory of one that only waits."""
+"""Start and idle: time from the spawn of the process to the first SEND_OK, and idle memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ECHO = "asyncio echo in an interpreter of its own"
 
 
 def measure(options: Options) -> list[Figure]:
-    """Start on an empty store again and again, by turns with the echo server."""
+    """Start on an empty store repeatedly, in alternation with the echo server."""
     request = frames.send(TOPIC, 0)
     with TemporaryDirectory(prefix="rucola-bench-") as folder, standalone(Path(folder)) as server:
         answer = ask(server, request)
@@ -62,7 +62,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _start(start: Callable[[], Server], request: bytes) -> tuple[float, dict[str, float]]:
-    """Seconds from spawning a server to its answer, and its memory after that."""
+    """Return the seconds from spawning a server to its response, and its memory after that."""
     with start() as server:
         ask(server, request)
         seconds = (time.perf_counter_ns() - server.spawned_ns) / 1e9
@@ -70,7 +70,7 @@ def _start(start: Callable[[], Server], request: bytes) -> tuple[float, dict[str
 
 
 def _imports() -> tuple[set[str], float]:
-    """The modules that a standalone server imports, and how long that takes (with the clock's own cost)."""
+    """Return the number of modules that a standalone server imports, and the time (including the cost of timing)."""
     with (
         TemporaryDirectory(prefix="rucola-bench-") as folder,
         standalone(Path(folder), {"PYTHONPROFILEIMPORTTIME": "1"}) as server,

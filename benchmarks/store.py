@@ -1,8 +1,7 @@
-"""The engine alone: scanning after a crash, appending, looking up a key that no cache has, opening thousands of queues.
+"""The engine alone: recovery scan, append, a cold key lookup, opening thousands of queues.
 
-Everything lies warm in memory but where a name says cold. What is to be cold is dropped from the page cache, which a
-file's owner may do with its pages; for directories and inodes it takes a superuser, so that figure is there for one
-only.
+Files are in the page cache unless a name says cold. Cold pages are dropped from the page cache, which the owner of a
+file may do; dropping directories and inodes needs a superuser, and so does that figure.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _random = Random(2013)
 
 
 def measure(options: Options) -> list[Figure]:
-    """Each figure with a store of its own."""
+    """Measure each figure with a store of its own."""
     figures = []
     for one in (_append_and_scan, _lookup, _open_queues):
         with TemporaryDirectory(prefix="rucola-bench-") as folder:
@@ -51,7 +50,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _append_and_scan(folder: Path, options: Options) -> list[Figure]:
-    """Fill a log file with batches, timing the puts, then read it as a recovery does."""
+    """Fill a log file with batches, timing the puts, then scan it as recovery does."""
     batch = _batch("Bench", 0)
     config = StoreConfig(folder, HOST, mapped_file_size_commit_log=LOG_SIZE, message_index_enable=False)
     puts: list[float] = []
@@ -142,7 +141,7 @@ def _lookup(folder: Path, options: Options) -> list[Figure]:
         os.pread(fd, SLOT_SIZE, slot_at)
         os.pread(fd, ENTRY_SIZE, entry_at)
         floors.append((time.perf_counter_ns() - begin_ns) / 1e6)
-        index.close()  # a page that is mapped is not dropped
+        index.close()  # the kernel does not drop mapped pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         index = Index.open(folder, slots, entries)
         begin_ns = time.perf_counter_ns()
@@ -240,14 +239,14 @@ def _can_forget() -> bool:
 
 
 def _forgotten(measured: Callable[[], float]) -> float:
-    """Measure with nothing of the disk in memory."""
+    """Measure with an empty page cache."""
     os.sync()
     _FORGET.write_text("3")
     return measured()
 
 
 def _by_turns(measured: Callable[[], None], floor: Callable[[], None], rounds: int) -> tuple[list[float], list[float]]:
-    """The seconds that both take, round by round in turn; the first round warms up."""
+    """Return the seconds of both, in alternating rounds after a warm-up."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
         for call, kept in zip((measured, floor), times, strict=True):

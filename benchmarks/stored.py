@@ -1,4 +1,4 @@
-"""What a broker has stored, asked over the socket: filling a topic before a measurement, counting it afterwards."""
+"""The messages of a topic over the socket: fill it before a measurement, count them afterwards."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def fill(broker: Server | Process, topic: str, count: int) -> None:
             frames.send_batch(topic, number, number // frames.BATCH_COUNT % frames.QUEUES)
             for number in range(begin, begin + step, frames.BATCH_COUNT)
         ]
-        drive(broker, batches, len(batches), in_flight=4 if begin else 1)  # the very first one makes the topic
+        drive(broker, batches, len(batches), in_flight=4 if begin else 1)  # the first one creates the topic
 
 
 def count_stored(broker: Server | Process, topic: str, queues: int = frames.QUEUES) -> int:
-    """How many messages the queues of a topic have taken."""
+    """Return the number of messages in all queues of a topic."""
     answers = [answer_to(broker, frames.max_offset(topic, queue_id)) for queue_id in range(queues)]
     return sum(answer.decode_header(OffsetResponseHeader).offset for answer in answers)
 
 
 def check_stored(broker: Server | Process, topic: str, count: int, queues: int = frames.QUEUES) -> None:
-    """Fail unless exactly `count` messages lie in the topic: a fast broker that loses messages has no figures."""
+    """Fail unless the topic has exactly `count` messages: a broker that loses messages has no figures."""
     stored = count_stored(broker, topic, queues)
     if stored != count:
         raise RuntimeError(f"{count} messages were acknowledged, and {stored} are stored")

@@ -1,4 +1,4 @@
-"""TLS: what it adds to a message, and to a connection, at a broker that serves both on one port."""
+"""TLS: its cost per message and per connection, at a broker with TLS and plain text on one port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT_1, COUNT_16, HANDSHAKES = 8_000, 24_000, 500
 
 
 def measure(options: Options) -> list[Figure]:
-    """The same sends by TLS and in plain text, round by round in turns, at one and at sixteen connections."""
+    """Measure the same sends by TLS and in plain text, in alternating rounds, on one and on sixteen connections."""
     sends = [frames.send(TOPIC, number) for number in range(FRAMES)]
     with TemporaryDirectory(prefix="rucola-bench-") as name:
         folder = Path(name)
@@ -29,7 +29,7 @@ def measure(options: Options) -> list[Figure]:
         conf = f"tls.config.file={folder / 'tls' / 'server.properties'}\ntls.server.mode=permissive\n"
         context = ssl.create_default_context(cafile=folder / "tls" / "ca.pem")
         with standalone(folder / "store", conf=conf) as broker:
-            answer_to(broker, sends[0])  # the first one makes the topic
+            answer_to(broker, sends[0])  # creates the topic
             figures, count = [], 1
             for connections, full in ((1, COUNT_1), (16, COUNT_16)):
                 plain, secured = _in_turns(broker, sends, options.count(full), options.rounds, connections, context)
@@ -71,14 +71,14 @@ def _figure(name: str, plain: list[Run], secured: list[Run]) -> Figure:
 
 
 def _handshakes(broker: Server, context: ssl.SSLContext, count: int, rounds: int) -> Figure:
-    """CPU of the broker for a connection that is opened, used for nothing, and closed."""
+    """Return the broker's CPU for a connection that is opened and closed without a request."""
 
     def connections(kind: ssl.SSLContext | None) -> float:
         begin_ns = broker.cpu_ns()
         for _ in range(count):
             with socket.create_connection(("127.0.0.1", broker.port)) as plain:
                 if kind is None:
-                    plain.sendall(b"\0")  # so that the broker sees what it is
+                    plain.sendall(b"\0")  # the broker decides between TLS and plain text by the first byte
                 else:
                     kind.wrap_socket(plain, server_hostname="127.0.0.1").close()
         return (broker.cpu_ns() - begin_ns) / count / 1e3

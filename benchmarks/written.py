@@ -1,5 +1,4 @@
-"""Stores that the engine alone writes, fast enough for gigabytes: every record of one size, with a tag, a key and a
-unique key of its own."""
+"""Stores of gigabytes, written without a broker: records of one size, with a tag, a key and a unique key."""
 
 from __future__ import annotations
 
@@ -26,9 +25,10 @@ _WARM_EVERY = 1 << 14
 def write(
     path: Path, topic: str, size: int, count: int, first: int = 0, key_of: Callable[[int], str] | None = None
 ) -> None:
-    """Append to a store the messages from number `first` up to `count`, each a record of `size` bytes.
+    """Append the messages with the numbers `first` to `count` - 1 to a store, each a record of `size` bytes.
 
-    All are of one topic; a hundred are stored in every millisecond. `key_of` returns a message's unique key.
+    All are of one topic; store times advance by a millisecond every hundred messages. `key_of` returns the unique key
+    of a message.
     """
     config = StoreConfig(path, HOST, message_index_enable=False)
     pool = random.Random(2013).randbytes(2 * size)
@@ -45,7 +45,7 @@ def write(
 
 
 def position_of(number: int) -> tuple[int, int]:
-    """The queue id and queue offset of a message of `write`."""
+    """Return queue id and queue offset of a message of `write`."""
     batch, within = divmod(number, _BATCH_COUNT)
     return batch % QUEUES, batch // QUEUES * _BATCH_COUNT + within
 
@@ -53,7 +53,7 @@ def position_of(number: int) -> tuple[int, int]:
 def _batch(
     topic: str, begin: int, end: int, pool: bytes, body_size: int, key_of: Callable[[int], str] | None
 ) -> MessageInnerBatch:
-    """The messages from one number to another, their bodies from a pool of twice the size of a record."""
+    """Yield messages by number; bodies are slices of a pool of twice the record size."""
     keys = [f"order-{number:09d}" for number in range(begin, end)]
     unique_keys = [unique_id() if key_of is None else key_of(number) for number in range(begin, end)]
     places = [number * 7 % (len(pool) // 2) for number in range(begin, end)]

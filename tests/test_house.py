@@ -32,6 +32,7 @@ GROUND = {
     "rates",
     "settings",
     "slices",
+    "speed",
     "system_calls",
 }
 MAY_IMPORT = {
@@ -49,7 +50,7 @@ MAY_IMPORT = {
     "reliable": {"message", "protocol", "client", "admin"},
     "testing": {"message", "protocol", "acl", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
-    "cluster": set(),
+    "cluster": {"protocol"},
     "cli": {
         "acl",
         "protocol",
@@ -139,7 +140,11 @@ def text_files() -> Iterator[Path]:
     yield from (path for path in REPOSITORY.iterdir() if path.is_file() and path.name != ".git")
     for folder in (".ci", "src", "tests", "benchmarks", "docs", "examples"):
         for path in (REPOSITORY / folder).rglob("*"):
-            if path.is_file() and not {"__pycache__", "node_modules"} & {*path.parts} and path.suffix != ".xz":
+            if (
+                path.is_file()
+                and not {"__pycache__", "node_modules"} & {*path.parts}
+                and path.suffix not in (".xz", ".so")
+            ):
                 yield path
 
 

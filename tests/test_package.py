@@ -1,6 +1,6 @@
 """The distribution `rucola-mq`: its metadata, its page on a package index, and an installation from wheel and sdist.
 
-The tests need no network: environments share the packages of this one, as `make native` does.
+The tests need no network: environments share the packages of this one.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_an_installation_sends_and_receives(built: tuple[Path, Path], tmp_path: 
     version = run(python, "-c", "from importlib.metadata import version; print(version('rucola-mq'))")
     assert version == f"{rucola.__version__}\n"
     command = environment / "bin" / "rucola"
-    assert run(command, "--version") == f"rucola, version {rucola.__version__}\n"
+    assert run(command, "--version") == f"rucola, version {rucola.__version__}, accelerated\n"
     with standalone(command, tmp_path / "store") as namesrv:
         assert run(python, "-c", SEND_AND_RECEIVE, namesrv) == "one pizza\n"
 

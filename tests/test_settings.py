@@ -15,6 +15,8 @@ from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
+from rucola.remoting.connection_memory import ConnectionLimits
+from rucola.remoting.tls_config import TlsConfig
 from rucola.settings import Bytes, Port, Range
 from rucola.store.config import StoreConfig
 
@@ -184,7 +186,39 @@ def test_a_number_out_of_range_is_an_error_that_names_the_range(key: str, value:
     assert settings.changes(Bounded, {"size": "20", "bits": "4"}) == {"size": 20, "bits": 4}
 
 
-@pytest.mark.parametrize("kind", [BrokerConfig, StoreConfig, NamesrvConfig])
+@dataclass(frozen=True)
+class Limits:
+    max_connections: Port = 0
+    reserved: Port = 256
+
+
+@dataclass
+class ServerOfLimits:
+    name: str = "a"
+    limits: Limits = Limits(reserved=64)
+
+
+def test_a_group_keeps_the_defaults_of_the_class_that_declares_it() -> None:
+    assert settings.fill(ServerOfLimits, {"maxConnections": "7"}).limits == Limits(7, reserved=64)
+    assert settings.changes(ServerOfLimits, {"maxConnections": "7"}) == {"limits": Limits(7, reserved=64)}
+    assert settings.changes(ServerOfLimits, {"name": "b"}) == {"name": "b"}
+
+
+def test_a_changed_group_keeps_its_other_values() -> None:
+    running = ServerOfLimits(limits=Limits(7, reserved=8))
+    assert settings.changes(running, {"reserved": "9"}) == {"limits": Limits(7, reserved=9)}
+    assert settings.fill(ServerOfLimits, {"reserved": "9"}, limits=Limits(7)).limits == Limits(7, reserved=9)
+
+
+def test_a_name_server_reserves_fewer_descriptors_than_a_broker() -> None:
+    given = {"maxConnections": "7"}
+    assert settings.fill(NamesrvConfig, given).connection_limits == ConnectionLimits(7, reserved_descriptors=64)
+    assert settings.fill(BrokerConfig, given).connection_limits == ConnectionLimits(7, reserved_descriptors=256)
+    with pytest.raises(ConfigError, match=r"^maxUnsentBytes=0: expected 1 to 2147483647 bytes$"):
+        ConnectionLimits(max_unsent_bytes=0)
+
+
+@pytest.mark.parametrize("kind", [BrokerConfig, StoreConfig, NamesrvConfig, ConnectionLimits, TlsConfig])
 def test_every_number_of_a_configuration_has_a_range(kind: type) -> None:
     hints = get_type_hints(kind, include_extras=True)
     plain = get_type_hints(kind)

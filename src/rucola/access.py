@@ -49,11 +49,17 @@ class Caller:
     """"ip:port" of the peer."""
     user: User | None = None
     """The user of the request; None without access control."""
+    certificate: str = ""
+    """Subject of the client's certificate, verified by TLS, such as "CN=webshop,O=Example"; empty without one."""
     host: str = field(init=False)
     """The ip of the peer, an IPv6 address without brackets."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", self.address.rpartition(":")[0].strip("[]"))
+
+    def as_user(self, user: User) -> Caller:
+        """Return this caller with another user."""
+        return Caller(self.address, user, self.certificate)
 
 
 class Resource(msgspec.Struct, frozen=True, gc=False):

@@ -14,7 +14,8 @@ A dataclass declares the settings of one server: the field `broker_cluster_name`
 key does not follow from the field's name, the field declares it: `field(metadata={"key": "brokerIP1"})`. Values are
 integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text. A field may
 declare former spellings of its key, which are read as well: `field(metadata={"former": ("mapedFileSizeCommitLog",)})`.
-A field whose type is a dataclass is a group: the keys of that dataclass belong to the one that declares it.
+A field whose type is a dataclass is a group: the keys of that dataclass belong to the one that declares it, with the
+defaults that it declares for the group.
 
 A `Secret` is text that no output contains: not `repr`, a log or an error, nor the configuration that a server tells.
 
@@ -29,12 +30,12 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, RemoteProtocolError
 
 T = TypeVar("T")
 
@@ -69,12 +70,12 @@ Bytes = Annotated[int, "bytes", Range(1, INT_MAX)]
 Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
-SECRET = "******"  # noqa: S105 - none
-"""What is shown for the value of a secret setting."""
+MAX_REQUEST_SIZE: Final = 256 * 1024
+"""Limit of the settings in one request in bytes, unless the server has a setting of its own."""
 
 
 class Secret:
-    """A password: in the configuration file or, better, in a file or environment variable of its own.
+    """A setting that is never shown, such as a password. It is written as
 
         file:PATH     the first line of a file
         env:NAME      an environment variable
@@ -134,6 +135,16 @@ def parse(text: str) -> dict[str, str]:
     return properties
 
 
+def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, str]:
+    """Parse the settings in the body of a request. RemoteProtocolError for a larger body, or one that is no UTF-8."""
+    if len(body) > max_size:
+        raise RemoteProtocolError(f"settings of {len(body)} bytes; the limit is {max_size} (maxJsonBodySize)")
+    try:
+        return parse(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+
+
 def read(path: Path) -> dict[str, str]:
     """Parse a properties file. Raises ConfigError if it cannot be read or is not UTF-8 text."""
     try:
@@ -187,7 +198,7 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 def to_properties(config: Any) -> dict[str, str]:
     """Convert a dataclass to keys and values.
 
-    Fields that are None, and a `Secret`, are omitted; text that is marked as secret is replaced by asterisks.
+    Fields that are None, and a `Secret`, are omitted.
     """
     properties: dict[str, str] = {}
     for field in dataclasses.fields(config):
@@ -195,22 +206,41 @@ def to_properties(config: Any) -> dict[str, str]:
         if dataclasses.is_dataclass(value):
             properties |= to_properties(value)
         elif value is not None and not isinstance(value, Secret):
-            properties[key_of(field)] = SECRET if value and field.metadata.get("secret") else to_text(value)
+            properties[key_of(field)] = to_text(value)
     return properties
 
 
-def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
-    """Convert properties to fields of the dataclass `kind`, by field name; other keys are ignored.
+def changes(config: Any, properties: Mapping[str, str]) -> dict[str, Any]:
+    """Convert properties to fields of the dataclass `config`, by field name; other keys are ignored.
 
-    Raises ConfigError, which names the key, for an invalid value.
+    `config` is an instance or its class. A group is returned as a whole, with the values of the instance, or the
+    defaults of the class, for the keys that are missing. Raises ConfigError, which names the key, for an invalid value.
     """
+    if isinstance(config, type):
+        return _changes(config, properties, _default)
+    return _changes(type(config), properties, lambda field: getattr(config, field.name))
+
+
+def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
+    """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
+
+    def present(field: dataclasses.Field[Any]) -> Any:
+        return defaults[field.name] if field.name in defaults else _default(field)
+
+    return kind(**(defaults | _changes(kind, properties, present)))
+
+
+def _changes(
+    kind: type[Any], properties: Mapping[str, str], present: Callable[[dataclasses.Field[Any]], Any]
+) -> dict[str, Any]:
+    """Convert properties to fields; `present` returns the group in which the values of a field are changed."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            group: type[Any] = hints[field.name]
+            group = present(field)
             if inner := changes(group, properties):
-                found[field.name] = group(**inner)
+                found[field.name] = dataclasses.replace(group, **inner)
             continue
         # If a file has both spellings, the current one wins.
         for key in _spellings(field):
@@ -220,9 +250,8 @@ def changes(kind: type[Any], properties: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
-    """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
-    return kind(**(defaults | changes(kind, properties)))
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def check(config: Any) -> None:

@@ -14,7 +14,7 @@ from rucola.acl.principal import Principal
 from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
 
-ALICE = Caller("10.0.0.7:51234", Principal("alice"))
+ALICE = Caller("10.0.0.7:51234", Principal("alice"), "CN=alice,O=Example")
 
 
 class Clock:
@@ -37,9 +37,9 @@ def test_a_line_says_who_what_from_where_and_how_it_ended(tmp_path: Path) -> Non
     path = tmp_path / "audit" / "audit.jsonl"
     assert lines_of(path) == [
         {
-            "time": "2026-03-01T10:15:00.123Z", "user": "alice", "address": "10.0.0.7:51234",
-            "request": "DELETE_TOPIC_IN_BROKER 215", "action": "DELETE_TOPIC", "topics": ["Orders"],
-            "groups": ["g", "p"], "outcome": "done", "reason": "",
+            "time": "2026-03-01T10:15:00.123Z", "user": "alice", "certificate": "CN=alice,O=Example",
+            "address": "10.0.0.7:51234", "request": "DELETE_TOPIC_IN_BROKER 215", "action": "DELETE_TOPIC",
+            "topics": ["Orders"], "groups": ["g", "p"], "outcome": "done", "reason": "",
         }
     ]  # fmt: skip
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rucola import settings
 from rucola.access import Action, Refused, Resource
 from rucola.acl.credentials import Credentials
 from rucola.acl.policies import parse_entry
 from rucola.acl.user_store import UserStore
 from rucola.admin import AdminClient
-from rucola.broker.config import from_properties
+from rucola.broker.config import BrokerConfig, from_properties
 from rucola.client import BrokerError, Message, Producer, PullConsumer
 from rucola.errors import ConfigError
 from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
@@ -187,6 +188,23 @@ def test_only_super_users_change_super_users(tmp_path: Path) -> None:
 def test_what_is_no_policy_is_an_error(resource: str, actions: list[str], ips: list[str], decision: str) -> None:
     with pytest.raises(ConfigError, match=r"expected|only stand at the end"):
         parse_entry(resource, actions, ips, decision)
+
+
+@pytest.mark.parametrize("source", ["file:{path}", "env:FIRST_USER_OF_A_TEST", FIRST])
+async def test_the_first_user_is_a_secret(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first-user").write_text(FIRST + "\n")
+    monkeypatch.setenv("FIRST_USER_OF_A_TEST", FIRST)
+    conf = {
+        "authenticationEnabled": "true",
+        "initAuthenticationUser": source.replace("{path}", str(tmp_path / "first-user")),
+    }
+    config, _, _ = from_properties(conf)
+    assert "root" not in repr(config)
+    assert "initAuthenticationUser" not in settings.to_properties(config)
+    async with plain_cluster(tmp_path / "cluster") as cluster:
+        broker = await cluster.start_broker(**settings.changes(BrokerConfig, conf))
+        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
+            assert [user.username for user in await admin.access.users(broker.address)] == ["root"]
 
 
 def test_both_versions_together_are_refused() -> None:

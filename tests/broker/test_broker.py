@@ -28,7 +28,9 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
 from rucola.store.config import FlushDiskType
+from rucola.store.kernel_flush import KernelFlush
 from support.broker_peer import broker_peer, heartbeat, send_header
+from support.faults import flush_in_threads
 
 # Waiting pulls.
 
@@ -112,15 +114,28 @@ async def test_pull_commits_the_offset_that_it_carries(tmp_path: Path) -> None:
 # Durability.
 
 
-async def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    sync_pages = mapped_file.sync_pages
+@pytest.mark.parametrize("flushing", ["kernel", "thread"])
+async def test_sync_flush_answers_after_the_record_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushing: str
+) -> None:
+    synced: list[object] = []
+    sync_pages, result = mapped_file.sync_pages, KernelFlush.result
 
     def note(mapped: mmap, begin: int, end: int) -> None:
         sync_pages(mapped, begin, end)
-        synced.append(end)
+        if flushing == "thread":
+            synced.append(end)
+
+    def note_result(kernel: KernelFlush) -> OSError | None:
+        error = result(kernel)
+        assert error is None
+        synced.append(kernel)
+        return error
 
     monkeypatch.setattr(mapped_file, "sync_pages", note)
+    monkeypatch.setattr(KernelFlush, "result", note_result)
+    if flushing == "thread":
+        flush_in_threads(monkeypatch)
     # No flush by the clock, so that only the send can have asked for one.
     slow_clock = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 3_600_000}
     async with broker_peer(tmp_path, store=slow_clock) as peer:
@@ -130,16 +145,24 @@ async def test_sync_flush_answers_after_the_record_is_on_disk(tmp_path: Path, mo
         assert len(synced) > before
 
 
-async def test_send_fails_after_a_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flushing", ["kernel", "thread"])
+async def test_send_fails_after_a_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushing: str) -> None:
     is_broken = False
-    sync_pages = mapped_file.sync_pages
+    sync_pages, result = mapped_file.sync_pages, KernelFlush.result
 
     def break_down(mapped: mmap, begin: int, end: int) -> None:
         if is_broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync_pages(mapped, begin, end)
 
-    monkeypatch.setattr(mapped_file, "sync_pages", break_down)
+    def break_down_in_kernel(kernel: KernelFlush) -> OSError | None:
+        error = result(kernel)
+        return OSError(errno.EIO, os.strerror(errno.EIO)) if is_broken else error
+
+    if flushing == "thread":
+        flush_in_threads(monkeypatch)
+        monkeypatch.setattr(mapped_file, "sync_pages", break_down)
+    monkeypatch.setattr(KernelFlush, "result", break_down_in_kernel)
     sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
     async with broker_peer(tmp_path, sync_flush, check_store=False) as peer:
         assert (await peer.send(b"safe")).code == ResponseCode.SUCCESS
@@ -167,6 +190,7 @@ async def test_message_without_wait_is_answered_before_the_flush(
         assert (await peer.send()).code == ResponseCode.SUCCESS
         with monkeypatch.context() as broken:
             broken.setattr(mapped_file, "sync_pages", never)
+            broken.setattr(KernelFlush, "submit", lambda *_: False)
             assert (await peer.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,15 +13,24 @@ from pathlib import Path
 import pytest
 
 from rucola.broker.background.group_commit import GroupCommit
+from rucola.store.config import FlushDiskType
+from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.stores import config, inner
 
 
 @asynccontextmanager
-async def flushing(path: Path) -> AsyncIterator[tuple[MessageStore, GroupCommit]]:
-    sizes = {"mapped_file_size_commit_log": 64 << 20, "mapped_file_size_consume_queue": 6_000_000}
-    with MessageStore(config(path, **sizes)) as store:
+async def flushing(
+    path: Path, flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
+) -> AsyncIterator[tuple[MessageStore, GroupCommit]]:
+    """A store whose flushes need a thread with ASYNC_FLUSH, and only the kernel with SYNC_FLUSH."""
+    settings = {
+        "mapped_file_size_commit_log": 64 << 20,
+        "mapped_file_size_consume_queue": 6_000_000,
+        "flush_disk_type": flush_disk_type,
+    }
+    with MessageStore(config(path, **settings)) as store:
         flush = GroupCommit(store)
         try:
             async with asyncio.timeout(60):
@@ -126,3 +137,56 @@ async def test_a_stream_of_messages_does_not_postpone_the_flush(tmp_path: Path) 
             await asyncio.sleep(0)
         assert first.result()
         assert all(await asyncio.gather(*others))
+
+
+async def test_the_kernel_alone_flushes_when_senders_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread of the broker takes part, which would have to wait for the interpreter lock."""
+    async with flushing(tmp_path, FlushDiskType.SYNC_FLUSH) as (store, group_commit):
+
+        async def send(number: int) -> bool:
+            put = store.put(inner(), number)
+            return await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
+
+        assert await send(0)  # by the thread: the name of the file has to be made durable
+        with monkeypatch.context() as context:
+            context.setattr(store, "flush", lambda: pytest.fail("a thread flushes"))
+            for number in range(20):
+                assert await asyncio.gather(*(send(number) for _ in range(3))) == [True] * 3
+
+
+async def test_waiters_of_a_flush_that_fails_in_the_kernel_get_false(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = KernelFlush.result
+
+    def fail(kernel: KernelFlush) -> OSError | None:
+        assert result(kernel) is None
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with MessageStore(config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)) as store:
+        group_commit = GroupCommit(store)
+        put = store.put(inner(), 0)
+        assert await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
+        put = store.put(inner(), 1)
+        end = put.physical_offset + put.size
+        with monkeypatch.context() as context:
+            context.setattr(KernelFlush, "result", fail)
+            assert await asyncio.gather(*(group_commit.wait_flushed(end, 60_000) for _ in range(3))) == [False] * 3
+        assert not await group_commit.wait_flushed(end, 60_000), "the store is read-only until it is opened again"
+        assert "Input/output" in str(store.write_state.failure)
+        await group_commit.stop()
+    with MessageStore(config(tmp_path)):
+        pass
+    assert check(tmp_path) == []
+
+
+async def test_a_stream_of_kernel_flushes_shares_them(tmp_path: Path) -> None:
+    async with flushing(tmp_path, FlushDiskType.SYNC_FLUSH) as (store, group_commit):
+
+        async def sender() -> None:
+            for number in range(50):
+                put = store.put(inner(), number)
+                assert await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
+                assert store.flushed_physical_offset >= put.physical_offset + put.size
+
+        await asyncio.gather(*(sender() for _ in range(8)))

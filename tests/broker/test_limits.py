@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rucola.broker.config import MetricsExporterType
+from rucola.message.batch import encode_batch
+from rucola.message.message import Message
 from rucola.message.record import decode_many
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.group import QueryConsumeTimeSpanRequestHeader
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.protocol.topic import (
     CreateTopicRequestHeader,
     GetConsumeStatsRequestHeader,
@@ -20,7 +25,7 @@ from rucola.protocol.topic import (
     SubscriptionGroupWrapper,
     TopicRequestHeader,
 )
-from support.broker_peer import broker_peer, send_back
+from support.broker_peer import broker_peer, send_back, send_header
 from support.metrics import sample_value, scrape
 
 
@@ -179,3 +184,55 @@ async def test_requests_are_served_while_a_large_topic_is_listed(tmp_path: Path)
                 served += 1
             assert (await listed).body.count(b'"queueId":') == 8192
             assert served > 3, code
+
+
+def batch_header(**fields: Any) -> SendMessageRequestHeaderV2:
+    return send_header(batch="true", **fields)
+
+
+async def test_a_batch_of_too_many_messages_is_refused_as_a_whole(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, max_messages_per_batch=1500) as peer:
+        for count in (1501, 5000):
+            body = encode_batch([Message("", b"")]) * count
+            answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)
+            assert (answer.code, answer.remark) == (
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a batch of more than 1500 messages for topic T; the limit is 1500 (maxMessagesPerBatch)",
+            )
+        assert (await peer.pull()).code == ResponseCode.PULL_NOT_FOUND
+        body = encode_batch([Message("", b"")]) * 1500
+        assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)).code == ResponseCode.SUCCESS
+
+
+async def test_a_large_batch_is_stored_in_order_and_without_gaps(tmp_path: Path) -> None:
+    """Although its messages are decoded in slices, while others are stored."""
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(b"first")
+        messages = [Message("", b"%d" % number, tags="ab"[number % 2], keys=f"k{number}") for number in range(3000)]
+        large = peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), encode_batch(messages))
+        answer, *others = await asyncio.gather(large, *(peer.send(b"other") for _ in range(20)))
+        assert answer.code == ResponseCode.SUCCESS
+        assert answer.ext_fields["msgId"].count(",") == 2999
+        found = []
+        while len(found) < 3021:
+            found += decode_many((await peer.pull(queue_offset=len(found))).body)
+        bodies = [message.body for message in found]
+        begin = int(answer.ext_fields["queueOffset"])
+        assert bodies[begin : begin + 3000] == [message.body for message in messages]
+        assert bodies.count(b"other") == len(others)
+        assert [message.tags for message in found[begin : begin + 4]] == ["a", "b", "a", "b"]
+
+
+async def test_a_damaged_large_batch_stores_nothing(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        body = encode_batch([Message("", b"x")]) * 3000 + b"damage"
+        answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "at byte 69000: 6 bytes are left" in (answer.remark or "")
+        assert (await peer.pull()).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_settings_beyond_the_size_of_a_body_are_refused(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"x=1\n" * 100_000)
+        assert answer.remark == "settings of 400000 bytes; the limit is 262144 (maxJsonBodySize)"

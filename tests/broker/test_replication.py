@@ -22,8 +22,10 @@ from rucola.protocol.replication import TransferDecoder, encode_header, encode_r
 from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
 from rucola.store import mapped_file
 from rucola.store.config import BrokerRole, FlushDiskType
+from rucola.store.kernel_flush import KernelFlush
 from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
+from support.faults import flush_in_threads
 from support.replication import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send
 from support.waiting import until
 
@@ -69,20 +71,28 @@ async def test_a_sync_master_without_a_slave_reports_slave_not_available(tmp_pat
     assert check(tmp_path / "broker-a") == []
 
 
+@pytest.mark.parametrize("flushing", ["kernel", "thread"])
 @pytest.mark.parametrize("who", ["master", "slave"])
 async def test_a_send_waits_for_the_flush_of_each_sync_flush_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, flushing: str
 ) -> None:
     """Both have the message, and still the sender waits for the disk of the one whose flushDiskType is SYNC_FLUSH."""
     may_flush = threading.Event()
     may_flush.set()
-    sync_pages = mapped_file.sync_pages
+    sync_pages, submit = mapped_file.sync_pages, KernelFlush.submit
 
     def patient(*arguments: Any) -> None:
         assert may_flush.wait(30)
         sync_pages(*arguments)
 
+    def patient_in_kernel(kernel: KernelFlush, fd: int) -> bool:
+        threading.Thread(target=lambda: may_flush.wait(30) and submit(kernel, fd)).start()
+        return True
+
     monkeypatch.setattr(mapped_file, "sync_pages", patient)
+    monkeypatch.setattr(KernelFlush, "submit", patient_in_kernel)
+    if flushing == "thread":
+        flush_in_threads(monkeypatch)
     flushed = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
 
     settings = (SYNC | flushed, {}) if who == "master" else (SYNC, flushed)

@@ -122,6 +122,24 @@ def test_blocking_clients_take_tls(certificates: Certificates, tmp_path: Path) -
     assert check(tmp_path / "store") == []
 
 
+async def test_the_clients_within_an_admin_client_connect_as_it_does(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    tls, client = certificates.config(), certificates.client()
+    async with Namesrv(port=0, config=NamesrvConfig(tls=tls)) as namesrv:
+        address = f"{HOST}:{namesrv.port}"
+        async with broker_of(tmp_path / "store", tls, address):
+            async with Producer("p", address, tls=client) as producer:
+                sent = await producer.send(Message("%DLQ%kitchen", b"burnt", properties={"RETRY_TOPIC": "Orders"}))
+                await producer.send(Message("Orders", b"one pizza"))
+            async with AdminClient(address, tls=client) as admin:
+                assert [letter.message.body async for letter in admin.dead_letters.read("kitchen")] == [b"burnt"]
+                assert (await admin.dead_letters.stats("kitchen")).waiting == 1
+                redriven = [result async for result in admin.dead_letters.redrive("kitchen", only_group=True)]
+                assert [result.message.offset_msg_id for result in redriven] == [sent.offset_msg_id]
+    assert check(tmp_path / "store") == []
+
+
 async def test_metrics_are_served_by_https(certificates: Certificates, tmp_path: Path) -> None:
     tls = certificates.config(TlsMode.permissive)
     metrics = {"metrics_exporter_type": MetricsExporterType.PROM}
@@ -177,13 +195,6 @@ async def test_a_client_reads_the_file_that_the_environment_names(
         monkeypatch.setenv("ROCKETMQ_TLS_CONFIG_FILE", str(tmp_path / "none"))
         with pytest.raises(ConfigError, match=r"cannot read .*none"):
             AdminClient("127.0.0.1:1")
-
-
-async def test_tls_of_a_shared_instance_is_given_to_the_instance(certificates: Certificates) -> None:
-    shared = ClientInstance("127.0.0.1:1", tls=certificates.client())
-    Producer("p", instance=shared)
-    with pytest.raises(ConfigError, match=r"group q: tls= is that of the shared instance"):
-        Producer("q", instance=shared, tls=certificates.client())
 
 
 # Settings and secrets.

@@ -16,6 +16,7 @@ from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import TopicConfigSerializeWrapper
+from rucola.remoting.connection_memory import ConnectionLimits
 from support.broker_peer import broker_peer, heartbeat, pull_header, send_header
 from support.cluster import HOST
 
@@ -103,7 +104,7 @@ async def test_port_0_picks_a_pair_among_many_taken_ports() -> None:
 
 
 async def test_the_limit_of_connections_counts_those_of_both_ports(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, max_connections=3) as peer:
+    async with broker_peer(tmp_path, connection_limits=ConnectionLimits(max_connections=3)) as peer:
         await peer.send()  # by the peer's own connection
         listen_port = peer.broker.config.listen_port
         admitted = [await asyncio.open_connection(HOST, port) for port in (listen_port - 2, listen_port)]

@@ -96,7 +96,7 @@ def test_cluster_list_shows_daily_message_counts(cluster: GoldenCluster) -> None
 
 
 def test_cluster_list_repeats_until_it_is_interrupted(cluster: GoldenCluster) -> None:
-    command = [*RUCOLA, "admin", "clusterList", "-n", cluster.namesrv, "-i", "0.01"]
+    command = [*RUCOLA, "admin", "clusterList", "-n", cluster.namesrv, "-i", "0.2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from rucola.errors import ConfigError, MQError
 from rucola.store.tools.check import check
 from support.documents import Document
 from support.servers import RUCOLA, Server, run, server
+from support.waiting import wait_until
 
-DEADLINE_S = 120
 # Files that are created quickly on any disk.
 SMALL = "mappedFileSizeCommitLog=1048576\nmappedFileSizeConsumeQueue=20000\nmaxHashSlotNum=1000\nmaxIndexNum=4000\n"
 
@@ -56,13 +55,6 @@ def status(directory: Path) -> dict[str, ServerStatus]:
     result = run("cluster", directory, "--status", "--json")
     assert result.returncode == 0, result.stderr
     return {one.name: one for one in msgspec.json.decode(result.stdout, type=list[ServerStatus])}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def is_alive(pid: int) -> bool:
@@ -110,7 +102,7 @@ def test_a_killed_master_starts_again_with_its_messages(tmp_path: Path) -> None:
         killed = before["broker-a"].pid
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
-        until(lambda: (now := status(directory)["broker-a"]).pid not in (None, killed) and now.state == "ready")
+        wait_until(lambda: (now := status(directory)["broker-a"]).pid not in (None, killed) and now.state == "ready")
         after = status(directory)
         assert (after["broker-a"].restarts, after["broker-a"].last_exit) == (1, "SIGKILL")
         assert after["broker-a"].address == before["broker-a"].address
@@ -155,7 +147,7 @@ def test_servers_of_a_killed_supervisor_stop_and_start_with_the_next(tmp_path: P
         servers = pids(directory)
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
-        until(lambda: not any(map(is_alive, servers)))
+        wait_until(lambda: not any(map(is_alive, servers)))
     result = run("cluster", directory, "--status")
     assert (result.returncode, result.stderr) == (
         1,
@@ -182,12 +174,12 @@ def test_a_server_that_cannot_start_ends_the_first_start_but_not_a_running_clust
         failing = status(directory)["broker-b"].pid
         assert failing is not None
         os.kill(failing, signal.SIGTERM)
-        until(lambda: status(directory)["broker-b"].last_exit == "exit code 1")
+        wait_until(lambda: status(directory)["broker-b"].last_exit == "exit code 1")
         send(namesrv, "TopicTest", [b"by the other"])
         assert "KING" in (directory / "logs" / "broker-b.log").read_text()
         assert "KING" in running.log.read_text()
         config.write_text(valid)
-        until(lambda: status(directory)["broker-b"].state == "ready")
+        wait_until(lambda: status(directory)["broker-b"].state == "ready")
         config.write_text(valid + "brokerRole=KING\n")
         assert running.stop() == 0
     result = run("cluster", directory)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.documents import Document
-from support.processes import wait_until
 from support.reader import Reader
+from support.waiting import wait_until
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ from support.installation import REPOSITORY
 
 PROGRAM = """
 from rucola.client import Producer, PullConsumer, PushConsumer, TransactionProducer, sync
-from rucola.client import LocalTransactionState, MessageExt
+from rucola.client import ConnectionOptions, Credentials, LocalTransactionState, MessageExt
+
+keys, cluster = Credentials("a", "b"), ConnectionOptions("host:9876")
 
 def check(message: MessageExt) -> LocalTransactionState:
     return LocalTransactionState.UNKNOW
@@ -29,15 +31,27 @@ sync.PushConsumer("g", concurrency=1)
 sync.Producer("g", latency_fault_tolerance=True)
 sync.TransactionProducer("g", check=check, topics=["T"], retry_times=1)
 
+Producer("g", cluster, retry_times=1)
+sync.PushConsumer("g", cluster, concurrency=1)
+sync.PushConsumer("g", credentials=keys, concurrency=1)
+sync.PullConsumer("g", credentials=keys)
+
 PushConsumer("g", max_reconsume_time=3)  # wrong
 PushConsumer("g", orderly="yes")  # wrong
 Producer("g", retries=1)  # wrong
 TransactionProducer("g", check=check, topic="T")  # wrong
 PullConsumer("g", orderly=True)  # wrong
-sync.PushConsumer("g", max_reconsume_time=3)  # wrong
+sync.Producer("g", cluster, retry_times=1)
+sync.PushConsumer("g", cluster, concurrency=1)
+sync.PushConsumer("g", credentials=keys, concurrency=1)
+sync.PullConsumer("g", credentials=keys)
+
+PushConsumer("g", max_reconsume_time=3)  # wrong
 sync.Producer("g", retry_times="1")  # wrong
 sync.TransactionProducer("g", check=check, topic="T")  # wrong
 sync.PullConsumer("g", orderly=True)  # wrong
+sync.PushConsumer("g", tls="ca.pem")  # wrong
+TransactionProducer("g", check=check, credentials="a:b")  # wrong
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 from support.documents import Document
 from support.installation import REPOSITORY
 from support.ports import free_ports
-from support.processes import wait_until
 from support.reader import Reader
+from support.waiting import wait_until
 
 SERVER = "rucola standalone --store store"
 READY = "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911\n"

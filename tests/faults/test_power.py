@@ -13,14 +13,15 @@ import pytest
 from rucola.message import MessageInner
 from rucola.message.record import decode
 from rucola.store import commit_log
-from rucola.store.config import GetMessageStatus, PutMessageStatus, StoreConfig
+from rucola.store.config import FlushDiskType, GetMessageStatus, PutMessageStatus, StoreConfig
 from rucola.store.config_files import config_path, read_config, write_config
+from rucola.store.kernel_flush import KernelFlush
 from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
 from support.simulated_disk import Disk, without_waiting
-from support.stores import batch, config, crashed_copy, inner
+from support.stores import batch, config, crashed_copy, flush_in_kernel, inner
 
 
 @dataclass
@@ -55,12 +56,24 @@ def some_message(random: Random, number: int) -> MessageInner:
     )
 
 
+def flush(store: MessageStore) -> None:
+    """Flush as the store's flushDiskType would have it."""
+    if store.config.flush_disk_type is FlushDiskType.ASYNC_FLUSH:
+        store.flush()
+        return
+    kernel = KernelFlush.open()
+    assert kernel is not None
+    flush_in_kernel(store, kernel)
+    kernel.close()
+
+
 def work(store: MessageStore, ledger: Ledger, random: Random, steps: int, disk: Disk) -> None:
     """Put, read, dispatch, flush and vouch in any order, noting what was promised."""
 
     def put(*messages: MessageInner) -> None:
         ledger.now_ms += random.choice([0, 1, 900, 4000])
-        ledger.is_behind = commit_log._WRITE_FROM < 4096
+        is_synchronous = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        ledger.is_behind = is_synchronous or commit_log._WRITE_FROM < 4096
         if len(messages) == 1:
             one = store.put(messages[0], ledger.now_ms)
             status, physical_offsets = one.status, [one.physical_offset]
@@ -87,7 +100,7 @@ def work(store: MessageStore, ledger: Ledger, random: Random, steps: int, disk: 
         elif step < 0.85:
             store.reput()
         elif step < 0.95:
-            store.flush()
+            flush(store)
             ledger.durable = len(ledger.records)
         else:
             store.checkpoint()
@@ -177,16 +190,17 @@ def test_flushed_messages_survive_whatever_else_the_disk_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, seed: int
 ) -> None:
     without_waiting(monkeypatch)  # for the true disk below
-    monkeypatch.setattr(commit_log, "_WRITE_FROM", [4096, 0, 300][seed])  # by the mapping, by calls, by both
+    monkeypatch.setattr(commit_log, "_WRITE_FROM", [4096, 4096, 300][seed])
+    settings = SIZES[sizes] | {"flush_disk_type": list(FlushDiskType)[seed % 2]}  # by the mapping, by calls, by both
     random = Random(seed)
     (tmp_path / "first").mkdir()
-    lives = live(config(tmp_path / "store", **SIZES[sizes]), Ledger(), random, tmp_path / "first", 60)
+    lives = live(config(tmp_path / "store", **settings), Ledger(), random, tmp_path / "first", 60)
     for number, (root, ledger) in enumerate(lives):
         # The recovery is a life too, in which the power may fail again.
         crashes = tmp_path / f"second{number}"
         crashes.mkdir()
-        for again, after in live(config(root, **SIZES[sizes]), ledger, random, crashes, 10):
-            store = MessageStore(config(again, **SIZES[sizes]))
+        for again, after in live(config(root, **settings), ledger, random, crashes, 10):
+            store = MessageStore(config(again, **settings))
             store.open(after.now_ms)
             verify(store, after)
             store.close()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import NullPool, QueuePool
 
 from rucola.reliable.database import Database
 from support.databases import OutboxDatabase
@@ -41,6 +42,7 @@ async def test_ended_connection_is_a_database_error_and_the_next_one_works(
         end_connection(db, engine)
         with pytest.raises(DBAPIError):
             await _result(run(one))
+        assert _taken(engine) == 0
         assert await _result(run(one)) == 1
     engine.dispose()
 
@@ -56,8 +58,15 @@ async def test_ended_connection_of_an_async_engine_is_a_database_error(
         connection.execute(text(END[db.name].format(number)))
     with pytest.raises(DBAPIError):
         await database.run(one)
+    assert _taken(database.engine) == 0
     assert await database.run(one) == 1
     await database.close()
+
+
+def _taken(engine: Engine | AsyncEngine) -> int:
+    """Return the number of connections that the pool lacks."""
+    assert isinstance(engine.pool, QueuePool)
+    return engine.pool.checkedout()
 
 
 async def _result(value: object) -> object:

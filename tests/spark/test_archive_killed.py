@@ -20,8 +20,9 @@ from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import read_keys
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
-from support.processes import DEADLINE_S, wait_for
+from support.processes import wait_for
 from support.small_store import SmallStore
+from support.waiting import DEADLINE_S
 
 # Where this directory is on the path of a worker, the worker dies behind its first batch while there is a file `kill`.
 DYING_WORKER = """

@@ -13,7 +13,7 @@ import pytest
 from rucola.spark import class_archive
 from rucola.spark.session import java_home
 from rucola.spark.worker_daemon import directories_first
-from support.processes import DEADLINE_S
+from support.waiting import wait_until
 
 # Prints which archives the runtime has mapped, how a worker imports PySpark, and the process of the runtime.
 PROGRAM = """
@@ -47,10 +47,7 @@ def session_in(cache: Path) -> tuple[int, str, set[Path]]:
 
 def wait_for_end(process: int) -> None:
     """Wait for a process that is no child of this one."""
-    deadline = time.monotonic() + DEADLINE_S
-    while Path(f"/proc/{process}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{process}").exists())
 
 
 @pytest.mark.spark

@@ -28,9 +28,10 @@ from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.lake.writer import LakeInUse, open_lake
 from rucola.spark.session import LazySession, local_session
 from support.broker_thread import broker_thread
-from support.processes import DEADLINE_S, wait_for
+from support.processes import wait_for
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
+from support.waiting import DEADLINE_S
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 

@@ -24,9 +24,9 @@ from rucola.spark.source.options import parse_sink_options
 from rucola.spark.source.sink import RocketMQWriter, SinkTaskResult, report_result
 from support.broker_thread import broker_thread
 from support.live_reads import Row, read, write
-from support.processes import DEADLINE_S
 from support.servers import server
 from support.small_store import SmallStore
+from support.waiting import DEADLINE_S
 
 
 def by_queue(rows: list[Row]) -> dict[int, list[Row]]:

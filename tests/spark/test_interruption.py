@@ -7,7 +7,6 @@ import pty
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from rucola.spark.session import java_home
+from support.processes import wait_for
 from support.servers import RUCOLA
 from support.small_store import SmallStore
-
-DEADLINE_S = 120
+from support.waiting import DEADLINE_S, wait_until
 
 
 @contextmanager
@@ -69,10 +68,7 @@ def members(session: int) -> list[str]:
 
 def wait_until_alone(session: int) -> None:
     """Wait until a job has left no process behind."""
-    deadline = time.monotonic() + DEADLINE_S
-    while left := members(session):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until(lambda: not members(session))
 
 
 @pytest.fixture
@@ -83,11 +79,7 @@ def audited(small_store: SmallStore) -> tuple[str | Path, ...]:
 
 
 def wait_for_process(process: subprocess.Popen[bytes], command: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not any(command in each for each in members(process.pid)):
-        assert process.poll() is None, f"it ended before {command} was started"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: any(command in each for each in members(process.pid)), process)
 
 
 def while_loading(process: subprocess.Popen[bytes], read: Callable[[str], str]) -> None:

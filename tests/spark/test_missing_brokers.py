@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -25,11 +24,11 @@ from rucola.spark.source import batch_reader
 from rucola.spark.source.lag import lag_of
 from rucola.spark.source.options import parse_read_options
 from support.cluster import Cluster, cluster
+from support.documents import Document
 from support.live_reads import read, send
 from support.micro_batches import MicroBatches
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+BLOCKS = Document.read("docs/spark.md").texts("python")
 TOLERANT = {"failOnMissingBroker": "false"}
 
 

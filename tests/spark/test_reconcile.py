@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from rucola.spark.jobs.reconciled_log import Commit, LogSources, log_sources
 from rucola.spark.jobs.table_export import TableSource
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
+from support.documents import Document
 from support.outbox import stubs
 from support.reconcile_scenario import BROKER, NEVER_STORED, check_lists, make_scenario, rows, source_of
 from support.reconciled import (
@@ -215,13 +215,9 @@ def test_command_and_page_do_what_they_say(
     }
     assert {(row["messageId"], row["reason"]) for row in found["lists"]["never_stored"]["oldest"]} == NEVER_STORED
 
-    page = (Path(__file__).parents[2] / "docs" / "pipeline-reconcile.md").read_text()
-    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert program is not None
-    text = (
-        program[1]
-        .replace("shop.db", "business.db")
-        .replace('business.db")', f'business.db", "{sqlite_db.tables.prefix}")')
+    program, *_ = Document.read("docs/pipeline-reconcile.md").texts("python")
+    text = program.replace("shop.db", "business.db").replace(
+        'business.db")', f'business.db", "{sqlite_db.tables.prefix}")'
     )
     text = text.replace('"reconciled', f'"{tmp_path}/reconciled')
     names: dict[str, Any] = {"spark": spark}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from rucola.spark.session import java_home
+from support.documents import Document
 from support.small_store import SmallStore
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-REGISTERED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+PAGE = Document.read("docs/spark.md")
+REGISTERED = PAGE.texts("python")[0]
 SPARK_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT", "SPARK_HOME", "VIRTUAL_ENV")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rucola.errors import ConfigError
 from rucola.spark.source.data_source import RocketMQSource
 from rucola.spark.source.schema import COLUMNS
 from support.broker_thread import broker_thread
+from support.documents import Document
 from support.live_reads import read
 from support.small_store import SmallStore
 
@@ -169,8 +169,7 @@ def test_a_stream_into_a_table_names_the_brokers_itself(spark: SparkSession, tmp
 
 
 def test_the_statements_of_the_page_work(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    (block,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    (block,) = Document.read("docs/spark.md").texts("sql")
     small_store.put("Flights", body=b"one", KEYS="N14228", TAGS="UA")
     small_store.put("Other")
     with broker_thread(tmp_path / "broker", "Flights") as namesrv:

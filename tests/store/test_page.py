@@ -16,10 +16,12 @@ from rucola.cli.main import main
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from support.documents import Document
+from support.installation import REPOSITORY
 from support.stores import HOST, inner
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "store.md").read_text(encoding="utf-8")
+DOCUMENT = Document.read("docs/store.md")
+PAGE = DOCUMENT.text
 
 
 def test_the_page_names_existing_tests_of_the_loss_windows() -> None:
@@ -48,7 +50,7 @@ def test_the_tools_of_the_page_print_the_documented_output(tmp_path: Path, monke
     with open(f"data/commitlog/{0:020d}", "r+b") as log:
         log.seek(places[4].physical_offset + 88)  # in the body
         log.write(b"!")
-    commands = re.findall(r"^\$ (rucola store .*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)
+    commands = DOCUMENT.rucola_commands()
     outputs = {}
     for command in commands:
         _, *arguments = shlex.split(command)

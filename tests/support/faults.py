@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rucola.store import mapped_file
+from rucola.store.kernel_flush import KernelFlush
 
 
 @contextmanager
@@ -67,3 +68,8 @@ def small_disk(
             full = cleaning.enter_context(ExitStack())
             full.enter_context(refusing(monkeypatch, "posix_fallocate", errno.ENOSPC, 12))
             yield full.close
+
+
+def flush_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel offer no flushes of its own, as in many sandboxes and on other systems."""
+    monkeypatch.setattr(KernelFlush, "open", lambda: None)

@@ -7,12 +7,14 @@ whole broker can be compared line by line with what is expected of it.
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
+from rucola.remoting.connection import READ_SIZE
 
 BEGIN_MS = 1_700_000_000_000
 STEP_MS = 100
@@ -22,9 +24,9 @@ MOST_STEPS = 300
 class MemoryLoop(asyncio.SelectorEventLoop):
     """`now_ms` is the time. Work for threads is done at once; servers are reached by `connect`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
         self.now_ms = BEGIN_MS
+        super().__init__(selector)
         self._protocols: Callable[[], Any] | None = None
         self._called = 0
 
@@ -151,9 +153,10 @@ class MemoryClient:
         return self._answers.pop(command.opaque, None)
 
     def _give(self, data: bytes) -> None:
-        view = self._protocol.get_buffer(len(data))
-        view[: len(data)] = data
-        self._protocol.buffer_updated(len(data))
+        for begin in range(0, len(data), READ_SIZE):
+            piece = data[begin : begin + READ_SIZE]
+            self._protocol.get_buffer(len(piece))[: len(piece)] = piece
+            self._protocol.buffer_updated(len(piece))
 
     @property
     def is_open(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from support.servers import Server, server
+from support.waiting import DEADLINE_S, wait_until
 
 ADDRESS = re.compile(r"127\.0\.0\.1:[1-9]\d*")
 
@@ -50,9 +50,6 @@ class Machines:
         return self._stack.enter_context(server(command or name, "-c", conf, log=self.path / f"{name}.log"))
 
 
-DEADLINE_S = 300
-
-
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = DEADLINE_S) -> None:
     """Wait until something is so, while a process lives."""
 
@@ -63,11 +60,3 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], ti
         return met
 
     wait_until(is_so, timeout_s)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
-    """Wait until something is so."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begin + timeout_s, "it never came to that"
-        time.sleep(0.05)

@@ -12,7 +12,8 @@ last synced, and a crash may leave
                       say nothing about that between directories or between a name and the bytes behind it
 
 A sync makes the content that the file has when it begins the only one; one of some pages does so for these, and for the
-size. A directory is synced apart from its files.
+size. One that the kernel does by itself (`KernelFlush`) has done so when its result is asked for. A directory is synced
+apart from its files.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 import pytest
 
 from rucola.store import mapped_file
+from rucola.store.kernel_flush import KernelFlush
 
 SECTOR = 512
 
@@ -59,6 +61,7 @@ class Disk:
         self._held: list[int] = []
         self._root = root.stat().st_ino
         self._is_looking = False
+        self._submitted: tuple[int, bytes] | None = None
         self._one_at_a_time = threading.RLock()
         self.on_call: Callable[[], None] = lambda: None
         """Is called after each framed call: a moment at which the power may fail."""
@@ -116,6 +119,22 @@ class Disk:
             for name in ("fsync", "fdatasync"):
                 patch.setattr(os, name, self._framed(lambda fd: self._synced(os.fstat(fd).st_ino)))
             patch.setattr(mapped_file, "sync_pages", self._framed(self._synced_pages))
+            submit, result = KernelFlush.submit, KernelFlush.result
+
+            def submitted(kernel: KernelFlush, fd: int) -> bool:
+                inode = os.fstat(fd).st_ino
+                self._submitted = inode, self.contents[inode][-1]
+                return submit(kernel, fd)
+
+            def ended(kernel: KernelFlush) -> OSError | None:
+                assert self._submitted is not None
+                inode, content = self._submitted
+                versions = self.contents[inode]
+                del versions[: versions.index(content)]
+                return result(kernel)
+
+            patch.setattr(KernelFlush, "submit", self._framed(submitted))
+            patch.setattr(KernelFlush, "result", self._framed(ended))
             yield
 
     def _framed(self, call: Callable[..., Any]) -> Callable[..., Any]:

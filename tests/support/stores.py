@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.record import decode
 from rucola.store.config import StoreConfig
+from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 
 HOST = encode_host("127.0.0.1:10911")
@@ -37,6 +39,16 @@ RECOVERY_VARIANTS = [
 GOLDEN_DELAYS = "1s " * 17 + "2s"
 
 OpenStore = Callable[..., MessageStore]
+
+
+def flush_in_kernel(store: MessageStore, kernel: KernelFlush) -> bool:
+    """Flush as a broker with SYNC_FLUSH does, and tell whether that took no thread."""
+    if not store.flusher.begin(kernel):
+        store.flush()
+        return False
+    select.select([kernel.descriptor], [], [])
+    store.flusher.end(kernel.result())
+    return True
 
 
 def inner(

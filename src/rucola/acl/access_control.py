@@ -18,7 +18,6 @@ Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Any, Protocol
 
@@ -27,7 +26,8 @@ from rucola.acl.plain_acl import PlainAccount
 from rucola.acl.plain_acl_files import PlainAclFiles
 from rucola.acl.policies import PolicyUser
 from rucola.acl.principal import WHITE, Principal
-from rucola.acl.signature import ACCESS_KEY, SIGNATURE
+from rucola.acl.signature import Signer, other_signed_text
+from rucola.acl.signed_content import SignedContent, remember, signed_content
 from rucola.acl.user_store import UserStore
 from rucola.protocol.command import RemotingCommand
 
@@ -56,16 +56,15 @@ class PlainAccounts:
 
     def principal(self, command: RemotingCommand, host: str) -> Principal:
         acl = self._files.current
-        if acl.white_addresses.admit(host):
+        if not acl.white_addresses.is_empty and acl.white_addresses.admit(host):
             return WHITE
-        fields = command.signed_fields
-        account = acl.accounts.get(_access_key(fields))
+        content = signed_content(command)
+        account = acl.accounts.get(content.access_key)
         if account is None:
-            raise _unknown(fields)
-        if account.white_addresses.admit(host):
+            raise _unknown(content)
+        if not account.white_addresses.is_empty and account.white_addresses.admit(host):
             return account.when_white
-        if not account.signer.verifies(fields, command.body):
-            raise _wrong_signature(fields)
+        _verify(account.signer, command, content)
         return account
 
     def is_white(self, host: str) -> bool:
@@ -82,12 +81,11 @@ class PolicyAccounts:
         self._store = store
 
     def principal(self, command: RemotingCommand, host: str) -> Principal:
-        fields = command.signed_fields
-        user = self._store.current.get(_access_key(fields))
+        content = signed_content(command)
+        user = self._store.current.get(content.access_key)
         if user is None:
-            raise _unknown(fields)
-        if not user.signer.verifies(fields, command.body):
-            raise _wrong_signature(fields)
+            raise _unknown(content)
+        _verify(user.signer, command, content)
         if not user.is_enabled:
             raise Refused(Reason.DENIED, f"user {user.name} is disabled")
         return user
@@ -109,7 +107,7 @@ class AccessControl:
     def authenticate(self, caller: Caller, command: RemotingCommand) -> Caller:
         """Return the caller with the user of this request. Raises Refused."""
         user = self._accounts.principal(command, caller.host)
-        return caller if caller.user is user else Caller(caller.address, user)
+        return caller if caller.user is user else caller.as_user(user)
 
     def renew(self, caller: Caller) -> Caller:
         """Return the caller of an earlier request with its permissions of now. Raises Refused if it has lost all."""
@@ -120,7 +118,7 @@ class AccessControl:
         if account is None or not isinstance(user, Principal):
             raise Refused(Reason.DENIED, "the account of this request does not exist any more")
         if user.is_authenticated:
-            return caller if account is user else Caller(caller.address, account)
+            return caller if account is user else caller.as_user(account)
         if isinstance(account, PlainAccount) and account.white_addresses.admit(caller.host):
             return caller
         raise Refused(Reason.DENIED, f"{caller.host} is no white address of account {user.name} any more")
@@ -149,17 +147,19 @@ class AccessControl:
         return check
 
 
-def _access_key(fields: Mapping[str, str]) -> str:
-    access_key = fields.get(ACCESS_KEY)
-    if not access_key:
-        raise Refused(Reason.DENIED, "the request has no access key: give the client an access key and a secret key")
-    return access_key
+def _verify(signer: Signer, command: RemotingCommand, content: SignedContent) -> None:
+    """Raise Refused unless the signature is right. Called for every request."""
+    fields = content.fields
+    if not signer.verifies(content.text, command.body, content.signature):
+        other = other_signed_text(fields) if fields is not None else None
+        if other is None or not signer.verifies(other, command.body, content.signature):
+            what = "Check signature failed" if content.signature else "the request has no signature"
+            raise Refused(Reason.DENIED, f"{what} for accessKey={content.access_key[:64]}")
+    if fields is not None:
+        remember(command, fields)
 
 
-def _unknown(fields: Mapping[str, str]) -> Refused:
-    return Refused(Reason.DENIED, f"No acl config for {fields[ACCESS_KEY][:64]}")
-
-
-def _wrong_signature(fields: Mapping[str, str]) -> Refused:
-    what = "Check signature failed" if fields.get(SIGNATURE) else "the request has no signature"
-    return Refused(Reason.DENIED, f"{what} for accessKey={fields[ACCESS_KEY][:64]}")
+def _unknown(content: SignedContent) -> Refused:
+    if not content.access_key:
+        return Refused(Reason.DENIED, "the request has no access key: give the client an access key and a secret key")
+    return Refused(Reason.DENIED, f"No acl config for {content.access_key[:64]}")

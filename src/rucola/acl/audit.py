@@ -1,10 +1,12 @@
 """The audit log: administrative and denied requests, one JSON object a line.
 
-    {"time":"2026-03-01T10:15:00.123Z","user":"alice","address":"10.0.0.7:51234","request":"DELETE_TOPIC_IN_BROKER 215",
-     "action":"DELETE_TOPIC","topics":["Orders"],"groups":[],"outcome":"done","reason":""}
+    {"time":"2026-03-01T10:15:00.123Z","user":"alice","certificate":"CN=alice,O=Example","address":"10.0.0.7:51234",
+     "request":"DELETE_TOPIC_IN_BROKER 215","action":"DELETE_TOPIC","topics":["Orders"],"groups":[],"outcome":"done",
+     "reason":""}
 
-`outcome` is `done`, `failed` (the service refused or failed, with the reason) or `denied` (by access control). Nothing
-that a peer sends becomes more than `MAX_TEXT` characters, and no line contains a key, password or signature.
+`certificate` is the subject of the client's certificate, null without mutual TLS. `outcome` is `done`, `failed` (the
+service refused or failed, with the reason) or `denied` (by access control). Nothing that a peer sends becomes more than
+`MAX_TEXT` characters, and no line contains a key, password or signature.
 
 The event loop only appends to a bounded queue; a thread writes. If the queue is full, lines are dropped and counted. A
 file that reaches `max_size` is renamed to name.1, name.1 to name.2, and so on, up to `max_files` files. All have mode
@@ -191,6 +193,7 @@ def _line(
     return {
         "time": _time(now_ms),
         "user": caller.user.name if caller.user is not None else None,
+        "certificate": caller.certificate[:MAX_TEXT] or None,
         "address": caller.address,
         "request": name_of(code),
         "action": action.name,

@@ -61,16 +61,9 @@ class Signer:
         """Return the signature of a request with these ext fields; `Signature` itself is not among the content."""
         return self._signature(signed_text(fields), body).decode("ascii")
 
-    def verifies(self, fields: Mapping[str, str], body: bytes) -> bool:
-        """Tell, in a time that does not depend on the signature, whether the field `Signature` is right."""
-        given = fields.get(SIGNATURE, "").encode("utf-8", "replace")
-        if compare_digest(self._signature(signed_text(fields), body), given):
-            return True
-        if UNIQUE_MSG_QUERY_FLAG not in fields:
-            return False
-        names = _ordered(name for name in fields if name != SIGNATURE)
-        text = "".join([fields[name] for name in names]).encode("utf-8", "surrogatepass")
-        return compare_digest(self._signature(text, body), given)
+    def verifies(self, text: bytes, body: bytes, signature: str) -> bool:
+        """Tell, in a time that does not depend on the signature, whether it is that of a signed text and a body."""
+        return compare_digest(self._signature(text, body), signature.encode("utf-8", "replace"))
 
     def proof(self, challenge: bytes, access_key: str) -> bytes:
         """Return the proof of a replication peer: HMAC-SHA256, which no signature of a request can equal."""
@@ -105,6 +98,14 @@ def signed_text(fields: Mapping[str, str]) -> bytes:
     return "".join(values_of(fields)).encode("utf-8", "surrogatepass")
 
 
+def other_signed_text(fields: Mapping[str, str]) -> bytes | None:
+    """Return the text that later clients of Apache sign; None if it is the same."""
+    if UNIQUE_MSG_QUERY_FLAG not in fields:
+        return None
+    names = ordered(name for name in fields if name != SIGNATURE)
+    return "".join([fields[name] for name in names]).encode("utf-8", "surrogatepass")
+
+
 MAX_ORDERS: Final = 1000
 """Sets of names whose order is remembered."""
 MAX_NAMES: Final = 64
@@ -114,12 +115,12 @@ _orders: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] =
 
 
 def _values_getter(names: Iterable[str]) -> Callable[[Mapping[str, str]], tuple[str, ...]]:
-    ordered = _ordered(names)
-    if len(ordered) >= 2:
-        return itemgetter(*ordered)  # returns a tuple, in C
-    return lambda fields: tuple(fields[name] for name in ordered)
+    sequence = ordered(names)
+    if len(sequence) >= 2:
+        return itemgetter(*sequence)  # returns a tuple, in C
+    return lambda fields: tuple(fields[name] for name in sequence)
 
 
-def _ordered(names: Iterable[str]) -> list[str]:
+def ordered(names: Iterable[str]) -> list[str]:
     """Return names as Java compares them, by UTF-16 units; that differs from code points beyond U+FFFF only."""
     return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

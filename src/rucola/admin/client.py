@@ -46,27 +46,28 @@ from rucola.admin.roles import RoleAdmin
 from rucola.admin.topics import TopicAdmin
 from rucola.admin.traces import TraceAdmin
 from rucola.admin.traffic import TrafficAdmin
+from rucola.client.connection_options import ConnectionOptions
 from rucola.remoting.tls import ClientTls
 
 
 class AdminClient:
     """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
 
-    `namesrv` lists the name servers, "host:port;host:port", by default as for clients; `timeout_ms` bounds each
-    request, which is signed with `credentials`, by default those of the environment; `tls` is as for `ClientInstance`.
-    A client belongs to one event loop. Every method of its parts raises RemotingConnectError or RemotingTimeout if a
-    server does not answer, BrokerError if it answers with an error code, and TopicNotFound for a topic without a route.
+    `namesrv` lists the name servers, "host:port;host:port", or is ConnectionOptions, which document `tls` and
+    `credentials` as well; `timeout_ms` bounds each request. A client belongs to one event loop. Every method of its
+    parts raises RemotingConnectError or RemotingTimeout if a server does not answer, BrokerError if it answers with an
+    error code, and TopicNotFound for a topic without a route.
     """
 
     def __init__(
         self,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         timeout_ms: float = REQUEST_TIMEOUT_MS,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        requests = AdminRequests(namesrv, timeout_ms=timeout_ms, tls=tls, credentials=credentials)
+        requests = AdminRequests(ConnectionOptions.of(namesrv, tls, credentials), timeout_ms)
         self._requests = requests
         self.cluster = ClusterAdmin(requests)
         self.brokers = BrokerAdmin(requests)
@@ -89,6 +90,11 @@ class AdminClient:
     def namesrv(self) -> str:
         """The addresses of the name servers, "host:port;host:port"."""
         return self._requests.namesrv
+
+    @property
+    def connection(self) -> ConnectionOptions:
+        """How this client connects, with the values of the environment; for further clients of the same cluster."""
+        return self._requests.connection
 
     async def __aenter__(self) -> Self:
         return self

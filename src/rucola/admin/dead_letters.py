@@ -90,9 +90,7 @@ class DeadLetterAdmin:
         topic = dlq_topic(group)
         stats = DeadLetterStats(group, 0, 0, 0, 0)
         oldest = []
-        async with PullConsumer(
-            REDRIVE_GROUP, self._requests.namesrv, credentials=self._requests.credentials
-        ) as consumer:
+        async with PullConsumer(REDRIVE_GROUP, self._requests.connection) as consumer:
             try:
                 offsets_by_queue = await self._topics.stats(topic)
             except TopicNotFound:
@@ -117,11 +115,10 @@ class DeadLetterAdmin:
 
         TopicNotFound if the group has no dead letter queue.
         """
-        namesrv = self._requests.namesrv
         # Two consumers: messages are pulled as TOOLS_CONSUMER, and the offset is that of TOOLS_REDRIVE.
         async with (
-            PullConsumer(TOOLS_GROUP, namesrv, credentials=self._requests.credentials) as reader,
-            PullConsumer(REDRIVE_GROUP, namesrv, credentials=self._requests.credentials) as redriver,
+            PullConsumer(TOOLS_GROUP, self._requests.connection) as reader,
+            PullConsumer(REDRIVE_GROUP, self._requests.connection) as redriver,
         ):
             for queue in await self._queues(group):
                 redriven = await redrive_offset(redriver, queue)
@@ -156,11 +153,7 @@ class DeadLetterAdmin:
         # No retries, so that no copy is stored twice. The frame limit as maximum size, because a message that one
         # broker accepted may be larger than the default of another.
         async with Producer(
-            REDRIVE_GROUP,
-            self._requests.namesrv,
-            retry_times=0,
-            max_message_size=MAX_FRAME_SIZE,
-            credentials=self._requests.credentials,
+            REDRIVE_GROUP, self._requests.connection, retry_times=0, max_message_size=MAX_FRAME_SIZE
         ) as producer:
             client_id = producer.instance.client_id
             locks = None if dry_run else RedriveLocks(self._requests, self._cluster, client_id)

@@ -90,9 +90,7 @@ class MonitorAdmin:
 
     async def _moved_offsets(self, since_ms: int) -> list[Finding]:
         findings = []
-        async with PullConsumer(
-            TOOLS_GROUP, self._requests.namesrv, credentials=self._requests.credentials
-        ) as consumer:
+        async with PullConsumer(TOOLS_GROUP, self._requests.connection) as consumer:
             try:
                 queues = await consumer.queues(OFFSET_MOVED_EVENT)
             except TopicNotFound:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from rucola.acl.credentials import Credentials, default_credentials
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.hedging import hedged
 from rucola.client.route import HEDGE_MS, NameServers
 from rucola.errors import BrokerError, ConfigError, MQError
@@ -20,7 +20,6 @@ from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import MASTER_ID, BrokerData
 from rucola.remoting.client import RemotingClient
-from rucola.remoting.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -34,19 +33,13 @@ class AdminRequests:
     `timeout_ms` bounds each request, connecting included.
     """
 
-    def __init__(
-        self,
-        namesrv: str | None,
-        *,
-        timeout_ms: float = REQUEST_TIMEOUT_MS,
-        tls: ClientTls | None = None,
-        credentials: Credentials | None = None,
-    ) -> None:
+    def __init__(self, connection: ConnectionOptions, timeout_ms: float) -> None:
         self.timeout_ms = timeout_ms
-        self.credentials = credentials or default_credentials()
+        self.connection = connection.complete()
+        """For the producers and consumers of the parts."""
         # Shared with `_name_servers`, so that each server has one connection.
-        self._remoting = RemotingClient(tls=tls or ClientTls.from_environment(), credentials=self.credentials)
-        self._name_servers = NameServers(namesrv, self._remoting)
+        self._remoting = RemotingClient(tls=self.connection.tls, credentials=self.connection.credentials)
+        self._name_servers = NameServers(self.connection.namesrv, self._remoting)
 
     @property
     def namesrv(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rucola.broker.client_registry import ClientChannel, Member
@@ -23,13 +23,13 @@ class ClientCalls(Protocol):
     ) -> None:
         """Ask a producer how the transaction of a half message ended; it answers with a request of its own."""
 
-    def reset_offsets(
+    async def reset_offsets(
         self,
-        members: Iterable[tuple[ClientChannel, Member]],
+        members: Sequence[tuple[ClientChannel, Member]],
         request: ResetOffsetRequestHeader,
         offsets: Mapping[MessageQueue, int],
     ) -> None:
-        """Have members continue at these offsets, and commit them."""
+        """Have members continue at these offsets, and commit them. Waits for no response."""
 
     async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
         """Deliver the reply to a request. Returns why the client does not have it, or None."""

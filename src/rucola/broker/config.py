@@ -33,7 +33,7 @@ from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
-from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds
+from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds, Secret
 from rucola.store.config import StoreConfig
 
 _REFUSED: Final = {
@@ -200,22 +200,7 @@ class BrokerConfig:
 
     # Connections and their memory; see docs/limits.md
 
-    max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
-    """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
-    reserved_descriptors: Count = 256
-    """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
-    max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
-    """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
-    max_unsent_bytes: Bytes = 64 * 1024 * 1024
-    """Unsent bytes of all connections above which the one that has not sent for the longest is closed.
-
-    Raise it for hundreds of consumers on slow networks.
-    """
-    max_partial_frame_bytes: Bytes = 64 * 1024 * 1024
-    """Bytes of incomplete frames above which connections wait, and slow ones are closed.
-
-    Raise it for many producers that send messages of megabytes at the same time.
-    """
+    connection_limits: ConnectionLimits = dataclasses.field(default_factory=ConnectionLimits)
     max_held_pulls_per_connection: Count = 8192
     """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
     max_held_pulls: Count = 65_536
@@ -241,8 +226,16 @@ class BrokerConfig:
     """
     max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
     """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
+    max_messages_per_batch: Annotated[Count, Range(1, 1_000_000)] = 16_384
+    """Maximum number of messages in one batch; the size of a batch is limited by maxMessageSize.
+
+    Raise it if producers send batches of several megabytes with very small messages.
+    """
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
-    """Maximum size of a request's JSON body, for example of a heartbeat. Bodies of messages have maxMessageSize."""
+    """Maximum size of a request's body of JSON or settings, for example of a heartbeat.
+
+    Bodies of messages have maxMessageSize.
+    """
 
     # Periodic tasks
 
@@ -288,8 +281,11 @@ class BrokerConfig:
     """Whether requests need a user of this broker (ACL 2.0 of RocketMQ 5.3). Not together with aclEnable."""
     authorization_enabled: bool = False
     """Whether policies decide what a user may do; without it, every user may do everything."""
-    init_authentication_user: str = dataclasses.field(default="", metadata={"secret": True})
-    """First super user, as JSON: {"username":"...","password":"..."}. Better in ROCKETMQ_INIT_AUTHENTICATION_USER."""
+    init_authentication_user: Secret | None = None
+    """First super user: `file:PATH` or `env:NAME`, or the JSON itself: {"username":"...","password":"..."}.
+
+    By default from the environment variable ROCKETMQ_INIT_AUTHENTICATION_USER.
+    """
     credentials_file: Path | None = None
     """File with the accessKey and secretKey with which this broker signs requests to name servers and its master.
 
@@ -324,11 +320,6 @@ class BrokerConfig:
         if self.ha_listen_port < 0:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
 
-    @staticmethod
-    def vip_port(listen_port: int) -> int:
-        """Return the port of the VIP channel of a broker, as Apache's clients and slaves compute it."""
-        return listen_port - 2
-
     @property
     def has_access_control(self) -> bool:
         """Whether every request needs an account with the right permission, or a white address."""
@@ -343,17 +334,6 @@ class BrokerConfig:
     def namesrv_addresses(self) -> list[str]:
         """The addresses of the name servers, separated by semicolons or commas in `namesrvAddr`."""
         return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
-
-    @property
-    def connection_limits(self) -> ConnectionLimits:
-        """The limits of the server's connections."""
-        return ConnectionLimits(
-            self.max_connections,
-            self.reserved_descriptors,
-            self.max_unsent_bytes_per_connection,
-            self.max_unsent_bytes,
-            self.max_partial_frame_bytes,
-        )
 
     @property
     def region_fields(self) -> dict[str, str]:
@@ -428,12 +408,6 @@ def _check_access(broker: BrokerConfig) -> None:
         raise ConfigError("aclEnable=true and authenticationEnabled=true: choose one version of access control")
     if broker.authorization_enabled and not broker.authentication_enabled:
         raise ConfigError("authorizationEnabled=true needs authenticationEnabled=true: users must be known first")
-    for key, value in (
-        ("auditLogMaxSize", broker.audit_log_max_size),
-        ("auditLogMaxFiles", broker.audit_log_max_files),
-    ):
-        if value < 1:
-            raise ConfigError(f"{key}={value}: expected 1 or more")
 
 
 def _fields_of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:

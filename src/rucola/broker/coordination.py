@@ -22,7 +22,7 @@ from rucola.protocol.promise import AskPromiseRequestHeader, AskPromiseResponseH
 from rucola.remoting.batching_event_loop import BatchingEventLoop
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.tls import ClientTls
-from rucola.store.config import FlushDiskType, StoreConfig
+from rucola.store.config import StoreConfig
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class BrokerCoordination:
     async def prepare(self) -> None:
         """Read the incarnation of the log, before the store is opened. Raises StoreCorrupt or OSError."""
         directory = Path(self._store_config.store_path_root_dir)
-        is_flushed = self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        is_flushed = self._store_config.is_sync_flush
 
         def read() -> int:
             was_closed = not (directory / "abort").exists()

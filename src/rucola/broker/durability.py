@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.coordination.write_lease import WriteLease
-from rucola.store.config import BrokerRole, FlushDiskType, PutMessageStatus
+from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Durability:
         self._store = store
         self._group_commit = group_commit
         self._replication = replication if store.config.broker_role is BrokerRole.SYNC_MASTER else None
-        self._is_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._is_flushed = store.config.is_sync_flush
         self._waiting: set[asyncio.Future[Missing | None]] = set()
         """Tasks that wait for a slave; asyncio itself does not keep them alive."""
         self.must_wait = self._is_flushed or self._replication is not None

@@ -8,7 +8,7 @@ import os
 import platform
 
 import rucola
-from rucola import settings
+from rucola import settings, speed
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.namesrv.config import NamesrvConfig
@@ -48,10 +48,9 @@ def log_namesrv(server: Namesrv, config: NamesrvConfig) -> None:
 
 
 def _log_version(kind: str) -> None:
-    build = "compiled" if rucola.is_compiled() else "not compiled"
     logger.info(
         "Rucola %s %s, %s, Python %s, process %d",
-        rucola.__version__, kind, build, platform.python_version(), os.getpid(),
+        rucola.__version__, kind, speed.description(), platform.python_version(), os.getpid(),
     )  # fmt: skip
 
 

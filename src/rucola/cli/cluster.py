@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from rucola.cli.log_format import log_options
-from rucola.cli.output import print_json, print_table, whole, wide_option
+from rucola.cli.output import duration_text, print_json, print_table, whole, wide_option
 from rucola.cluster.layout import MOST_MASTERS, MOST_NAMESRVS, MOST_SLAVES, Size, namesrv_addr
 from rucola.cluster.supervisor import ServerStatus, Supervisor, read_status, supervisor
 
@@ -101,19 +101,12 @@ def _print_status(servers: list[ServerStatus], as_json: bool) -> None:
     if as_json:
         print_json(servers)
         return
+    now_ms = time.time() * 1000
     rows = [
         (
-            server.name, server.role, server.address, server.state, _ago(server.since), server.restarts,
-            server.last_exit or "", server.pid or "",
+            server.name, server.role, server.address, server.state, duration_text(now_ms - server.since * 1000),
+            server.restarts, server.last_exit or "", server.pid or "",
         )
         for server in servers
     ]  # fmt: skip
     print_table(COLUMNS, rows)
-
-
-def _ago(moment: float) -> str:
-    seconds = max(0, int(time.time() - moment))
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"

@@ -90,8 +90,23 @@ def advice(error: StoreCorrupt) -> str:
     return "`rucola store check DIR` lists all damage; `rucola store repair DIR --out COPY` writes a repaired copy."
 
 
+def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not context.resilient_parsing:
+        from rucola import speed  # imported here, as a command is
+
+        click.echo(f"rucola, version {rucola.__version__}, {speed.description()}")
+        context.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(f"{rucola.__version__}{', compiled' if rucola.is_compiled() else ''}", package_name="rucola-mq")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Rucola is a message system compatible with Apache RocketMQ, whose log is a Spark table.
 

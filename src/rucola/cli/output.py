@@ -219,6 +219,17 @@ def time_text(timestamp_ms: int) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
 
 
+def duration_text(milliseconds: float | None) -> str:
+    """Format a duration: `45 s`, `12.0 min`, `3.5 h`, `2.1 d`; a dash for None."""
+    if milliseconds is None:
+        return "-"
+    seconds = milliseconds / 1000
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if abs(seconds) >= size * 2:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 class ProgressBar:
     """A progress bar on a terminal; calling it with (done, total) moves it."""
 

@@ -7,6 +7,7 @@ order of their own; `request_reply`, `operator_requests`; `router`; `stats`, `me
 """
 
 from rucola.acl.credentials import Credentials
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeKeywords, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
@@ -43,6 +44,7 @@ __all__ = [
     "ClientInstance",
     "ClientTls",
     "ConfigError",
+    "ConnectionOptions",
     "ConsumeFromWhere",
     "ConsumeKeywords",
     "ConsumeOptions",

@@ -31,6 +31,10 @@ class BackgroundTasks:
         task.add_done_callback(self._task_done)
         return task
 
+    def __len__(self) -> int:
+        """Return the number of tasks that are running."""
+        return len(self._tasks)
+
     def __contains__(self, task: object) -> bool:
         """Return whether `task` was started here and is still running."""
         return task in self._tasks

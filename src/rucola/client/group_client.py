@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from rucola.acl.credentials import Credentials
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle
 from rucola.errors import ConfigError
@@ -10,18 +13,26 @@ from rucola.message.topics import check_group
 from rucola.remoting.tls import ClientTls
 
 
+class GroupClientKeywords(TypedDict, total=False):
+    """The keyword arguments of all producers and consumers for editors and type checkers; GroupClient has them."""
+
+    instance: ClientInstance | None
+    tls: ClientTls | None
+    credentials: Credentials | None
+
+
 class GroupClient(Lifecycle):
     """A client with a group and an instance, which may be shared with other clients.
 
-    Without `instance` the client makes one of its own from `namesrv`, `tls` and `credentials`, and opens and closes it.
-    A shared instance is opened by its first client, and closed by its owner. Opening sends no request (except for a
-    consumer's first heartbeat), so a wrong address only shows with the first use.
+    Without `instance` the client makes one of its own, which it opens and closes. A shared instance is opened by its
+    first client, and closed by its owner. Opening sends no request (except for a consumer's first heartbeat), so a
+    wrong address only shows with the first use.
     """
 
     def __init__(
         self,
         group: str,
-        namesrv: str | None,
+        namesrv: str | ConnectionOptions | None,
         instance: ClientInstance | None,
         *,
         instance_name: str | None = None,
@@ -30,11 +41,12 @@ class GroupClient(Lifecycle):
     ) -> None:
         super().__init__()
         check_group(group)
-        if instance is not None and tls is not None:
-            raise ConfigError(f"group {group}: tls= is that of the shared instance: pass it to ClientInstance")
+        if instance is not None and (tls is not None or credentials is not None):
+            stated = "tls=" if tls is not None else "credentials="
+            raise ConfigError(f"group {group}: {stated} is that of the shared instance: pass it to ClientInstance")
         self.group = group
         self.instance = instance or ClientInstance(
-            namesrv, instance_name=instance_name, tls=tls, credentials=credentials
+            ConnectionOptions.of(namesrv, tls, credentials), instance_name=instance_name
         )
         self._owns_instance = instance is None
 

@@ -37,9 +37,10 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rucola.acl.credentials import Credentials, default_credentials
+from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.broker_outages import BrokerOutages
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.lifecycle import Lifecycle, run_close_steps
 from rucola.client.operator_requests import OperableConsumer, OperatorRequests
 from rucola.client.request_reply import PendingReplies
@@ -113,15 +114,13 @@ class TransactionChecker(Protocol):
 class ClientInstance(Lifecycle):
     """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
 
-    `namesrv` has the form "host:port;host:port"; its default is that of `name_server_addresses`. `client_id` replaces
-    the default of address and instance name. Requests are signed with `credentials`, by default those of the
-    environment (see `rucola.acl.credentials`). Without `tls` it connects as the file that ROCKETMQ_TLS_CONFIG_FILE
-    names says, and in plain text without that variable.
+    `namesrv` has the form "host:port;host:port", or is ConnectionOptions, which document the defaults of `namesrv`,
+    `tls` and `credentials`. `client_id` replaces the default of address and instance name.
     """
 
     def __init__(
         self,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         client_id: str | None = None,
         instance_name: str | None = None,
@@ -136,14 +135,15 @@ class ClientInstance(Lifecycle):
         processors |= OperatorRequests(lambda: self.client_id, self._operations_of).table()
         self.replies = PendingReplies()
         processors |= self.replies.table()
-        self.credentials = credentials or default_credentials()
+        self.connection = ConnectionOptions.of(namesrv, tls, credentials).complete()
+        """How this client connects, with the values of the environment."""
         self.remoting = RemotingClient(
             processors,
             on_close=self._connection_closed,
-            tls=tls or ClientTls.from_environment(),
-            credentials=self.credentials,
+            tls=self.connection.tls,
+            credentials=self.connection.credentials,
         )
-        self.name_servers = NameServers(namesrv, self.remoting)
+        self.name_servers = NameServers(self.connection.namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()
         """The outages that all loops of this client report to."""

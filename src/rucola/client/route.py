@@ -64,6 +64,9 @@ MAX_QUEUES_PER_BROKER = 65_536
 MAX_QUEUES = 1_048_576
 """The most queues of one topic, on a broker and in total: a client holds an object for each, 100 bytes."""
 
+MAX_ADDRESSES = 4096
+"""The most addresses of brokers in one route: a client connects to each of them for heartbeats."""
+
 NAMESRV_TIMEOUT_MS = 3000
 HEDGE_MS = 500
 """How long a request waits for one name server before it queries the next one as well."""
@@ -83,8 +86,13 @@ class TopicRoute(msgspec.Struct, frozen=True):
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
     """Build the route of `topic` from the response of a name server.
 
-    RemoteProtocolError for more queues than a client can hold.
+    RemoteProtocolError for more queues or brokers than a client can hold.
     """
+    count = sum(len(broker.broker_addrs) for broker in data.broker_datas)
+    if count > MAX_ADDRESSES:
+        raise RemoteProtocolError(
+            f"the route of topic {topic} has {count} addresses of brokers; the limit is {MAX_ADDRESSES}"
+        )
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     by_name = sorted(data.queue_datas, key=lambda queues: queues.broker_name)
     readable = [(queues.broker_name, queues.read_queue_nums) for queues in by_name if queues.perm & PERM_READ]

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_type_hints
 
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.options import ConsumeKeywords, MessageModel
 from rucola.client.consumer.push_consumer import TAG, PushConsumer
 from rucola.client.instance import ClientInstance
@@ -59,7 +60,7 @@ class Router:
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         instance: Callable[[], ClientInstance] | None = None,
         **options: Unpack[ProducerKeywords],

@@ -23,18 +23,16 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from rucola.acl.credentials import Credentials
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer import pull_consumer as pull_module
 from rucola.client.consumer import push_consumer as push_module
-from rucola.client.consumer.options import ConsumeKeywords
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullResult
+from rucola.client.consumer.push_consumer import PushConsumerArguments
 from rucola.client.event_loop_thread import EventLoopThread
-from rucola.client.group_client import GroupClient
-from rucola.client.instance import ClientInstance
+from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.producer import producer as producer_module
 from rucola.client.producer import transaction as transaction_module
-from rucola.client.producer.options import ProducerKeywords
-from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS
+from rucola.client.producer.producer import IN_FLIGHT, SEND_TIMEOUT_MS, ProducerArguments
 from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import SendResult
 from rucola.client.producer.transaction import LocalTransactionState, TransactionSendResult
@@ -43,7 +41,6 @@ from rucola.errors import MQError
 from rucola.message import Message, MessageExt
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
-from rucola.remoting.tls import ClientTls
 
 __all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -168,16 +165,10 @@ class Producer(_Blocking[producer_module.Producer]):
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
-        *,
-        instance: ClientInstance | None = None,
-        tls: ClientTls | None = None,
-        credentials: Credentials | None = None,
-        **options: Unpack[ProducerKeywords],
+        namesrv: str | ConnectionOptions | None = None,
+        **options: Unpack[ProducerArguments],
     ) -> None:
-        super().__init__(
-            producer_module.Producer(group, namesrv, instance=instance, tls=tls, credentials=credentials, **options)
-        )
+        super().__init__(producer_module.Producer(group, namesrv, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's write queues, ordered by broker name and queue id."""
@@ -242,24 +233,14 @@ class TransactionProducer(Producer):
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         check: Callable[[MessageExt], LocalTransactionState],
         topics: Iterable[str] = (),
-        instance: ClientInstance | None = None,
-        tls: ClientTls | None = None,
-        credentials: Credentials | None = None,
-        **options: Unpack[ProducerKeywords],
+        **options: Unpack[ProducerArguments],
     ) -> None:
         self._transactions = transaction_module.TransactionProducer(
-            group,
-            namesrv,
-            check=check,
-            topics=topics,
-            instance=instance,
-            tls=tls,
-            credentials=credentials,
-            **options,
+            group, namesrv, check=check, topics=topics, **options
         )
         _Blocking.__init__(self, self._transactions)
 
@@ -279,13 +260,10 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
-        *,
-        instance: ClientInstance | None = None,
-        tls: ClientTls | None = None,
-        credentials: Credentials | None = None,
+        namesrv: str | ConnectionOptions | None = None,
+        **options: Unpack[GroupClientKeywords],
     ) -> None:
-        super().__init__(pull_module.PullConsumer(group, namesrv, instance=instance, tls=tls, credentials=credentials))
+        super().__init__(pull_module.PullConsumer(group, namesrv, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's read queues, ordered by broker name and queue id."""
@@ -330,13 +308,10 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
-        *,
-        instance: ClientInstance | None = None,
-        tls: ClientTls | None = None,
-        **options: Unpack[ConsumeKeywords],
+        namesrv: str | ConnectionOptions | None = None,
+        **options: Unpack[PushConsumerArguments],
     ) -> None:
-        super().__init__(push_module.PushConsumer(group, namesrv, instance=instance, tls=tls, **options))
+        super().__init__(push_module.PushConsumer(group, namesrv, **options))
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = "TAG") -> None:
         """Subscribe to messages by tags, or by an SQL92 expression."""

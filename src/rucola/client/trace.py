@@ -26,11 +26,12 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Unpack
 
-from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
-from rucola.client.instance import ClientInstance
+from rucola.client.connection_options import ConnectionOptions
+from rucola.client.group_client import GroupClientKeywords
 from rucola.client.lifecycle import Lifecycle, run_close_steps
 from rucola.client.producer.options import CompletedSend
 from rucola.client.producer.producer import Producer
@@ -79,17 +80,14 @@ class MessageTrace(Lifecycle):
 
     def __init__(
         self,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         topic: str = TRACE_TOPIC,
-        instance: ClientInstance | None = None,
-        credentials: Credentials | None = None,
+        **options: Unpack[GroupClientKeywords],
     ) -> None:
         super().__init__()
         self.topic = topic
-        self._producer = Producer(
-            f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, instance=instance, credentials=credentials
-        )
+        self._producer = Producer(f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, **options)
         self._background = BackgroundTasks()
         self._pending: list[tuple[str, tuple[str, ...]]] = []
         """The encoded entries that wait to be sent, each with the message's id and keys."""

@@ -32,13 +32,12 @@ import msgspec
 from rucola import settings
 from rucola.errors import ConfigError
 from rucola.files import replace_file
+from rucola.protocol.route import vip_port
 
 HOST: Final = "127.0.0.1"
 MOST_MASTERS: Final = len(string.ascii_lowercase)
 MOST_SLAVES: Final = 8
 MOST_NAMESRVS: Final = 8
-VIP_DISTANCE: Final = 2
-"""How far below its port a broker listens for clients that use the VIP channel."""
 PAIR_ATTEMPTS: Final = 100
 LOCK_FILE: Final = "lock"
 LOGS: Final = "logs"
@@ -248,6 +247,6 @@ def _free_pair(held: ExitStack) -> int:
     for _ in range(PAIR_ATTEMPTS):
         port = _free_port(held)
         with suppress(OSError):
-            _free_port(held, port - VIP_DISTANCE)
+            _free_port(held, vip_port(port))
             return port
     raise ConfigError(f"{HOST} has too few free ports: no pair was found in {PAIR_ATTEMPTS} attempts")

@@ -55,11 +55,20 @@ def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
 
     Raises InvalidMessage, which names the position, if the sizes contradict each other.
     """
-    data = bytes(body)  # Indexing and small slices of bytes are cheaper than those of a memoryview.
+    flags, bodies, strings, _ = decode_part(bytes(body), 0, len(body))
+    return flags, bodies, strings
+
+
+def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], list[bytes], list[bytes], int]:
+    """Decode up to `max_count` messages from `position` on, and return the position after them as well.
+
+    Otherwise like `decode_batch`. Indexing and small slices of bytes are cheaper than those of a memoryview.
+    """
     end = len(data)
     flags, bodies, strings = [], [], []
-    position = 0
-    while position < end:
+    for _ in range(max_count):
+        if position >= end:
+            break
         if end - position < _MIN_SIZE:
             raise _invalid(position, f"{end - position} bytes are left; the smallest message has {_MIN_SIZE}")
         size, flag, body_size = _HEAD.unpack_from(data, position)
@@ -75,7 +84,7 @@ def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
         flags.append(flag)
         bodies.append(data[body_begin:body_end])
         strings.append(data[body_end + 2 : position])
-    return flags, bodies, strings
+    return flags, bodies, strings, position
 
 
 def _disagreement(position: int, end: int, size: int, body_size: int) -> InvalidMessage:

@@ -45,6 +45,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from isal.isal_zlib import crc32
 
+from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
 from rucola.message.compression import decompress as decompress_body
@@ -156,6 +157,14 @@ def encode(
     body = message.body
     stored_properties = message.properties
     born_host = message.born_host
+    if speed.encode_record is not None:
+        record = speed.encode_record(
+            topic, message.queue_id, message.flag, body, stored_properties, message.sys_flag, message.born_timestamp,
+            born_host, store_timestamp, store_host, message.reconsume_times, message.prepared_transaction_offset,
+            queue_offset, physical_offset,
+        )  # fmt: skip
+        if record is not None:
+            return record
     properties_size = len(stored_properties)
     if properties_size > MAX_PROPERTIES_SIZE:
         raise _too_long(properties_size)
@@ -213,6 +222,12 @@ def encode_many(
         origin = _ORIGINS[len(born_host), len(store_host)].pack(
             sys_flag, batch.born_timestamp, born_host, store_timestamp, store_host, batch.reconsume_times, 0
         )
+        if speed.encode_records is not None:
+            encoded = speed.encode_records(
+                topic, queue_id, batch.flags, batch.bodies, batch.properties, origin, queue_offset, physical_offset
+            )
+            if encoded is not None:
+                return encoded
         pack = _PLACED[len(origin)].pack
         for body, stored_properties, flag in zip(batch.bodies, batch.properties, batch.flags, strict=True):
             body_size = len(body)

@@ -6,24 +6,20 @@ key that neither has is an error, while Apache ignores it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from rucola import settings
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS
 from rucola.remoting.tls_config import TlsConfig, with_tls_file
-from rucola.settings import INT_MAX, Bytes, Count, Port, Range, Seconds
+from rucola.settings import Bytes, Count, Port, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productEnvName"}
 """Keys of Apache's namesrv.conf that have no meaning here."""
-
-_LIMITS: Final = {field.name for field in dataclasses.fields(ConnectionLimits)}
-
 
 _FIXED: Final = {
     "aclEnable", "auditLogMaxFiles", "auditLogMaxSize", "auditLogPath", "bindAddress", "configBlackList",
@@ -71,46 +67,16 @@ class NamesrvConfig:
     """Number of files of the audit log; the oldest is deleted."""
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     """Keys, joined by `;`, that cannot be changed over the network."""
-
-    # Connections and their memory; see docs/limits.md
-
-    max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
-    """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
-    reserved_descriptors: Count = 64
-    """Descriptors that connections leave for files; with a limit below 1024, a quarter of it."""
-    max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
-    """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
-    max_unsent_bytes: Bytes = 64 * 1024 * 1024
-    """Unsent bytes of all connections above which the one that has not sent for the longest is closed.
-
-    Raise it for hundreds of consumers on slow networks.
-    """
-    max_partial_frame_bytes: Bytes = 64 * 1024 * 1024
-    """Bytes of incomplete frames above which connections wait, and slow ones are closed.
-
-    Raise it for many producers that send messages of megabytes at the same time.
-    """
+    connection_limits: ConnectionLimits = field(default_factory=lambda: ConnectionLimits(reserved_descriptors=64))
 
     def __post_init__(self) -> None:
         settings.check(self)
 
     @property
-    def connection_limits(self) -> ConnectionLimits:
-        """The limits of the server's connections."""
-        return ConnectionLimits(
-            self.max_connections,
-            self.reserved_descriptors,
-            self.max_unsent_bytes_per_connection,
-            self.max_unsent_bytes,
-            self.max_partial_frame_bytes,
-        )
-
-    @property
     def fixed_keys(self) -> set[str]:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
-        limits = {settings.key_of(field) for field in dataclasses.fields(self) if field.name in _LIMITS}
-        return listed | limits | _FIXED | settings.keys_of([TlsConfig])
+        return listed | _FIXED | settings.keys_of([ConnectionLimits, TlsConfig])
 
     @property
     def has_access_control(self) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rucola import settings
 from rucola.access import Caller, Reason, Refused
-from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.namesrv.config import NamesrvConfig, from_properties
 from rucola.namesrv.kv import KVConfig
@@ -204,7 +204,7 @@ class ConfigurationService:
         fixed = self.config.fixed_keys
         shown, present = settings.to_properties(wanted), self.properties()
         changed = {key: shown[key] for key in shown.keys() - fixed if shown[key] != present.get(key)}
-        self.config = dataclasses.replace(self.config, **settings.changes(NamesrvConfig, changed))
+        self.config = dataclasses.replace(self.config, **settings.changes(self.config, changed))
         later = sorted(key for key in fixed if given.get(key) != self._at_start.get(key))
         logger.info(
             "%s reloaded; changed: %s; after a restart: %s",
@@ -217,13 +217,10 @@ class ConfigurationService:
 
         Raises Refused for a key that only a restart changes, ConfigError or RemoteProtocolError for other errors.
         """
-        try:
-            properties = settings.parse(text.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+        properties = settings.parse_request(text)
         if self.config.fixed_keys & properties.keys():
             raise Refused(Reason.FORBIDDEN, "Can not update config in black list.")
-        self.config = dataclasses.replace(self.config, **settings.changes(NamesrvConfig, properties))
+        self.config = dataclasses.replace(self.config, **settings.changes(self.config, properties))
         logger.info("%s changed the configuration: %s", caller.address, properties)
         if self.config.config_store_path:
             try:

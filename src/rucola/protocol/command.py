@@ -474,13 +474,18 @@ def too_long(header: bytes, serializer: int, limit: int) -> HeaderError:
     with suppress(struct_error, ValueError):
         if serializer == ROCKETMQ:
             _, _, _, opaque, flag = _BINARY_HEAD.unpack_from(header, 0)
-        elif found := _OPAQUE.findall(header[-1024:]) or _OPAQUE.findall(header[:1024]):
-            opaque = int(found[-1])
+        else:
+            for part in (header[-1024:], header[:1024]):
+                if found := _OPAQUE.findall(part):
+                    opaque = int(found[-1])
+                    flag = int((_FLAG.findall(part) or [0])[-1])
+                    break
     return HeaderError(f"a header of {len(header)} bytes; the limit is {limit}", opaque, flag)
 
 
 _OPAQUE = re.compile(rb'"opaque":([0-9]{1,10})\b')
-"""The member of a JSON header. Clients write it behind the ext fields, near the end, or before them."""
+_FLAG = re.compile(rb'"flag":([0-9]{1,10})\b')
+"""Members of a JSON header. Clients write them behind the ext fields, near the end, or before them."""
 
 
 def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:

@@ -13,7 +13,9 @@ Corresponds to the classes of these names in org.apache.rocketmq.common.protocol
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Generator
+from typing import Any, Final
 
 import msgspec
 from msgspec import field
@@ -24,6 +26,10 @@ from rucola.protocol.body import Body, decode_object, to_body
 from rucola.protocol.command import Header
 from rucola.protocol.heartbeat import SubscriptionData
 from rucola.protocol.queue import MessageQueue, from_key, to_key
+
+MAX_STATUS_SIZE: Final = 2 * 1024 * 1024
+"""Limit of a client's status in bytes: that of some ten thousand queues."""
+_STATUS_ENTRY: Final = re.compile(rb"(\{[^{}]{1,1000}\}):(-?[0-9]{1,19})")
 
 CR_SUCCESS = "CR_SUCCESS"
 CR_LATER = "CR_LATER"
@@ -238,6 +244,26 @@ def encode_client_status(offsets: dict[MessageQueue, int]) -> bytes:
 def decode_client_status(data: bytes) -> dict[MessageQueue, int]:
     """Return the offsets of a client. RemoteProtocolError for a malformed body."""
     return _offsets(decode_object(data, "GetConsumerStatusBody").get("messageQueueTable"))
+
+
+def client_status_steps(data: bytes) -> Generator[None, None, dict[MessageQueue, int]]:
+    """Decode the same at a broker, a generator of small steps (see `rucola.slices`). RemoteProtocolError.
+
+    A small body is decoded at once. The entries of a large one, which the tolerant parser would take seconds for, are
+    found by their form: an object without inner ones, and a number.
+    """
+    if len(data) <= fastjson.MAX_TOLERANT_SIZE:
+        return decode_client_status(data)
+    if len(data) > MAX_STATUS_SIZE:
+        raise RemoteProtocolError(f"GetConsumerStatusBody of {len(data)} bytes; the limit is {MAX_STATUS_SIZE}")
+    offsets: dict[MessageQueue, int] = {}
+    for entry in _STATUS_ENTRY.finditer(data):
+        try:
+            offsets[msgspec.json.decode(entry[1], type=MessageQueue)] = int(entry[2])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RemoteProtocolError(f"GetConsumerStatusBody at byte {entry.start()}: {error}") from None
+        yield
+    return offsets
 
 
 def encode_consumer_status(clients: dict[str, dict[MessageQueue, int]]) -> bytes:

@@ -13,14 +13,16 @@ Corresponds to the classes of these names in org.apache.rocketmq.common of Apach
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+
 import msgspec
 
-from rucola import fastjson
+from rucola import slices
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
-from rucola.protocol.queue import MessageQueue, from_key, to_key
-from rucola.protocol.topic import ConsumeStats, consume_stats_from, encode_consume_stats
+from rucola.protocol.queue import MessageQueue, from_key
+from rucola.protocol.topic import ConsumeStats, by_queue_steps, consume_stats_from, consume_stats_steps
 
 LATEST = -1
 """A `timestamp` that means the end of each queue."""
@@ -139,15 +141,21 @@ class ConsumeStatsList(msgspec.Struct, kw_only=True):
     total_diff: int = 0
 
 
-def encode_offset_table(offsets: dict[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """Return the body of request 220 and response 222. `as_list` is for C++ clients."""
+def encode_offset_table(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
+    """Return the body of request 220 and response 222 at once. `as_list` is for C++ clients."""
+    return slices.run(reset_table_steps(offsets, as_list=as_list))
+
+
+def reset_table_steps(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> Generator[None, None, bytes]:
+    """Encode the body of request 220 and response 222, a generator of small steps (see `rucola.slices`)."""
     if not as_list:
-        return fastjson.dumps({"offsetTable": {to_key(queue): offset for queue, offset in offsets.items()}})
-    rows = [
-        {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.queue_id, "topic": queue.topic}
-        for queue, offset in offsets.items()
-    ]
-    return fastjson.dumps({"offsetTable": rows})
+        return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
+    rows: list[bytes] = []
+    for queue, offset in offsets.items():
+        row = {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.queue_id, "topic": queue.topic}
+        rows.append(msgspec.json.encode(row))
+        yield
+    return b'{"offsetTable":[%b]}' % b",".join(rows)
 
 
 def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
@@ -161,12 +169,15 @@ def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
         raise RemoteProtocolError(f"offsetTable: {error}") from None
 
 
-def encode_consume_stats_list(stats: ConsumeStatsList) -> bytes:
-    """Return the response body of GET_BROKER_CONSUME_STATS."""
-    groups = (
-        b"{%b:[%b]}" % (msgspec.json.encode(group), b",".join(map(encode_consume_stats, topics)))
-        for group, topics in stats.groups.items()
-    )
+def consume_stats_list_steps(stats: ConsumeStatsList) -> Generator[None, None, bytes]:
+    """Encode the response body of GET_BROKER_CONSUME_STATS, a generator of small steps (see `rucola.slices`)."""
+    groups: list[bytes] = []
+    for group, topics in stats.groups.items():
+        encoded: list[bytes] = []
+        for topic in topics:
+            encoded.append((yield from consume_stats_steps(topic)))
+        groups.append(b"{%b:[%b]}" % (msgspec.json.encode(group), b",".join(encoded)))
+        yield
     parts = msgspec.json.encode(stats.broker_addr), b",".join(groups), stats.total_diff
     return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % parts
 

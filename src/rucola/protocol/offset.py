@@ -6,7 +6,27 @@ GET_MIN_OFFSET (31) and GET_EARLIEST_MSG_STORETIME (32). All offsets here are qu
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from typing import Final
+
+from rucola import fastjson
 from rucola.protocol.command import Header
+
+_ENTRIES_PER_STEP: Final = 64
+
+
+def offset_table_steps(table: Mapping[str, Mapping[int, int]]) -> Generator[None, None, bytes]:
+    """Encode the body of GET_ALL_CONSUMER_OFFSET, a generator of small steps (see `rucola.slices`)."""
+    parts: list[bytes] = []
+    for key, queues in list(table.items()):
+        entries: list[bytes] = []
+        for entry in list(queues.items()):
+            entries.append(b"%d:%d" % entry)
+            if len(entries) % _ENTRIES_PER_STEP == 0:
+                yield
+        parts.append(b"%b:{%b}" % (fastjson.dumps(key), b",".join(entries)))
+        yield
+    return b'{"offsetTable":{%b}}' % b",".join(parts)
 
 
 class QueryConsumerOffsetRequestHeader(Header, kw_only=True):

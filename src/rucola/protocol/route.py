@@ -46,6 +46,11 @@ _LEVEL = 9
 """The level of Apache's brokers."""
 
 
+def vip_port(listen_port: int) -> int:
+    """Return the port of a broker's VIP channel, as clients and slaves of Apache compute it."""
+    return listen_port - 2
+
+
 class BrokerData(Body, kw_only=True):
     """One broker name: the addresses of its master and slaves ("host:port") by broker id."""
 

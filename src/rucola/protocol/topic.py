@@ -7,11 +7,12 @@ order, as fastjson writes them, so configuration files are identical to those of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import msgspec
 
+from rucola import slices
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
@@ -175,9 +176,14 @@ class ConsumeStats(Body, kw_only=True):
 _encode = msgspec.json.Encoder().encode
 
 
+def topic_stats_steps(offsets: dict[MessageQueue, TopicOffset]) -> Generator[None, None, bytes]:
+    """Encode the response body of GET_TOPIC_STATS_INFO, a generator of small steps (see `rucola.slices`)."""
+    return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
+
+
 def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
-    """Return the response body of GET_TOPIC_STATS_INFO."""
-    return b'{"offsetTable":%b}' % encode_by_queue(offsets)
+    """Return the response body of GET_TOPIC_STATS_INFO at once."""
+    return slices.run(topic_stats_steps(offsets))
 
 
 def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
@@ -185,15 +191,24 @@ def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
     return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable"), TopicOffset)
 
 
-def encode_consume_stats(stats: ConsumeStats) -> bytes:
-    """Return the response body of GET_CONSUME_STATS."""
-    table = encode_by_queue(stats.offset_table)
+def consume_stats_steps(stats: ConsumeStats) -> Generator[None, None, bytes]:
+    """Encode the response body of GET_CONSUME_STATS, a generator of small steps (see `rucola.slices`)."""
+    table = yield from by_queue_steps(stats.offset_table)
     return b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(stats.consume_tps), table)
 
 
-def encode_by_queue(table: Mapping[MessageQueue, Body]) -> bytes:
-    """Return a map with queues as keys. Built from the encoded parts: a topic may have thousands of queues."""
-    return b"{%b}" % b",".join([b"%b:%b" % (to_key_json(queue), _encode(value)) for queue, value in table.items()])
+def encode_consume_stats(stats: ConsumeStats) -> bytes:
+    """Return the response body of GET_CONSUME_STATS at once."""
+    return slices.run(consume_stats_steps(stats))
+
+
+def by_queue_steps(table: Mapping[MessageQueue, Body | int]) -> Generator[None, None, bytes]:
+    """Encode a map with queues as keys, a generator of small steps: a topic may have thousands of queues."""
+    parts: list[bytes] = []
+    for queue, value in table.items():
+        parts.append(b"%b:%b" % (to_key_json(queue), _encode(value)))
+        yield
+    return b"{%b}" % b",".join(parts)
 
 
 def decode_consume_stats(data: bytes) -> ConsumeStats:

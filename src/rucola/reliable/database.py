@@ -21,6 +21,8 @@ from rucola.reliable.errors import ReliableError
 T = TypeVar("T")
 
 IDLE_TIMEOUT_S: Final = 30
+AUTOCOMMIT: Final = "AUTOCOMMIT"
+"""Isolation level for single statements, which need no BEGIN and COMMIT: each of them would be a round trip."""
 
 
 def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> list[ColumnElement[str]]:
@@ -42,12 +44,8 @@ class Database:
     def __init__(self, engine: Engine | AsyncEngine | URL | str) -> None:
         self._owns_engine = isinstance(engine, (str, URL))
         self.engine: Engine | AsyncEngine = engine_of(engine) if isinstance(engine, (str, URL)) else engine
-        # A single statement needs no BEGIN and COMMIT; each of them would be a round trip.
-        self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # In MariaDB's REPEATABLE READ, a scan keeps locks on all rows it has visited, not only on matching ones.
-        self._transactions = self.engine
-        if self.engine.dialect.name != "sqlite":
-            self._transactions = self.engine.execution_options(isolation_level="READ COMMITTED")
+        self._isolation_level = "READ COMMITTED" if self.engine.dialect.name != "sqlite" else None
 
     @property
     def url(self) -> URL:
@@ -63,29 +61,32 @@ class Database:
 
     async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work(connection, ...)` in a new transaction and commit it."""
-        if isinstance(self._transactions, AsyncEngine):
-            with self._translated_errors():
-                async with self._transactions.begin() as connection:
-                    return await connection.run_sync(work, *args, **kwargs)
-        return await asyncio.to_thread(self.run_sync, work, *args, **kwargs)
+        return await self._run(self._isolation_level, work, *args, **kwargs)
 
     async def run_one(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work`, which executes a single statement, in autocommit mode."""
-        if isinstance(self._autocommit, AsyncEngine):
-            with self._translated_errors():
-                async with self._autocommit.connect() as connection:
-                    return await connection.run_sync(work, *args, **kwargs)
-        return await asyncio.to_thread(self.run_one_sync, work, *args, **kwargs)
+        return await self._run(AUTOCOMMIT, work, *args, **kwargs)
 
     def run_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` as `run` does, in the calling thread."""
-        with self._translated_errors(), self._sync(self._transactions).begin() as connection:
-            return work(connection, *args, **kwargs)
+        return self._run_sync(self._isolation_level, work, *args, **kwargs)
 
     def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` as `run_one` does, in the calling thread."""
-        with self._translated_errors(), self._sync(self._autocommit).connect() as connection:
-            return work(connection, *args, **kwargs)
+        return self._run_sync(AUTOCOMMIT, work, *args, **kwargs)
+
+    async def _run(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if isinstance(self.engine, AsyncEngine):
+            with self._translated_errors():
+                async with self.engine.connect() as connection:
+                    return await connection.run_sync(_run_at, level, work, *args, **kwargs)
+        return await asyncio.to_thread(self._run_sync, level, work, *args, **kwargs)
+
+    def _run_sync(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if isinstance(self.engine, AsyncEngine):
+            raise ReliableError("an AsyncEngine works only on an event loop: pass an Engine")
+        with self._translated_errors(), self.engine.connect() as connection:
+            return _run_at(connection, level, work, *args, **kwargs)
 
     async def close(self) -> None:
         """Close the connections of an engine created here."""
@@ -109,11 +110,23 @@ class Database:
         except driver.Error as error:
             raise DBAPIError.instance("SET TRANSACTION ISOLATION LEVEL", None, error, driver.Error) from error
 
-    @staticmethod
-    def _sync(engine: Engine | AsyncEngine) -> Engine:
-        if isinstance(engine, AsyncEngine):
-            raise ReliableError("an AsyncEngine works only on an event loop: pass an Engine")
-        return engine
+
+def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run `work` at an isolation level, None for the default; in a transaction unless that is AUTOCOMMIT.
+
+    The level is set here and not as an option of the engine, which sets it while it takes a connection from the pool:
+    after an error of the driver the connection would not be given back, and only the garbage collector would find it.
+    """
+    if level is not None:
+        try:
+            connection.execution_options(isolation_level=level)
+        except Exception as error:
+            connection.invalidate(error)
+            raise
+    if level == AUTOCOMMIT:
+        return work(connection, *args, **kwargs)
+    with connection.begin():
+        return work(connection, *args, **kwargs)
 
 
 def engine_of(url: str | URL) -> Engine | AsyncEngine:

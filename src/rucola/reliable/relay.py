@@ -125,10 +125,7 @@ class Relay:
         self._wakeup = Wakeup()
         if self._owns_producer:
             await self._producer.open()
-        instance = self._producer.instance
-        self._admin = AdminClient(
-            ";".join(instance.name_servers.addresses), tls=instance.remoting.tls, credentials=instance.credentials
-        )
+        self._admin = AdminClient(self._producer.instance.connection)
         await self._admin.__aenter__()
         self._checker = Checker(self._producer.instance, self._admin, self.policy)
         self._sender = BatchSender(self._producer, self.policy)

@@ -56,7 +56,10 @@ class BatchingSelector(selectors.DefaultSelector):
         self._gate = gate
 
     def call_at_iteration_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the end of this iteration. It may write, but must not raise nor schedule anything."""
+        """Call `callback` at the end of this iteration. It may write, but must not raise nor schedule anything.
+
+        If it registers a callback in turn, that is called at the end of the next iteration, which begins at once.
+        """
         self._callbacks.append(callback)
 
     def writer_of(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
@@ -98,7 +101,7 @@ class BatchingSelector(selectors.DefaultSelector):
             self.flush()
         # A transport that finds its peer gone while it sends unregisters its socket and schedules `connection_lost`.
         # asyncio computed `timeout` before that: poll without blocking, so that the callback runs now.
-        if self._has_unregistered:
+        if self._has_unregistered or self._callbacks:
             timeout = 0
         return super().select(timeout)
 

@@ -21,7 +21,7 @@ from rucola.errors import RemotingConnectError, RemotingError
 from rucola.outages import Outages
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, host_and_port
 from rucola.remoting.connection import address_of
-from rucola.remoting.tls import FollowedContext, ServerTls, why_refused
+from rucola.remoting.tls import FollowedContext, ServerTls, subject_of, why_refused
 from rucola.remoting.tls_acceptor import TlsAcceptor
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,13 @@ TLS_READ_SIZE: Final = 64 * 1024
 
 
 class Stream:
-    """A connected socket, owned by the stream. `peer` is "ip:port" of the other side, "?" if it has closed already."""
+    """A connected socket, owned by the stream. `peer` is "ip:port" of the other side, "?" if it has closed already.
+
+    `certificate` is the subject of the peer's certificate, empty if TLS verified none.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.certificate = ""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
@@ -100,6 +104,7 @@ class TlsStream(Stream):
                     await self._send_pending()
                 raise
             else:
+                self.certificate = subject_of(self._tls.getpeercert())
                 return await self._send_pending()
 
     async def read(self, max_size: int) -> bytes:

@@ -18,6 +18,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor, ReceiveBuffer
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.server_requests import ServerRequests
 from rucola.remoting.single_flight import SingleFlight
 from rucola.remoting.tls import ClientTls, why_refused
 
@@ -45,7 +46,7 @@ class RemotingClient:
         credentials: Credentials | None = None,
     ) -> None:
         self._credentials = credentials
-        self._processors = processors or {}
+        self._processors = ServerRequests(processors or {})
         self._on_close = on_close
         self._max_frame_size = max_frame_size
         self.tls = tls

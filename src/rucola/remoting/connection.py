@@ -30,8 +30,8 @@ loop share one receive buffer, so an idle connection needs none.
 
 **Back pressure.** A server stops reading from a peer that does not read its responses when the limit of unsent bytes is
 reached, WRITE_LIMIT by default, which bounds the memory of a connection; `connection_memory` bounds that of all. A
-client never stops reading: if both peers did, each could wait for
-the other for ever. Its memory is bounded by its requests in flight.
+client never stops reading: if both peers did, each could wait for the other for ever. Its memory is bounded by its
+requests in flight, and by what it answers of a server's requests (`server_requests`).
 
 **Half-open connections.** A peer can vanish silently (cut cable, firewall that drops its state, power failure): writes
 succeed and no response arrives. A client closes such a connection (Apache: clientCloseSocketIfTimeout)
@@ -55,8 +55,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from rucola.access import Caller, Refused
 from rucola.acl.credentials import Credentials
@@ -69,12 +69,20 @@ from rucola.remoting.connection_memory import UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
 from rucola.remoting.refusals import refusal_response
+from rucola.remoting.tls import subject_of
 
 logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = "RemotingCommand | bytes | None"
 Reply: TypeAlias = "Answer | Awaitable[Answer]"
 Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
+
+
+class Processors(Protocol):
+    """The processors of a connection by request code, for example a dictionary."""
+
+    def get(self, code: int, default: Processor, /) -> Processor: ...
+
 
 READ_SIZE: Final = 256 * 1024
 """Size of the receive buffer in bytes, the most that one read returns."""
@@ -122,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        processors: Mapping[int, Processor],
+        processors: Processors,
         buffer: ReceiveBuffer,
         max_frame_size: int,
         memory: ConnectionMemory | None,
@@ -134,21 +142,18 @@ class Connection(asyncio.BufferedProtocol):
         self.caller = Caller("")
         """The peer as services and interceptors know it."""
         self.closed = asyncio.Event()
-        self._processors = processors
+        self._processor_of = processors.get
         self._view = buffer.view
         self._decoder = FrameDecoder(max_frame_size)
         self._memory = memory
         self._credentials = credentials
         self._on_open = on_open
         self._on_close = on_close
-        # Whether any byte was received.
-        self._has_received = False
-        # Whether an unreadable frame was logged: only the first one is.
-        self._has_logged_unreadable = False
-        # Whether the unsent bytes have reached their limit, and the requests kept until they are sent.
-        self._is_congested = False
-        # Whether the kept requests have their turn in the next iteration, since those before them took SLICE_S.
-        self._is_sliced = False
+        # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
+        self._has_received = self._has_logged_unreadable = False
+        # Whether the unsent bytes have reached their limit, and the requests kept until they are sent; whether the kept
+        # requests have their turn in the next iteration, since those before them took SLICE_S.
+        self._is_congested = self._is_sliced = False
         # Whether the connection waits for the partial frames of others, and whether its own is counted.
         self._is_waiting = self._has_partial_frame = False
         self._kept: list[RemotingCommand] = []
@@ -158,8 +163,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_replies: set[asyncio.Future[Answer]] = set()
         # Frames for the end of this iteration, written together.
         self._outgoing: list[bytes] = []
-        # Aborts a closing connection after CLOSE_TIMEOUT_S.
-        self._abort_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None  # aborts a closing connection after CLOSE_TIMEOUT_S
         # When the first request of the current silence was sent, on the loop's clock.
         self._silent_since_ms = 0.0
         # The reason that requests in flight report if the transport gives none.
@@ -196,6 +200,16 @@ class Connection(asyncio.BufferedProtocol):
         return -1 if self._transport is None else self._transport.get_extra_info("socket").fileno()
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the transport holds, until the peer reads. 0 if closed."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def pending_replies(self) -> int:
+        """The number of requests of the peer that are not answered yet."""
+        return len(self._pending_replies)
+
+    @property
     def unsent_ms(self) -> int:
         """Milliseconds since the last byte was sent. 0 if closed."""
         return 0 if self._transport is None else self._idle_times_ms()[0]
@@ -213,6 +227,11 @@ class Connection(asyncio.BufferedProtocol):
                 self._outgoing.append(frame)  # keeps the order: earlier frames wait for the end of the iteration
             else:
                 self._write(frame)
+
+    def answer(self, command: RemotingCommand, answer: Answer) -> None:
+        """Send the response to a request whose processor returned None; those of one iteration share a write."""
+        if (frame := self._encode_reply(command, answer)) is not None:
+            self._write_at_iteration_end(frame)
 
     def send_error(self, command: RemotingCommand, error: Exception) -> None:
         """Send the error response of a held request, as for a processor that raises."""
@@ -342,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_keepalive(transport.get_extra_info("socket"))
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
-        self.caller = Caller(self.peer)
+        self.caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
         if self._on_open:
             self._on_open(self)
 
@@ -457,7 +476,7 @@ class Connection(asyncio.BufferedProtocol):
                     request.set_result(command)
                 continue
             try:
-                reply = self._processors.get(command.code, _not_supported)(self, command)
+                reply = self._processor_of(command.code, _not_supported)(self, command)
                 # `_encode_reply` returns the bytes of a two-way request unchanged: save the call in this common case.
                 if reply.__class__ is not bytes or command.flag:
                     reply = self._encode_reply(command, reply)

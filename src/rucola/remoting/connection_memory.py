@@ -22,9 +22,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
+from rucola import settings
 from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.settings import INT_MAX, Bytes, Count, Range
 from rucola.system_calls import descriptor_limit
 
 logger = logging.getLogger(__name__)
@@ -41,14 +43,27 @@ _EXCESS: Final = 2 * MAX_FRAME_SIZE
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits of one server; the field names are those of its configuration keys."""
+    """The limits of one server's connections, by the keys of its configuration; see docs/limits.md."""
 
-    max_connections: int = 0
-    """0 for as many as there are descriptors."""
-    reserved_descriptors: int = 256
-    max_unsent_bytes_per_connection: int = 4 * 1024 * 1024
-    max_unsent_bytes: int = 64 * 1024 * 1024
-    max_partial_frame_bytes: int = 64 * 1024 * 1024
+    max_connections: Annotated[Count, Range(0, INT_MAX)] = 0
+    """Maximum number of connections; 0 for as many as there are descriptors, without reservedDescriptors."""
+    reserved_descriptors: Count = 256
+    """Descriptors that connections leave for files; with a limit below 1024, a quarter of it. 64 on a name server."""
+    max_unsent_bytes_per_connection: Bytes = 4 * 1024 * 1024
+    """Unsent bytes of a connection at which it is not read further, and its held pulls are not answered."""
+    max_unsent_bytes: Bytes = 64 * 1024 * 1024
+    """Unsent bytes of all connections above which the one that has not sent for the longest is closed.
+
+    Raise it for hundreds of consumers on slow networks.
+    """
+    max_partial_frame_bytes: Bytes = 64 * 1024 * 1024
+    """Bytes of incomplete frames above which connections wait, and slow ones are closed.
+
+    Raise it for many producers that send messages of megabytes at the same time.
+    """
+
+    def __post_init__(self) -> None:
+        settings.check(self)
 
 
 class BufferedConnection(Protocol):

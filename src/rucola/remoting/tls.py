@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from rucola import settings
 from rucola.errors import ConfigError
@@ -190,6 +191,42 @@ def why_refused(error: ssl.SSLError) -> str:
     if "certificate required" in reason:
         return "it requires a client certificate: set tls.client.certPath and tls.client.keyPath"
     return f"the TLS handshake failed: {reason}"
+
+
+def subject_of(certificate: Mapping[str, Any] | None) -> str:
+    """Return the subject of a certificate as `SSLObject.getpeercert` decodes it; empty if there is none.
+
+    The form is that of RFC 4514, the most specific name first: CN=webshop,O=Example. Control characters are escaped.
+    """
+    names: Any = (certificate or {}).get("subject", ())
+    pairs = [[f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in name] for name in reversed(names)]
+    return ",".join(map("+".join, pairs))
+
+
+_SHORT: Final = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "userId": "UID",
+}
+"""The names of RFC 4514 by those of OpenSSL; all others stay."""
+
+
+def _escaped(value: str) -> str:
+    text = re.sub(r'[\\",+;<>=]', r"\\\g<0>", value)
+    if text.startswith(("#", " ")):
+        text = "\\" + text
+    if value.endswith(" ") and len(value) > 1:
+        text = text[:-1] + "\\ "
+    return "".join(
+        char if char.isprintable() else "".join(f"\\{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+        for char in text
+    )
 
 
 def _check_server(config: TlsConfig) -> None:

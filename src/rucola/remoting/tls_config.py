@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rucola import settings
 from rucola.errors import ConfigError
-from rucola.settings import Milliseconds, Secret
+from rucola.settings import Count, Milliseconds, Secret
 
 _FILE = "tls.config.file"
 
@@ -71,7 +71,7 @@ class TlsConfig:
         default=10_000, metadata={"key": "tls.server.handshakeTimeoutMillis"}
     )
     """Time from the connection to the end of the handshake, after which it is closed."""
-    server_max_pending_handshakes: int = field(default=512, metadata={"key": "tls.server.maxPendingHandshakes"})
+    server_max_pending_handshakes: Count = field(default=512, metadata={"key": "tls.server.maxPendingHandshakes"})
     """Number of handshakes at a time. More connections wait; the oldest handshake is ended for them."""
 
     # Connections to other servers: name servers, the master, and of a client all
@@ -92,6 +92,9 @@ class TlsConfig:
     """Whether a certificate must name the host or address that was connected to. Apache's clients do not check it."""
     test_mode_enable: bool = field(default=False, metadata={"key": "tls.test.mode.enable"})
     """true is the same as tls.client.authServer=false. A server refuses it, for want of a certificate."""
+
+    def __post_init__(self) -> None:
+        settings.check(self)
 
     @property
     def is_enforced(self) -> bool:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
@@ -41,7 +41,17 @@ _RESERVE_WINDOW: Final = 8 << 20
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
 _WRITE_FROM: Final = 4096
-"""From this size on records are written with pwrite, which costs less than the page faults of a mapped write."""
+"""From this size on records are written with pwrite, which costs less than the page faults of a mapped write. With
+SYNC_FLUSH all are: the first mapped write to a page after each flush is a fault, and `flush` of the kernel syncs a
+whole file, in which no page must be touched in advance."""
+
+
+class Unflushed(NamedTuple):
+    """Bytes of the log that are not on disk: the range of their physical offsets, and the truncations before."""
+
+    begin: int
+    end: int
+    truncations: int
 
 
 class CommitLog:
@@ -51,9 +61,19 @@ class CommitLog:
     while nothing is appended.
     """
 
-    __slots__ = ("_file", "_files_lock", "_touched", "_truncations", "end", "files", "flushed_end", "safe_end")
+    __slots__ = (
+        "_file",
+        "_files_lock",
+        "_touched",
+        "_truncations",
+        "_write_from",
+        "end",
+        "files",
+        "flushed_end",
+        "safe_end",
+    )
 
-    def __init__(self, files: MappedFileQueue, end: int) -> None:
+    def __init__(self, files: MappedFileQueue, end: int, *, is_flushed_by_puts: bool = False) -> None:
         self.files = files
         self.end = end
         """The physical offset of the next record, unless it begins a new file."""
@@ -65,8 +85,11 @@ class CommitLog:
         """Guards the creation and truncation of files: `_following` by owner or warming thread, `truncate`, `flush`."""
         self._truncations = 0
         """The number of calls of `truncate`; a flush that one overtakes must not raise `flushed_end`."""
-        self._touched = 1
-        """Bytes appended through mapped pages since the last `warm`; not 0 at first, so that the first call warms."""
+        self._write_from = 0 if is_flushed_by_puts else _WRITE_FROM
+        """The size from which on records are written with pwrite."""
+        self._touched = self._write_from
+        """Bytes appended through mapped pages since the last `warm`; not 0 at first if any will be, so that the first
+        call warms."""
         self.safe_end = 0
         """The physical offset up to which records can be appended without `ensure_room`."""
 
@@ -111,7 +134,7 @@ class CommitLog:
         assert file is not None
         position = self.end - file.begin
         size = len(data)
-        if size < _WRITE_FROM:
+        if size < self._write_from:
             file.map[position : position + size] = data
             self._touched += size
         else:
@@ -225,13 +248,35 @@ class CommitLog:
 
         For one thread at a time, beside the owner's, which may append meanwhile.
         """
-        end, begin, truncations = self.end, self.flushed_end, self._truncations
+        unflushed = self.unflushed()
+        begin, end, _ = unflushed
         for file in list(self.files.files):
             if file.begin < end and begin < file.end:
                 file.flush(max(begin - file.begin, 0), min(end - file.begin, file.size))
+        self.mark_flushed(unflushed)
+
+    def unflushed(self) -> Unflushed:
+        """Return the bytes that a flush which begins now has to make durable."""
+        return Unflushed(self.flushed_end, self.end, self._truncations)
+
+    def mark_flushed(self, flushed: Unflushed) -> None:
+        """Note that these bytes are on disk."""
         with self._files_lock:
-            if truncations == self._truncations:  # otherwise other bytes may have replaced those that were flushed
-                self.flushed_end = max(self.flushed_end, end)
+            if flushed.truncations == self._truncations:  # otherwise others may have replaced those that were flushed
+                self.flushed_end = max(self.flushed_end, flushed.end)
+
+    def descriptor_of(self, unflushed: Unflushed) -> int | None:
+        """Return the descriptor of the file whose fdatasync makes these bytes durable. For the owner's thread.
+
+        None if they are not all in the file that is appended to, if its name is not durable, or without a descriptor.
+        """
+        file = self._file
+        if file is None or not file.is_name_durable or not file.begin <= unflushed.begin < unflushed.end <= file.end:
+            return None
+        try:
+            return file.descriptor()
+        except OSError:
+            return None
 
     def warm(self) -> None:
         """Touch the pages of the next records ahead of the writes: 4 MiB, or four times the bytes since the last call.

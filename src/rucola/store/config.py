@@ -138,6 +138,11 @@ class StoreConfig:
             self.archive_progress_path = Path(self.archive_progress_path).expanduser()
 
     @property
+    def is_sync_flush(self) -> bool:
+        """Whether a put is acknowledged when it is on disk."""
+        return self.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    @property
     def is_slave(self) -> bool:
         """Whether the broker is a slave, so that the log only takes what the master sends."""
         return self.broker_role is BrokerRole.SLAVE

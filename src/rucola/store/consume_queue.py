@@ -477,6 +477,11 @@ pack_unit = _UNIT.pack
 """Return the 20 bytes of a unit, given (physical offset, size, tags code)."""
 
 
+def first_physical_offset(data: bytes) -> int:
+    """Return the physical offset of the first unit in `data`."""
+    return int.from_bytes(data[:8], "big", signed=True)
+
+
 def iter_units(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield (physical offset, size, tags code) of every unit in `data`."""
     return _UNIT.iter_unpack(data)

@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rucola import speed
 from rucola.message import properties, sysflag
 from rucola.message.delay import due_time_ms
 from rucola.message.hashing import index_hash, index_hashes, string_hash
@@ -37,8 +38,8 @@ from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.index import Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
 
-QueueUnits = tuple[int, list[bytes], list[int], list[int]]
-"""Consecutive units of one queue: (queue offset of the first, packed units, their tags codes, sizes of the records)."""
+QueueUnits = tuple[int, bytes, list[int], list[int]]
+"""Consecutive units of one queue: (queue offset of the first, the units, their tags codes, sizes of the records)."""
 
 Entries = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Index entries in columns of shape (n,): (hashes, physical offsets, store timestamps in milliseconds)."""
@@ -190,7 +191,7 @@ class CommitLogDispatcher:
         """Group the units by queue and write each queue once: fastest if many records share a queue."""
         for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
             queue = self.queues[topic, queue_id]
-            queue.append(queue_offset, b"".join(units))
+            queue.append(queue_offset, units)
             of_topic = arrivals.setdefault(topic, ([], [], []))
             of_topic[0].append(queue)
             of_topic[1].extend(tags_codes)
@@ -219,8 +220,12 @@ class CommitLogDispatcher:
 
     def units_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[tuple[str, int], QueueUnits]:
         """Return the units of `batch` by queue; the records of each queue must have consecutive queue offsets."""
-        groups: dict[tuple[str, int], QueueUnits] = {}
-        group: QueueUnits | None = None
+        if speed.units_by_queue is not None:
+            found = speed.units_by_queue(batch, DUE_TIME_TOPICS)
+            if found is not None:
+                return found
+        groups: dict[tuple[str, int], tuple[int, list[bytes], list[int], list[int]]] = {}
+        group: tuple[int, list[bytes], list[int], list[int]] | None = None
         last_topic, last_id, has_due_time = "", -1, False
         for request in batch:
             if request.sys_flag & sysflag.TRANSACTION_PREPARED:
@@ -239,12 +244,12 @@ class CommitLogDispatcher:
             group[1].append(pack_unit(request.physical_offset, size, tags_code))
             group[2].append(tags_code)
             group[3].append(size)
-        return groups
+        return {name: (first, b"".join(units), codes, sizes) for name, (first, units, codes, sizes) in groups.items()}
 
     def add_entries(self, batch: Sequence[DispatchRequest], skip: int = 0) -> None:
         """Write the index entries of `batch`, except the first `skip`, which the index has already."""
         assert self.index is not None
-        if len(batch) < _VECTORIZE_FROM:
+        if len(batch) < _VECTORIZE_FROM and speed.index_entries is None:
             for request in batch:
                 keys, topic = _index_keys_of_one(request), request.topic
                 hashes = [index_hash(index_key(topic, key)) for key in keys[skip:]]
@@ -274,6 +279,9 @@ def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
         hashed        T#U  T#a  T#b  T#U2      the hash of "T#" is computed once per topic
         offsets       0    0    0    300       each record's offset, repeated by its count
     """
+    if speed.index_entries is not None and (columns := speed.index_entries(batch)) is not None:
+        hashes, offsets, times = columns
+        return np.frombuffer(hashes, np.int32), np.frombuffer(offsets, np.int64), np.frombuffer(times, np.int64)
     keys, counts = index_keys_of(batch)
     # 1. The hash of "topic#": one value for a batch of one topic, the usual case.
     topics = [request.topic for request in batch]

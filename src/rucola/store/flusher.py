@@ -1,6 +1,7 @@
 """The flusher: makes log, ConsumeQueues and index durable, and then the checkpoint that covers them.
 
-    flush         fsync of the log; the group commit of SYNC_FLUSH and the periodic flush of ASYNC_FLUSH call it
+    flush         msync of the log; the periodic flush of ASYNC_FLUSH calls it, in a thread
+    begin, end    the same by the kernel alone (`kernel_flush`), for the group commit of SYNC_FLUSH
     checkpoint    flush, then the dirty queues, the full index files, and last the checkpoint file
 
 The order in `checkpoint` is the invariant of recovery: a time enters the checkpoint file only after everything up to
@@ -21,20 +22,23 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.commit_log import CommitLog
+from rucola.store.commit_log import CommitLog, Unflushed
 from rucola.store.consume_queue import ConsumeQueue, flush_queues
 from rucola.store.index import Index
+from rucola.store.kernel_flush import KernelFlush
 from rucola.system_calls import EXHAUSTED, NO_DESCRIPTOR
 
 
 class Flusher:
     """The flusher of one open store.
 
-    Threads: `mark_dirty` is called by the store's owner. `flush` may be called by any thread, `checkpoint` by any one
-    thread at a time. Neither holds a lock that `mark_dirty` or a put needs while the disk works.
+    Threads: `mark_dirty`, `begin` and `end` are called by the store's owner. `flush` may be called by any thread,
+    `checkpoint` by any one thread at a time. Neither holds a lock that `mark_dirty` or a put needs while the disk
+    works.
     """
 
     __slots__ = (
+        "_begun",
         "_checkpoint",
         "_dirty",
         "_dirty_lock",
@@ -67,6 +71,8 @@ class Flusher:
         """Its physic_timestamp is guarded by `_flush_lock`; the rest belongs to the thread in `checkpoint`."""
         self._flush_lock = threading.Lock()
         """Held during an fsync of the log: a waiter that comes meanwhile flushes after it, and so sees its error."""
+        self._begun: tuple[Unflushed, int] | None = None
+        """What `begin` began to flush, and the store time of its last record. Guarded by `_flush_lock`."""
         self._dirty_lock = threading.Lock()
         """Guards the next two attributes; never held while the disk works."""
         self._dirty: set[ConsumeQueue] = set()
@@ -100,6 +106,39 @@ class Flusher:
             timestamp = self._put_timestamp()
             self._sync(self._log.flush)
             self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
+
+    def begin(self, kernel: KernelFlush) -> bool:
+        """Begin to flush every record that was put before this call; the caller calls `end` when the kernel is done.
+
+        False if `flush` has to be called instead, in a thread: while another thread flushes, so that both see its
+        error; after an error; if more than one file, or the name of a file, has to be made durable.
+        """
+        if self._error is not None or not self._flush_lock.acquire(blocking=False):
+            return False
+        timestamp, unflushed = self._put_timestamp(), self._log.unflushed()
+        descriptor = self._log.descriptor_of(unflushed)
+        if descriptor is None or not kernel.submit(descriptor):
+            self._flush_lock.release()
+            return False
+        self._begun = unflushed, timestamp
+        return True
+
+    def end(self, error: OSError | None) -> None:
+        """Complete what `begin` began, with the result of the kernel. Raises OSError as `flush`."""
+        assert self._begun is not None
+        unflushed, timestamp = self._begun
+
+        def complete() -> None:
+            if error is not None:
+                raise error
+            self._log.mark_flushed(unflushed)
+
+        try:
+            self._sync(complete)
+            self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
+        finally:
+            self._begun = None
+            self._flush_lock.release()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
         """Make log, queues and full index files durable, then the checkpoint file. Errors as in `flush`.

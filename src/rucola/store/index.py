@@ -47,6 +47,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rucola import speed
 from rucola.errors import StoreCorrupt
 from rucola.files import sync_directory
 from rucola.message.hashing import index_hash
@@ -177,9 +178,15 @@ class IndexFile:
     ) -> list[int]:
         """Return up to `max_count` physical offsets below a bound whose hash and time match, latest first.
 
-        O(length of the chain); the chain ends at an entry before the window, since store times rise along the log.
+        O(length of the chain); the chain ends at an entry before the window, since store times rise along the log, or
+        after MAX_CHAIN entries.
         """
         mapped, at = self.file.map, self._entries_at
+        if speed.select_entries is not None:
+            wanted = key_hash, max_count, begin_ms, end_ms, before_physical_offset
+            selected = speed.select_entries(mapped, self.slot_count, self.count, self.begin_timestamp, *wanted)
+            if selected is not None:
+                return selected
         found: list[int] = []
         (number,) = _SLOT.unpack_from(mapped, HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE)
         following = min(self.count, self.max_count)
@@ -247,6 +254,16 @@ class IndexFile:
         begin = self._entries_at + number * ENTRY_SIZE
         end = begin + count * ENTRY_SIZE
         self.file.reserve(end, _RESERVE_WINDOW)
+        ends = (
+            (int(physical_offsets[0]), int(store_timestamps[0])),
+            (int(physical_offsets[-1]), int(store_timestamps[-1])),
+        )
+        if speed.put_entries is not None:
+            columns = key_hashes, physical_offsets, store_timestamps
+            added = speed.put_entries(self.file.map, self.slot_count, number, self.begin_timestamp, *columns)
+            if added is not None:
+                self._advance(count, added, *ends)
+                return
         slots = np.frombuffer(self.file.map, ">i4", self.slot_count, HEADER_SIZE)
         slot_of = key_hashes % self.slot_count
         order, previous, touched, lasts, new_slots = _chain(slots, slot_of, number)
@@ -262,12 +279,7 @@ class IndexFile:
         self.file.map[begin:end] = entries.tobytes()
         # Point each slot to its last entry only now: a crash must not leave a slot that points to no entry.
         slots[touched] = lasts
-        self._advance(
-            count,
-            new_slots,
-            (int(physical_offsets[0]), int(store_timestamps[0])),
-            (int(physical_offsets[-1]), int(store_timestamps[-1])),
-        )
+        self._advance(count, new_slots, *ends)
 
     def _advance(self, count: int, new_slots: int, first: tuple[int, int], last: tuple[int, int]) -> None:
         """Count new entries in the header; `first` and `last` are (physical offset, store time) of their ends."""

@@ -117,7 +117,7 @@ class MappedFile:
         self.reserved = 0
         """The position up to which the file is known to have blocks. Owner and warming thread only ever raise it."""
         self._fd = -1
-        """The descriptor of `write`; -1 until the first call."""
+        """The descriptor of `write`; -1 until it is needed."""
         self._warmed = 0
         """The position up to which pages were touched. Belongs to the warming thread."""
         self._can_populate = _POPULATES
@@ -226,11 +226,20 @@ class MappedFile:
         """
         written = 0
         with suppress(OSError):  # the process may be out of descriptors
-            if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            written = os.pwrite(self._fd, data, position)
+            written = os.pwrite(self._fd if self._fd >= 0 else self.descriptor(), data, position)
         if written < len(data):
             self.map[position + written : position + len(data)] = data[written:]
+
+    def descriptor(self) -> int:
+        """Return the descriptor of `write`, which stays open until the file is full. Raises OSError."""
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self._fd
+
+    @property
+    def is_name_durable(self) -> bool:
+        """Whether `sync_name` has nothing to do."""
+        return not self._unsynced
 
     def reserve(self, end: int, window: int) -> None:
         """Ensure that the file has blocks up to position `end`, requesting `window` bytes at a time.

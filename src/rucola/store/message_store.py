@@ -67,7 +67,7 @@ from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock, naming_store
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.pending import PendingRequests
-from rucola.store.read_batch import read_batch, report_damaged_unit
+from rucola.store.read_batch import latest_records, read_batch, report_damaged_unit
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
@@ -158,14 +158,14 @@ class MessageStore:
             recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
             abort.touch(FILE_MODE)
             sync_directory(root)
-            self._log = CommitLog(files, recovery.run())
+            self._log = CommitLog(files, recovery.run(), is_flushed_by_puts=config.is_sync_flush)
             self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
         # 4. Start behind the last message. After a crash nothing counts as flushed.
         self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
-        self._flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
+        self.flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
         self._requests = PendingRequests(
-            self._pending, self._dispatcher, self._flusher, self.write_state, self._on_arrival, self._fail, root
+            self._pending, self._dispatcher, self.flusher, self.write_state, self._on_arrival, self._fail, root
         )
         self._restore_queue_state(after_crash)
         if config.is_slave:
@@ -190,7 +190,7 @@ class MessageStore:
             if after_crash or queue.is_changed:
                 dirty.append(queue)
             self._put_timestamp = max(self._put_timestamp, self.store_time(*name, queue.max_offset - 1))
-        self._flusher.mark_dirty(dirty, self._put_timestamp)
+        self.flusher.mark_dirty(dirty, self._put_timestamp)
 
     def close(self) -> None:
         """Make everything durable and unlock the directory. `abort` stays if the store has failed or is stalled.
@@ -338,9 +338,9 @@ class MessageStore:
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Dispatch the pending requests, call `on_arrival`, and return their number.
 
-        Requests beyond `max_count` stay pending, and so do those from the first that would need more than
-        `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is STALLED, and 0 is returned;
-        the next call continues. Any other OSError makes the store FAILED and is raised.
+        Requests beyond `max_count`, or a quarter of them if that is more, stay pending, and so do those from the first
+        that would need more than `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is
+        STALLED, and 0 is returned; the next call continues. Any other OSError makes the store FAILED and is raised.
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
             max_new_queues = None  # the usual case: no need to look for new queues
@@ -393,11 +393,11 @@ class MessageStore:
 
     def flush(self) -> None:
         """Wait until every put that returned before this call is on disk. For any thread; see `Flusher.flush`."""
-        self._flusher.flush()
+        self.flusher.flush()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
         """Make log, queues and index durable, and then the checkpoint. For one thread; see `Flusher.checkpoint`."""
-        self._flusher.checkpoint(max_queues)
+        self.flusher.checkpoint(max_queues)
 
     def warm(self) -> None:
         """Touch the next few megabytes of the log, so that puts cause no page faults. For any thread."""
@@ -476,7 +476,8 @@ class MessageStore:
         if correction >= 0:
             return GetResult(status, correction, begin, end, [], 0)
         # 2. The units to look at, up to the end of their file; none if the file is gone.
-        units = queue.units_in_file(queue_offset, min(max(_MIN_UNITS_PER_GET, max_count), end - queue_offset))
+        most = max(_MIN_UNITS_PER_GET, min(max_count, self.config.max_transfer_count_on_message_in_memory))
+        units = queue.units_in_file(queue_offset, min(most, end - queue_offset))
         if not units:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
@@ -521,7 +522,7 @@ class MessageStore:
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:
-        """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch (64).
+        """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch, and 8 MiB.
 
         The caller compares the keys. Times are compared in whole seconds (see `index`). All physical offsets are below
         `before`, so the first offset of one result continues the query.
@@ -535,8 +536,7 @@ class MessageStore:
         offsets = index.query(topic, key, max_count, begin_ms, end_ms, before)
         if not offsets:
             return QueryResult([], [], 0, 0, indexed)
-        found = [(offset, record) for offset in offsets if (record := self._log.record(offset)) is not None]
-        records, offsets = [record for _, record in found], [offset for offset, _ in found]
+        records, offsets = latest_records(self._log, offsets)
         return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
 
     def consume_queues(self) -> list[ConsumeQueue]:

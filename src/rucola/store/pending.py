@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher
@@ -22,6 +23,9 @@ from rucola.store.write_state import WriteState
 from rucola.system_calls import EXHAUSTED
 
 log = logging.getLogger(__name__)
+
+DISPATCHED_PART: Final = 4
+"""A bounded dispatch takes at least this part of the pending requests, so that they cannot pile up."""
 
 
 class PendingRequests:
@@ -62,7 +66,7 @@ class PendingRequests:
             return 0
         batch, requests = self._interrupted, self._requests
         if not batch:
-            end = len(requests) if max_count is None else max_count
+            end = len(requests) if max_count is None else max(max_count, len(requests) // DISPATCHED_PART)
             if max_new_queues is not None:
                 end = self._dispatcher.queues.count_within_new_queues(requests[:end], max_new_queues)
             batch = requests[:end]

@@ -15,13 +15,16 @@ from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Final
 
+from rucola import speed
 from rucola.message.record import MIN_RECORD_SIZE, place_of
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import GetMessageStatus
-from rucola.store.consume_queue import ConsumeQueue, iter_units
+from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, iter_units
 
 logger = logging.getLogger(__name__)
 
+MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
+"""Bytes of records that a query returns, beyond the first: a frame has 16 MiB at most."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -40,12 +43,13 @@ def read_batch(
 
     `units` begin at `queue_offset`. At most `max_count` records are returned, and after the first at most `max_bytes`.
     `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue offset of each
-    damaged unit. The loop runs for every message that consumers read: it has no calls but those that it needs, keeps
-    the log file of the last record, checks a record by one comparison (`place_of`), and copies it once.
+    damaged unit.
     """
     status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
+    if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
+        return usual
     records: list[bytes] = []
-    # The log file of the last record: its bytes, its physical offset, and how many of them the log has written.
+    # The log file of the last record: its bytes, where it begins, and how many of them the log has written.
     mapped: mmap | bytes = b""
     total, following, begin, written = 0, queue_offset, 0, 0
     for physical_offset, size, tags_code in iter_units(units):
@@ -86,6 +90,58 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, records, total
+
+
+def latest_records(log: CommitLog, physical_offsets: list[int]) -> tuple[list[bytes], list[int]]:
+    """Return the records at ascending physical offsets, as many of the last as fit a response, with their offsets.
+
+    Offsets without a record are left out. At least one record is returned, whatever its size.
+    """
+    if (
+        speed.read_records is not None
+        and physical_offsets
+        and (file := log.files.find(physical_offsets[0])) is not None
+    ):
+        written = min(log.end, file.end) - file.begin
+        found = speed.read_records(file.map, file.begin, written, physical_offsets, MAX_QUERY_SIZE)
+        if found is not None:
+            return found
+    records: list[bytes] = []
+    offsets: list[int] = []
+    size = 0
+    for physical_offset in reversed(physical_offsets):
+        record = log.record(physical_offset)
+        if record is None:
+            continue
+        size += len(record)
+        if records and size > MAX_QUERY_SIZE:
+            break
+        records.append(record)
+        offsets.append(physical_offset)
+    return records[::-1], offsets[::-1]
+
+
+def _read_usual(
+    log: CommitLog,
+    units: bytes,
+    queue_offset: int,
+    max_count: int,
+    max_bytes: int,
+    accepts: Callable[[int], bool] | None,
+) -> tuple[GetMessageStatus, int, list[bytes], int] | None:
+    """Return the result of `read_batch` if all records are in one log file and none is damaged.
+
+    None otherwise, and without the accelerator.
+    """
+    if speed.read_units is None or (file := log.files.find(first_physical_offset(units))) is None:
+        return None
+    written = min(log.end, file.end) - file.begin
+    read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
+    if read is None:
+        return None
+    records, total, count = read
+    status = GetMessageStatus.FOUND if records else GetMessageStatus.NO_MATCHED_MESSAGE
+    return status, queue_offset + count, records, total
 
 
 def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:

@@ -27,7 +27,7 @@ from rucola.acl.credentials import Credentials
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
-from rucola.client import ClientTls, Message, MessageExt, Producer, PullConsumer, SendResult
+from rucola.client import ClientTls, ConnectionOptions, Message, MessageExt, Producer, PullConsumer, SendResult
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message.topics import dlq_topic
@@ -224,9 +224,10 @@ class RocketMQ:
         self._running.push_async_callback(lambda: self._running_broker.aclose())
         await self._start_broker()
         enter, keys = self._running.enter_async_context, self._credentials
-        self._admin = await enter(AdminClient(self.namesrv, tls=client_tls, credentials=keys))
-        self._producer = await enter(Producer(GROUP, self.namesrv, tls=client_tls, credentials=keys))
-        self._reader = await enter(PullConsumer(GROUP, self.namesrv, tls=client_tls, credentials=keys))
+        connection = ConnectionOptions(self.namesrv, client_tls, keys)
+        self._admin = await enter(AdminClient(connection))
+        self._producer = await enter(Producer(GROUP, connection))
+        self._reader = await enter(PullConsumer(GROUP, connection))
 
     async def _start_broker(self) -> None:
         config, store_config, unknown = from_properties(

@@ -48,7 +48,8 @@ class Access:
             accounts = PlainAccounts(self.files)
         elif config.authentication_enabled:
             path = environment.config_directory / "auth.json"
-            store = UserStore(path, config.broker_cluster_name, config.init_authentication_user)
+            first_user = config.init_authentication_user
+            store = UserStore(path, config.broker_cluster_name, first_user.reveal() if first_user else "")
             accounts = PolicyAccounts(store)
         self.control = AccessControl(accounts) if accounts is not None else None
         """Authenticates requests and HA peers."""
@@ -87,7 +88,7 @@ class Access:
             return await admit(stream, self.control, self._slave_timeout_ms)
         except Refused as refusal:
             if self.gate is not None:
-                self.gate.record_peer(Caller(stream.peer), refusal)
+                self.gate.record_peer(Caller(stream.peer, None, stream.certificate), refusal)
             raise
 
     def _audit_log(self, environment: BrokerEnvironment) -> AuditLog | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError
+from rucola.protocol.route import vip_port
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
 from rucola.remoting.server import RemotingServer
@@ -85,7 +86,7 @@ class Listeners:
         return server
 
     def _bound_vip(self, listen_port: int) -> RemotingServer:
-        port = BrokerConfig.vip_port(listen_port)
+        port = vip_port(listen_port)
         if port < 1:
             raise RemotingError(
                 f"listenPort={listen_port} leaves no port two below it for the VIP channel; choose a port above 2, or "

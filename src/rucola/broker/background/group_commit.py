@@ -1,18 +1,19 @@
 """Group commit: one flush of the CommitLog shared by all senders that wait for it.
 
-`GroupCommit` runs `MessageStore.flush` (one msync per file) in its own thread, one flush at a time. A message that must
-be durable before its response waits for the first flush that begins after its put. All messages that arrive during a
-flush share the next one, so groups grow with the load, without a timer. Checkpoints run in a second thread, because
-flushing the queues may take longer than a sender waits.
+A message that must be durable before its response waits for the first flush that begins after its put. All messages
+that arrive during a flush share the next one, so groups grow with the load, without a timer. One flush runs at a time.
 
 A sender waits for the disk and for the way there and back, which therefore has few steps:
 
-    read         the message is put and its waiter registered; `_begin` is scheduled
-    next         `_begin` closes the group and releases the thread, which was waiting for a lock
-    disk         the thread flushes without the interpreter lock, and wakes the loop
-    next         `_end` calls the waiters, and their responses are written
+    read      the messages of one loop iteration are put, and their waiters registered
+    its end   `_begin` closes the group, and submits the flush to the kernel (`rucola.store.kernel_flush`)
+    disk      the loop serves others
+    event     `_end` calls the waiters; their responses are written at the end of this iteration
 
-With an executor and a coroutine for each sender there were twice as many iterations of the loop.
+Where the kernel offers no such flush, or the store needs more than one call (`Flusher.begin`), a thread that waits for
+a lock is released instead; it flushes without the interpreter lock, and wakes the loop. So does every flush with
+ASYNC_FLUSH, where nothing waits for it. Checkpoints run in another thread, because flushing the queues may take longer
+than a sender waits.
 
 Contract: a waiter gets True only if a flush that covers its physical offset has succeeded. After a failed flush every
 waiter gets False. If it is unknown which bytes reached the disk, the store becomes read-only; a flush that got no
@@ -32,6 +33,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
+from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -63,6 +66,12 @@ class GroupCommit:
         self._is_wanted = threading.Lock()
         self._is_wanted.acquire()
         self._is_stopping = False
+        # The next three are set before the first flush.
+        self._kernel: KernelFlush | None = None
+        """None before the first flush, and if flushes need a thread."""
+        self._loop: asyncio.AbstractEventLoop
+        self._batching: WriteBatching | None = None
+        """That of the event loop; None before the first flush."""
         # Waiters of the running flush, and of the next one. Both are in the order of arrival.
         self._flushing: list[Waiter] = []
         self._waiters: list[Waiter] = []
@@ -104,7 +113,7 @@ class GroupCommit:
         if not self._is_running and not self._is_stopping:
             self._is_running = True
             self._idle.clear()
-            asyncio.get_running_loop().call_soon(self._begin, 0, 0)
+            self._begin_at_iteration_end(0, 0)
 
     async def checkpoint(self) -> None:
         """Flush log, queues and index, then write the checkpoint, concurrently with flushes.
@@ -124,9 +133,25 @@ class GroupCommit:
             self._is_wanted.release()
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._checkpoint_thread.shutdown)
+        if self._kernel is not None:
+            asyncio.get_running_loop().remove_reader(self._kernel.descriptor)
+            self._kernel.close()
+            self._kernel = None
+
+    def _begin_at_iteration_end(self, iterations: int, count: int) -> None:
+        """Call `_begin` when the requests of this iteration are processed."""
+        if self._batching is None:
+            self._loop = loop = asyncio.get_running_loop()
+            self._batching = write_batching_of(loop)
+            self._thread.start()
+            if self._store.config.is_sync_flush:
+                self._kernel = KernelFlush.open()
+            if self._kernel is not None:
+                loop.add_reader(self._kernel.descriptor, self._end_in_kernel, self._kernel)
+        self._batching.call_at_iteration_end(partial(self._begin, iterations, count))
 
     def _begin(self, iterations: int, count: int) -> None:
-        """Close the group, and release the thread.
+        """Close the group, and begin its flush.
 
         Senders that the last flush released send their next message within a few iterations. The flush waits for an
         iteration that brings no new waiter, for MAX_GATHER_ITERATIONS at most, unless as many wait as the last time.
@@ -134,20 +159,23 @@ class GroupCommit:
         """
         arrived = len(self._waiters)
         if arrived < self._last_count and arrived != count and iterations < MAX_GATHER_ITERATIONS:
-            asyncio.get_running_loop().call_soon(self._begin, iterations + 1, arrived)
+            self._begin_at_iteration_end(iterations + 1, arrived)
             return
         # A waiter that arrives from here on belongs to the next flush, because its bytes may have been appended after
         # this flush has read the end of the log.
         self._flushing, self._waiters = self._waiters, []
         self._last_count = arrived
-        self._release_thread()
+        if self._kernel is None or not self._store.flusher.begin(self._kernel):
+            self._is_wanted.release()
 
-    def _release_thread(self) -> None:
-        """Let the thread flush once, and schedule `_end` then."""
-        if not self._thread.is_alive():
-            self._loop = asyncio.get_running_loop()
-            self._thread.start()
-        self._is_wanted.release()
+    def _end_in_kernel(self, kernel: KernelFlush) -> None:
+        """Complete the flush that the kernel has done."""
+        error: Exception | None = None
+        try:
+            self._store.flusher.end(kernel.result())
+        except Exception as caught:
+            error = caught
+        self._end(error)
 
     def _flush_repeatedly(self) -> None:
         """Flush once for each release of the lock, in the thread."""
@@ -175,7 +203,7 @@ class GroupCommit:
         for waiter in group:
             waiter.done(flushed >= waiter.physical_offset)
         if self._waiters:
-            self._begin(0, 0)
+            self._begin_at_iteration_end(0, 0)
         else:
             self._is_running = False
             self._idle.set()

@@ -17,11 +17,12 @@ from rucola.protocol.group import (
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetBody,
     QueryCorrectionOffsetRequestHeader,
-    encode_consume_stats_list,
+    consume_stats_list_steps,
 )
-from rucola.protocol.topic import GetConsumeStatsRequestHeader, encode_consume_stats
-from rucola.remoting.connection import Answer, Connection, Reply
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, consume_stats_steps
+from rucola.remoting.connection import Answer, Connection
 from rucola.remoting.endpoints import Endpoint, server_resource
+from rucola.slices import in_slices
 
 
 class ConsumeStatsAdapter:
@@ -66,7 +67,7 @@ class ConsumeStatsAdapter:
         self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsRequestHeader
     ) -> Answer:
         stats = await self._service.of_group(header.consumer_group, header.topic)
-        return command.response(ResponseCode.SUCCESS, body=encode_consume_stats(stats))
+        return command.response(ResponseCode.SUCCESS, body=await in_slices(consume_stats_steps(stats)))
 
     async def time_spans(
         self, connection: Connection, command: RemotingCommand, header: QueryConsumeTimeSpanRequestHeader
@@ -75,11 +76,11 @@ class ConsumeStatsAdapter:
         body = encode_body(QueryConsumeTimeSpanBody(consume_time_span_set=spans))
         return command.response(ResponseCode.SUCCESS, body=body)
 
-    def least_offsets(
+    async def least_offsets(
         self, connection: Connection, command: RemotingCommand, header: QueryCorrectionOffsetRequestHeader
-    ) -> Reply:
+    ) -> Answer:
         excluded = set((header.filter_groups or "").split(","))
-        least = self._service.least_offsets(header.topic, header.compare_group, excluded)
+        least = await self._service.least_offsets(header.topic, header.compare_group, excluded)
         body = encode_body(QueryCorrectionOffsetBody(correction_offsets=least))
         return command.response(ResponseCode.SUCCESS, body=body)
 
@@ -87,4 +88,4 @@ class ConsumeStatsAdapter:
         self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsInBrokerRequestHeader
     ) -> Answer:
         stats = await self._service.of_broker(is_true(header.is_order))
-        return command.response(ResponseCode.SUCCESS, body=encode_consume_stats_list(stats))
+        return command.response(ResponseCode.SUCCESS, body=await in_slices(consume_stats_list_steps(stats)))

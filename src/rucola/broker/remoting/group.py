@@ -18,11 +18,12 @@ from rucola.protocol.group import (
     CloneGroupOffsetRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     ResetOffsetRequestHeader,
-    encode_offset_table,
+    reset_table_steps,
 )
 from rucola.protocol.topic import SubscriptionGroupConfig, TableVersionHeader, TopicRequestHeader
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
+from rucola.slices import in_slices
 
 
 def _cloned(header: CloneGroupOffsetRequestHeader) -> list[Resource]:
@@ -100,13 +101,14 @@ class GroupAdapter:
         body = fastjson.dumps({"groupList": self._service.consuming(header.topic)})
         return command.response(ResponseCode.SUCCESS, body=body)
 
-    def clone_offsets(
+    async def clone_offsets(
         self, connection: Connection, command: RemotingCommand, header: CloneGroupOffsetRequestHeader
-    ) -> Reply:
-        self._service.clone_offsets(header.src_group, header.dest_group, header.topic, is_true(header.offline))
+    ) -> Answer:
+        await self._service.clone_offsets(header.src_group, header.dest_group, header.topic, is_true(header.offline))
         return command.response(ResponseCode.SUCCESS)
 
-    def reset_offsets(
+    async def reset_offsets(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetRequestHeader
-    ) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_offset_table(self._service.reset_offsets(header)))
+    ) -> Answer:
+        offsets = await self._service.reset_offsets(header)
+        return command.response(ResponseCode.SUCCESS, body=await in_slices(reset_table_steps(offsets)))

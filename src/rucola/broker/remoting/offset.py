@@ -15,10 +15,12 @@ from rucola.protocol.offset import (
     QueueRequestHeader,
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
+    offset_table_steps,
 )
 from rucola.protocol.topic import TableVersionHeader
-from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
+from rucola.slices import in_slices
 
 
 def _group_and_topic(header: QueryConsumerOffsetRequestHeader | UpdateConsumerOffsetRequestHeader) -> Resource:
@@ -75,12 +77,13 @@ class OffsetAdapter:
         timestamp = self._service.earliest_store_time(header.topic, header.queue_id)
         return command.response(ResponseCode.SUCCESS, EarliestStoreTimeResponseHeader(timestamp=timestamp))
 
-    def all_consumer_offsets(
+    async def all_consumer_offsets(
         self, connection: Connection, command: RemotingCommand, header: TableVersionHeader
-    ) -> Reply:
+    ) -> Answer:
+        # The version comes first: what changes while the table is encoded is sent again at the next request.
         version, offsets = self._service.consumer_offsets_since(header.table_version)
         answer = None if header.table_version is None else TableVersionHeader(table_version=version)
-        return command.response(ResponseCode.SUCCESS, answer, fastjson.dumps({"offsetTable": offsets}))
+        return command.response(ResponseCode.SUCCESS, answer, await in_slices(offset_table_steps(offsets)))
 
     def delay_offsets(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         body = fastjson.dumps({"offsetTable": dict(self._service.delay_offsets())})

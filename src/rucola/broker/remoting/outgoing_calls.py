@@ -6,28 +6,33 @@ RocketMQ 4.9.8: each client is sent the form that its language reads, whatever t
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rucola.access import Reason, Refused
 from rucola.broker.client_registry import ClientChannel, Member
-from rucola.errors import RemotingConnectError, RemotingError, RemotingTimeout
+from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.connections import GetConsumerStatusRequestHeader, decode_client_status
-from rucola.protocol.group import ResetOffsetRequestHeader, encode_offset_table
+from rucola.protocol.connections import GetConsumerStatusRequestHeader, client_status_steps
+from rucola.protocol.group import ResetOffsetRequestHeader, reset_table_steps
 from rucola.protocol.heartbeat import NotifyConsumerIdsChangedRequestHeader
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
+from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_MS = 10_000
 """How long a client may take to answer."""
 STATUS_TIMEOUT_MS = 5000
+_MEMBERS_PER_ITERATION: Final = 16
+"""Members that are sent their offsets in one iteration of the event loop: each gets up to a megabyte."""
 
 
 class RemotingClientCalls:
@@ -62,15 +67,17 @@ class RemotingClientCalls:
     ) -> None:
         _connection(channel).send(RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, request, record))
 
-    def reset_offsets(
+    async def reset_offsets(
         self,
-        members: Iterable[tuple[ClientChannel, Member]],
+        members: Sequence[tuple[ClientChannel, Member]],
         request: ResetOffsetRequestHeader,
         offsets: Mapping[MessageQueue, int],
     ) -> None:
         # Encoded once per form, not per member: a group may have hundreds.
-        forms = {as_list: encode_offset_table(dict(offsets), as_list=as_list) for as_list in (False, True)}
-        for channel, member in members:
+        forms = {as_list: await in_slices(reset_table_steps(offsets, as_list=as_list)) for as_list in (False, True)}
+        for number, (channel, member) in enumerate(members):
+            if number % _MEMBERS_PER_ITERATION == 0:
+                await asyncio.sleep(0)
             if channel.is_congested:
                 logger.warning("client %s does not read what it is sent; its offsets are not reset", member.client_id)
                 continue
@@ -99,10 +106,12 @@ class RemotingClientCalls:
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
         try:
             answer = await _connection(channel).request(request, Deadline(STATUS_TIMEOUT_MS))
-        except RemotingError as error:
+            if answer.code != ResponseCode.SUCCESS or not answer.body:
+                return None
+            return await in_slices(client_status_steps(answer.body))
+        except (RemotingError, RemoteProtocolError) as error:
             logger.warning("client %s of group %s did not return its status: %s", client_id, group, error)
             return None
-        return decode_client_status(answer.body) if answer.code == ResponseCode.SUCCESS and answer.body else None
 
     async def forward(
         self, command: RemotingCommand, channel: ClientChannel, request: RemotingCommand, consumer: str

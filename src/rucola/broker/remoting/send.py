@@ -15,7 +15,6 @@ tests/broker/test_send_answers.py holds it equal to what the encoder writes, byt
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from struct import Struct
 from typing import Final
@@ -130,43 +129,44 @@ class SendAdapter:
         # The usual case, without another call: stored, nothing to wait for, JSON.
         if isinstance(published, Published) and not published.must_wait and command.serialize_type is JSON:
             return self._formatted(command, published)
-        return self._answer(command, published)
+        return self._answer(connection, command, published)
 
     def send_batch(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
-        return self._answer(
-            command, self._admit(connection.caller, command.version, header, command.body, self._put_batch)
-        )
+        published = self._admit(connection.caller, command.version, header, command.body, self._put_batch)
+        return self._answer(connection, command, published)
 
-    def _answer(self, command: RemotingCommand, published: Published | Awaitable[Published]) -> Reply:
+    def _answer(
+        self, connection: Connection, command: RemotingCommand, published: Published | Awaitable[Published]
+    ) -> Reply:
         if not isinstance(published, Published):
-            return self._answer_new_topic(command, published)
+            return self._answer_new_topic(connection, command, published)
         if published.must_wait:
-            return self._answer_when_durable(command, published)
+            self._answer_when_durable(connection, command, published)
+            return None
         return self._successful(command, published)
 
-    async def _answer_new_topic(self, command: RemotingCommand, stored: Awaitable[Published]) -> Answer:
+    async def _answer_new_topic(
+        self, connection: Connection, command: RemotingCommand, stored: Awaitable[Published]
+    ) -> Answer:
         published = await stored
         if published.must_wait:
-            return await self._answer_when_durable(command, published)
+            self._answer_when_durable(connection, command, published)
+            return None
         return self._successful(command, published)
 
-    def _answer_when_durable(self, command: RemotingCommand, published: Published) -> Awaitable[Answer]:
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def _answer_when_durable(self, connection: Connection, command: RemotingCommand, published: Published) -> None:
+        """Send the response later. A callback instead of a future: one iteration of the loop less, and half the CPU."""
 
         def done(missing: Missing | None) -> None:
-            if answered.done():  # cancelled
-                return
             if missing is None:
-                answered.set_result(self._successful(command, published))
+                connection.answer(command, self._successful(command, published))
                 return
             status, text = missing
             answer = self._answers.encoded(command, published)
             answer.code, answer.remark = _NOT_DURABLE[status], text
-            answered.set_result(answer)
+            connection.answer(command, answer)
 
-        # The wait begins now, not when a task of it would run: one iteration of the loop less for every message.
         self._publish.when_durable(published, done)
-        return answered
 
     def _successful(self, command: RemotingCommand, published: Published) -> Answer:
         if command.serialize_type is JSON:

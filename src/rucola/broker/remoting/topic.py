@@ -18,10 +18,11 @@ from rucola.protocol.topic import (
     TableVersionHeader,
     TopicConfig,
     TopicRequestHeader,
-    encode_topic_stats,
+    topic_stats_steps,
 )
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
+from rucola.slices import in_slices
 
 
 def _topic(header: CreateTopicRequestHeader | TopicRequestHeader | QueryConsumeQueueRequestHeader) -> Resource:
@@ -70,7 +71,7 @@ class TopicAdapter:
 
     async def queue_ends(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
         ends = await self._service.queue_ends(header.topic)
-        return command.response(ResponseCode.SUCCESS, body=encode_topic_stats(ends))
+        return command.response(ResponseCode.SUCCESS, body=await in_slices(topic_stats_steps(ends)))
 
     async def delete(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
         await self._service.delete(header.topic)

@@ -51,7 +51,7 @@ async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) 
     without access control.
     """
     first = await _read(stream, _REPORT.size, timeout_ms)
-    caller = Caller(stream.peer)
+    caller = Caller(stream.peer, None, stream.certificate)
     if _REPORT.unpack(first) != (HELLO,):
         if control is not None and not control.is_white(caller.host):
             raise Refused(
@@ -69,7 +69,7 @@ async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) 
     proof = await _read(stream, PROOF_SIZE, timeout_ms)
     if control is not None:
         user = control.authenticate_peer(access_key, challenge, proof)
-        control.check_for(Action.REPLICATE)(Caller(stream.peer, user), Resource())
+        control.check_for(Action.REPLICATE)(caller.as_user(user), Resource())
     return b""
 
 

@@ -44,7 +44,7 @@ from rucola.protocol.replication import TransferDecoder, encode_report
 from rucola.protocol.replication_epochs import Join
 from rucola.remoting.byte_stream import Stream, open_stream, run_until_first_ends
 from rucola.remoting.tls import ClientTls
-from rucola.store.config import BrokerRole, FlushDiskType
+from rucola.store.config import BrokerRole
 from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
@@ -117,8 +117,7 @@ class HAClient:
         self._follower = follower
         self._registration = registration
         self._tls = None if tls is None else tls.follow()
-        is_sync_flush = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._group_commit = group_commit if is_sync_flush else None
+        self._group_commit = group_commit if store.config.is_sync_flush else None
         """Flushes before each report; None if bytes in memory are reported."""
         self._outages = Outages(logger)
         self._is_following = False

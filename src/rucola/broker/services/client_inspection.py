@@ -24,6 +24,9 @@ from rucola.protocol.connections import (
 )
 from rucola.protocol.queue import MessageQueue
 
+MEMBERS_PER_ITERATION = 64
+"""Members that are asked in one iteration of the event loop."""
+
 
 class InspectionService:
     """Lists connected clients and reaches them for operators."""
@@ -99,12 +102,14 @@ class InspectionService:
             for channel, member in group.members.items()
             if request.client_addr in (None, "", member.client_id)
         }
-        statuses = await asyncio.gather(
-            *(
-                self._calls.consumer_status(channel, client_id, request.topic, request.group)
-                for channel, client_id in members.items()
-            )
-        )
+        async with asyncio.TaskGroup() as asking:
+            tasks = []
+            for number, (channel, client_id) in enumerate(members.items()):
+                if number % MEMBERS_PER_ITERATION == 0:
+                    await asyncio.sleep(0)  # a group may have thousands
+                call = self._calls.consumer_status(channel, client_id, request.topic, request.group)
+                tasks.append(asking.create_task(call))
+        statuses = [task.result() for task in tasks]
         known = zip(members.values(), statuses, strict=True)
         return {client_id: offsets for client_id, offsets in known if offsets is not None}
 

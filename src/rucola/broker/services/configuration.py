@@ -22,7 +22,7 @@ from rucola.access import Caller, Reason, Refused
 from rucola.broker.apache_settings import APACHE_SETTINGS, WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.broker.state import BrokerState
-from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.store.config import StoreConfig
 
@@ -90,10 +90,7 @@ class ConfigurationService:
 
     async def update(self, caller: Caller, text: bytes) -> None:
         """Change the settings in `text`, lines of a broker.conf. Raises ConfigError, RemoteProtocolError, Refused."""
-        try:
-            wanted = settings.parse(text.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"a configuration that is not UTF-8: {error.reason}") from None
+        wanted = settings.parse_request(text, self._state.config.max_json_body_size)
         # 1. Validate everything first: a change is applied as a whole or not at all.
         present = self._own()
         known = settings.keys_of((BrokerConfig, StoreConfig)) - {"storeHost"}
@@ -152,7 +149,7 @@ class ConfigurationService:
     def _apply(self, changed: Mapping[str, str]) -> None:
         """Set valid values. Every reader looks up these fields when it needs them."""
         for config in (self._state.config, self._state.store.config):
-            for name, value in settings.changes(type(config), changed).items():
+            for name, value in settings.changes(config, changed).items():
                 setattr(config, name, value)
         if changed:
             self._changes += 1

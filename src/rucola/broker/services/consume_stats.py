@@ -17,6 +17,8 @@ from rucola.protocol.topic import ConsumeStats, OffsetWrapper
 from rucola.slices import in_slices
 
 MAX_LONG = 2**63 - 1
+MAX_QUEUES = 65_536
+"""The most queues in one result: each takes up to 200 bytes of a frame of 16 MiB."""
 
 
 class ConsumeStatsService:
@@ -33,7 +35,9 @@ class ConsumeStatsService:
         stats = ConsumeStats()
         for name in [topic] if topic else self._state.offsets.topics_of(group):
             of_topic = yield from self._of_topic(group, name)
+            yield
             if of_topic is not None:
+                _check_count(len(stats.offset_table) + len(of_topic.offset_table))
                 stats.consume_tps += of_topic.consume_tps
                 stats.offset_table |= of_topic.offset_table
         return stats
@@ -45,11 +49,15 @@ class ConsumeStatsService:
     def _of_broker(self, only_ordered: bool) -> Generator[None, None, ConsumeStatsList]:
         config = self._state.config
         found = ConsumeStatsList(broker_addr=f"{config.broker_ip1}:{config.listen_port}")
+        count = 0
         for group in list(self._state.groups):
             of_topics: list[ConsumeStats] = []
             for topic in self._state.offsets.topics_of(group.group_name):
                 stats = yield from self._of_topic(group.group_name, topic, only_ordered)
+                yield
                 if stats is not None:
+                    count += len(stats.offset_table)
+                    _check_count(count)
                     of_topics.append(stats)
             found.groups[group.group_name] = of_topics
             found.total_diff += sum(
@@ -117,19 +125,26 @@ class ConsumeStatsService:
             min_time_stamp_str=_text(oldest_ms),
         )
 
-    def least_offsets(self, topic: str, compare_group: str, excluded: set[str]) -> dict[int, int]:
+    async def least_offsets(self, topic: str, compare_group: str, excluded: set[str]) -> dict[int, int]:
         """Return the least offset of all groups on each queue of a topic, except excluded groups.
 
         A queue on which `compare_group` has consumed less than all of these gets the greatest number instead.
         """
+        return await in_slices(self._least_offsets(topic, compare_group, excluded))
+
+    def _least_offsets(
+        self, topic: str, compare_group: str, excluded: set[str]
+    ) -> Generator[None, None, dict[int, int]]:
         least: dict[int, int] = {}
         # Offsets before the first message do not count: those groups have stopped consuming long ago.
         for group in self._state.offsets.groups_of(topic):
+            yield
             if group in excluded:
                 continue
             for queue_id, offset in self._state.offsets.of(group, topic).items():
                 if offset >= self._state.store.min_offset(topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, MAX_LONG))
+                yield
         for queue_id, offset in self._state.offsets.of(compare_group, topic).items():
             if least.get(queue_id, MAX_LONG) > offset:
                 least[queue_id] = MAX_LONG
@@ -137,6 +152,15 @@ class ConsumeStatsService:
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._state.config.broker_name, queue_id)
+
+
+def _check_count(count: int) -> None:
+    """Raise Refused for a result that would not fit into a frame."""
+    if count > MAX_QUEUES:
+        raise Refused(
+            Reason.FAILED,
+            f"the statistics of more than {MAX_QUEUES} queues do not fit into a response; ask for one group and topic",
+        )
 
 
 def _text(timestamp_ms: int) -> str:

@@ -10,6 +10,8 @@ queue on which the group never committed is reset with the others.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from rucola.access import Reason, Refused
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
@@ -19,6 +21,7 @@ from rucola.message.topics import check_group
 from rucola.protocol.group import LATEST, ResetOffsetRequestHeader
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import SubscriptionGroupConfig, SubscriptionGroupWrapper, TopicConfig
+from rucola.slices import in_slices
 
 
 class GroupService:
@@ -53,18 +56,26 @@ class GroupService:
         groups = [*self._state.clients.subscribed_groups(topic), *self._state.offsets.groups_of(topic)]
         return list(dict.fromkeys(groups))
 
-    def clone_offsets(self, source: str, destination: str, topic: str | None, is_offline: bool) -> None:
+    async def clone_offsets(self, source: str, destination: str, topic: str | None, is_offline: bool) -> None:
         """Copy a group's offsets to another group, on one topic or on all.
 
         Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`.
         """
+        await in_slices(self._clone_offsets(source, destination, topic, is_offline))
+
+    def _clone_offsets(
+        self, source: str, destination: str, topic: str | None, is_offline: bool
+    ) -> Generator[None, None, None]:
         for name in [topic] if topic else self._state.offsets.topics_of(source):
+            yield
             if self._state.topics.get(name) is None:
                 continue
             if is_offline or is_subscribed(self._state, source, name):
-                self._state.offsets.clone(source, destination, name)
+                for queue_id, queue_offset in self._state.offsets.of(source, name).items():
+                    self._state.offsets.commit(destination, name, queue_id, queue_offset)
+                    yield
 
-    def reset_offsets(self, request: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
+    async def reset_offsets(self, request: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
         """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
         topic = self._state.topics.get(request.topic)
         if topic is None:
@@ -81,11 +92,13 @@ class GroupService:
                 f"Consumer not online, so can not reset offset, Group: {request.group} Topic: {request.topic} "
                 f"Timestamp: {request.timestamp}",
             )
-        offsets = self._reset_targets(request, topic)
-        self._calls.reset_offsets(group.members.items(), request, offsets)
+        offsets = await in_slices(self._reset_targets(request, topic))
+        await self._calls.reset_offsets(list(group.members.items()), request, offsets)
         return offsets
 
-    def _reset_targets(self, request: ResetOffsetRequestHeader, topic: TopicConfig) -> dict[MessageQueue, int]:
+    def _reset_targets(
+        self, request: ResetOffsetRequestHeader, topic: TopicConfig
+    ) -> Generator[None, None, dict[MessageQueue, int]]:
         """Return the new offset of every queue, or of the one that the request names with an offset.
 
         Without `is_force` no offset moves forward.
@@ -104,6 +117,7 @@ class GroupService:
             if committed >= 0 and not is_true(request.is_force):
                 offset = min(offset, committed)
             offsets[self._queue(request.topic, queue_id)] = offset
+            yield
         return offsets
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:

@@ -28,33 +28,39 @@ differences:
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from itertools import chain
 from sys import intern
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import delay_level, redirect_by_level
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
-from rucola.broker.send_properties import PropertyEditor
+from rucola.broker.send_properties import BatchColumns, PropertyEditor
 from rucola.broker.services.results import Published
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
-from rucola.message.batch import decode_batch
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
+from rucola.slices import in_slices
 from rucola.store.config import PUT_OK, PutMessageStatus
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 T = TypeVar("T")
-Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T]"
+Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
+
+_UNSLICED: Final = 1024
+"""The number of messages up to which a batch is stored at once, in about 3 ms."""
+_PART: Final = 64
+"""Messages that are decoded in one step of a slice."""
 
 _SYSTEM_PREFIX: Final = "%"
 """The first character of retry and dead letter topics."""
@@ -129,7 +135,7 @@ class PublishService:
         try:
             return put(header, body, version, queue_id, encode_host(caller.address))
         except InvalidMessage as error:
-            raise self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}") from None
+            raise self._illegal(error) from None
 
     def _other_queue(self, caller: Caller, header: SendHeader, topic: TopicConfig) -> int:
         """Return the queue for a queue id that is none of the topic's write queues. Raises Refused.
@@ -315,32 +321,66 @@ class PublishService:
 
     # Batches.
 
-    def put_batch(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
-        """Store the messages of a batch, all or none. Raises InvalidMessage or Refused."""
+    def put_batch(
+        self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes
+    ) -> Published | Awaitable[Published]:
+        """Store the messages of a batch, all or none. Raises InvalidMessage or Refused.
+
+        An awaitable is returned for a batch of many messages, which is decoded in slices.
+        """
         size, limit = len(body), self._store_config.max_message_size
         if size > limit:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
         # A batch is processed as columns: each step runs once over lists with an item per message, and no object per
         # message is created before the records are encoded.
-        flags, bodies, strings = decode_batch(body)
-        if not bodies:
-            raise InvalidMessage("the batch is empty")
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        stored_properties, tags, unique_keys, keys = self._properties.edit_batch(strings, header.properties)
+        columns, end = self._properties.read_batch(body, header.properties, 0, _UNSLICED)
+        self._check_count(header, len(columns[0]))
+        if end < size:
+            return self._put_large_batch(header, body, queue_id, born_host)
+        return self._put_columns(header, queue_id, born_host, columns)
+
+    async def _put_large_batch(self, header: SendHeader, body: bytes, queue_id: int, born_host: bytes) -> Published:
+        try:
+            return self._put_columns(header, queue_id, born_host, await in_slices(self._columns(header, body)))
+        except InvalidMessage as error:
+            raise self._illegal(error) from None
+
+    def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, BatchColumns]:
+        """Read a batch, a generator of small steps (see `rucola.slices`). Raises Refused or InvalidMessage."""
+        parts: list[BatchColumns] = []
+        count = position = 0
+        while position < len(body):
+            part, position = self._properties.read_batch(body, header.properties, position, _PART)
+            count += len(part[0])
+            self._check_count(header, count)
+            parts.append(part)
+            yield
+        return cast("BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
+
+    def _check_count(self, header: SendHeader, count: int) -> None:
+        """Raise Refused for a batch of too many messages. Clients do not retry it, since no broker would take it."""
+        if count > (limit := self._config.max_messages_per_batch):
+            found = f"a batch of more than {limit} messages for topic {header.topic}"
+            refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
+            raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
+
+    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: BatchColumns) -> Published:
+        flags, bodies, stored, tags_codes, unique_keys, keys = columns
         now_ms = self._clock()
         result = self._store.put_batch(
             MessageInnerBatch(
                 intern(header.topic),
                 queue_id,
                 bodies,
-                stored_properties,
+                stored,
                 flags,
                 header.sys_flag,
                 header.born_timestamp,
                 born_host,
                 header.reconsume_times,
-                list(map(tags_code, tags)),
+                tags_codes,
                 unique_keys,
                 keys,
             ),
@@ -370,6 +410,9 @@ class PublishService:
         self._stats.failed_puts += 1
         reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
         return self._refused(reason, self._store.write_state.reason or text)
+
+    def _illegal(self, error: InvalidMessage) -> Refused:
+        return self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}")
 
     def _refused(self, reason: Reason, text: str) -> Refused:
         """Return a refusal with the broker's region, which every response to a producer has."""

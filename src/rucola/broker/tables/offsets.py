@@ -33,6 +33,9 @@ class ConsumerOffsetTable:
         self._file = ConfigFile(path)
         self._table: dict[str, dict[int, int]] = {}
         """By `topic@group`, then by queue id, as in the file."""
+        self._topics_of: dict[str, dict[str, None]] = {}
+        self._groups_of: dict[str, dict[str, None]] = {}
+        """The topics of each group, and the groups of each topic, in the table."""
         self._is_changed = False
         """Whether the table differs from the file."""
         self._incarnation = secrets.token_hex(8)
@@ -48,7 +51,7 @@ class ConsumerOffsetTable:
         """
         value = self._file.read()
         if value:
-            self._table = parse_consumer_offsets(self._file.path, value)
+            self._add(parse_consumer_offsets(self._file.path, value))
         if max_offset is None:
             return
         for key, queues in self._table.items():
@@ -68,11 +71,14 @@ class ConsumerOffsetTable:
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """Set the offset of a group; a reset may move it backward."""
-        queues = self._table.setdefault(topic + _SEPARATOR + group, {})
+        key = topic + _SEPARATOR + group
+        queues = self._table.get(key)
+        if queues is None:
+            queues = {}
+            self._add({key: queues})
         if queues.get(queue_id) != queue_offset:
             queues[queue_id] = queue_offset
             self._is_changed = True
-            key = topic + _SEPARATOR + group
             self._changes += 1
             self._changed.pop(key, None)
             self._changed[key] = self._changes
@@ -80,7 +86,7 @@ class ConsumerOffsetTable:
     def merge(self, table: Mapping[str, dict[int, int]]) -> None:
         """Replace the offsets that the table of a master contains; keep the others."""
         if any(self._table.get(key) != queues for key, queues in table.items()):
-            self._table.update(table)
+            self._add(table)
             self._is_changed = True
 
     def of(self, group: str, topic: str) -> dict[int, int]:
@@ -88,25 +94,34 @@ class ConsumerOffsetTable:
         queues = self._table.get(topic + _SEPARATOR + group, {})
         return {queue_id: queue_offset for queue_id, queue_offset in queues.items() if queue_offset >= 0}
 
-    def clone(self, source: str, destination: str, topic: str) -> None:
-        """Copy the offsets of one group on a topic to another group."""
-        for queue_id, queue_offset in self.of(source, topic).items():
-            self.commit(destination, topic, queue_id, queue_offset)
-
     def remove_group(self, group: str) -> None:
         """Remove all offsets of a group."""
         for topic in self.topics_of(group):
             del self._table[topic + _SEPARATOR + group]
             self._changed.pop(topic + _SEPARATOR + group, None)
+            groups = self._groups_of[topic]
+            del groups[group]
+            if not groups:
+                del self._groups_of[topic]
             self._is_changed = True
+        self._topics_of.pop(group, None)
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics on which a group has offsets."""
-        return [topic for topic, _, owner in map(_split, self._table) if owner == group]
+        return list(self._topics_of.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
         """Return the groups that have offsets on a topic."""
-        return [owner for name, _, owner in map(_split, self._table) if name == topic]
+        return list(self._groups_of.get(topic, ()))
+
+    def _add(self, table: Mapping[str, dict[int, int]]) -> None:
+        """Add entries to the table, or replace them."""
+        for key, queues in table.items():
+            if key not in self._table:
+                topic, _, group = _split(key)
+                self._topics_of.setdefault(group, {})[topic] = None
+                self._groups_of.setdefault(topic, {})[group] = None
+            self._table[key] = queues
 
     def table(self) -> Mapping[str, Mapping[int, int]]:
         """Return the table by `topic@group`, then queue id.

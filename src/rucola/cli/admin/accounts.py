@@ -7,16 +7,14 @@ import click
 from rucola.admin import AdminClient
 from rucola.admin.access import AclVersions
 from rucola.cli.admin.command import (
-    broker_option,
+    Target,
     call_admin,
-    cluster_option,
     command,
     confirm,
     every_broker,
-    one_of,
     report_brokers,
     secret,
-    targets,
+    target_options,
     yes_option,
 )
 from rucola.cli.output import print_json, print_table, time_text, whole
@@ -26,8 +24,7 @@ access_key_option = click.option("-a", "--accessKey", "access_key", required=Tru
 
 
 @command("updateAclConfig")
-@broker_option
-@cluster_option
+@target_options
 @access_key_option
 @click.option("-s", "--secretKey", "secret_key", required=True, help="Secret key; - asks for it.")
 @click.option("-w", "--whiteRemoteAddress", "white_address", help="Addresses that need no signature, 10.0.0.*.")
@@ -39,8 +36,7 @@ access_key_option = click.option("-a", "--accessKey", "access_key", required=Tru
 def update_acl_config(
     namesrv_addr: str,
     as_json: bool,
-    address: str | None,
-    cluster: str | None,
+    target: Target,
     access_key: str,
     secret_key: str,
     white_address: str | None,
@@ -58,7 +54,6 @@ def update_acl_config(
     Examples:
       rucola admin updateAclConfig -b localhost:10911 -a billing1 -s - -t Orders=SUB -g billing=SUB
     """
-    one_of(address, cluster)
     account = CreateAccessConfigRequestHeader(
         access_key=access_key,
         secret_key=secret(secret_key, "Secret key"),
@@ -69,37 +64,28 @@ def update_acl_config(
         topic_perms=topic_perms,
         group_perms=group_perms,
     )
-    addresses = every_broker(
-        namesrv_addr, address, cluster, lambda client, one: client.access.update_account(one, account)
-    )
+    addresses = every_broker(namesrv_addr, target, lambda client, one: client.access.update_account(one, account))
     report_brokers(addresses, as_json, "create or update plain access config to {} success.", accessKey=access_key)
 
 
 @command("deleteAclConfig")
-@broker_option
-@cluster_option
+@target_options
 @access_key_option
 @yes_option
-def delete_acl_config(
-    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, access_key: str, yes: bool
-) -> None:
+def delete_acl_config(namesrv_addr: str, as_json: bool, target: Target, access_key: str, yes: bool) -> None:
     """Delete an account on one broker (-b), or on all masters and slaves of a cluster (-c).
 
     \b
     Examples:
       rucola admin deleteAclConfig -c DefaultCluster -a billing1 --yes
     """
-    one_of(address, cluster)
     confirm(yes, f"Delete account {access_key}")
-    addresses = every_broker(
-        namesrv_addr, address, cluster, lambda client, one: client.access.delete_account(one, access_key)
-    )
+    addresses = every_broker(namesrv_addr, target, lambda client, one: client.access.delete_account(one, access_key))
     report_brokers(addresses, as_json, "delete plain access config account from {} success.", accessKey=access_key)
 
 
 @command("updateGlobalWhiteAddr")
-@broker_option
-@cluster_option
+@target_options
 @click.option(
     "-g", "--globalWhiteRemoteAddresses", "patterns", required=True, help="Patterns: 10.10.103.*,192.168.0.*."
 )
@@ -108,8 +94,7 @@ def delete_acl_config(
 def update_global_white_addr(
     namesrv_addr: str,
     as_json: bool,
-    address: str | None,
-    cluster: str | None,
+    target: Target,
     patterns: str,
     file: str | None,
     yes: bool,
@@ -120,29 +105,26 @@ def update_global_white_addr(
     Examples:
       rucola admin updateGlobalWhiteAddr -b localhost:10911 -g 10.10.103.7 --yes
     """
-    one_of(address, cluster)
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     confirm(yes, f"Let {', '.join(wanted) or 'no address'} do everything without a signature")
     addresses = every_broker(
-        namesrv_addr, address, cluster, lambda client, one: client.access.update_white_addresses(one, wanted, file)
+        namesrv_addr, target, lambda client, one: client.access.update_white_addresses(one, wanted, file)
     )
     report_brokers(addresses, as_json, "update global white remote addresses to {} success.", globalWhiteAddrs=wanted)
 
 
 @command("clusterAclConfigVersion")
-@broker_option
-@cluster_option
-def cluster_acl_config_version(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+@target_options
+def cluster_acl_config_version(namesrv_addr: str, as_json: bool, target: Target) -> None:
     """Show the versions of the files with accounts, of one broker (-b) or of all masters of a cluster (-c).
 
     \b
     Examples:
       rucola admin clusterAclConfigVersion -c DefaultCluster
     """
-    one_of(address, cluster)
 
     async def request(client: AdminClient) -> list[AclVersions]:
-        return [await client.access.versions(one) for one in await targets(client, address, cluster)]
+        return [await client.access.versions(one) for one in await target.masters(client)]
 
     found = call_admin(namesrv_addr, request)
     rows = [(broker, path, *version) for broker in found for path, version in sorted(broker.files.items())]

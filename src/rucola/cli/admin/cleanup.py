@@ -8,7 +8,7 @@ import click
 
 from rucola.admin import AdminClient
 from rucola.admin.brokers import BrokerAdmin
-from rucola.cli.admin.command import broker_option, call_admin, command, confirm, targets, yes_option
+from rucola.cli.admin.command import Target, broker_option, call_admin, command, confirm, yes_option
 from rucola.cli.output import print_json
 
 cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for all its masters.")
@@ -17,7 +17,7 @@ cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for al
 async def _masters(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
     """Return the broker or the masters of the cluster that was named; by default all masters."""
     if address is not None or cluster is not None:
-        return await targets(client, address, cluster)
+        return await Target(address, cluster).masters(client)
     # Without -b and -c, mqadmin cleans every cluster of the name servers.
     clusters = (await client.cluster.info()).cluster_addr_table
     return [one for name in sorted(clusters) for one in (await client.cluster.masters(name)).values()]

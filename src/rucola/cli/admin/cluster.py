@@ -11,15 +11,13 @@ from rucola.admin import AdminClient, TopicTraffic
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.requests import gather_fail_fast
 from rucola.cli.admin.command import (
-    broker_option,
+    Target,
     call_admin,
-    cluster_option,
     command,
     confirm,
     interval_option,
-    one_of,
     rounds,
-    targets,
+    target_options,
     yes_option,
 )
 from rucola.cli.output import optional, print_json, print_table, printable, whole
@@ -116,22 +114,20 @@ def _load(stats: dict[str, str]) -> tuple[str, ...]:
 
 
 @command("brokerStatus")
-@broker_option
-@cluster_option
-def broker_status(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+@target_options
+def broker_status(namesrv_addr: str, as_json: bool, target: Target) -> None:
     """Show the statistics of one broker (-b), or of every master of a cluster (-c).
 
     \b
     Examples:
       rucola admin brokerStatus -b localhost:10911
     """
-    one_of(address, cluster)
 
     async def request(client: AdminClient) -> dict[str, dict[str, str]]:
-        addresses = await targets(client, address, cluster)
+        addresses = await target.masters(client)
         return dict(zip(addresses, await gather_fail_fast(map(client.brokers.runtime_stats, addresses)), strict=True))
 
-    _print_settings(call_admin(namesrv_addr, request), as_json, 32, ": ", "" if address else "{address:<24} ")
+    _print_settings(call_admin(namesrv_addr, request), as_json, 32, ": ", "" if target.address else "{address:<24} ")
 
 
 def _print_settings(
@@ -198,19 +194,17 @@ def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | 
 
 
 @command("getBrokerConfig")
-@broker_option
-@cluster_option
-def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None) -> None:
+@target_options
+def get_broker_config(namesrv_addr: str, as_json: bool, target: Target) -> None:
     """Show the settings of one broker (-b), or of every master of a cluster (-c).
 
     \b
     Examples:
       rucola admin getBrokerConfig -b localhost:10911
     """
-    one_of(address, cluster)
 
     async def request(client: AdminClient) -> dict[str, dict[str, str]]:
-        addresses = await targets(client, address, cluster)
+        addresses = await target.masters(client)
         return dict(zip(addresses, await gather_fail_fast(map(client.brokers.config, addresses)), strict=True))
 
     title = "============{address}============"
@@ -218,13 +212,10 @@ def get_broker_config(namesrv_addr: str, as_json: bool, address: str | None, clu
 
 
 @command("updateBrokerConfig")
-@broker_option
-@cluster_option
+@target_options
 @click.option("-k", "--key", required=True, help="Key of the setting in broker.conf.")
 @click.option("-v", "--value", required=True, help="New value.")
-def update_broker_config(
-    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, key: str, value: str
-) -> None:
+def update_broker_config(namesrv_addr: str, as_json: bool, target: Target, key: str, value: str) -> None:
     """Change a setting of one running broker (-b) or of a whole cluster (-c).
 
     The setting is also changed in the configuration file that the broker was started with.
@@ -233,10 +224,9 @@ def update_broker_config(
     Examples:
       rucola admin updateBrokerConfig -b localhost:10911 -k maxMessageSize -v 1048576
     """
-    one_of(address, cluster)
 
     async def request(client: AdminClient) -> list[str]:
-        addresses = await targets(client, address, cluster)
+        addresses = await target.masters(client)
         for one in addresses:
             await client.brokers.update_config(one, {key: value})
         return addresses

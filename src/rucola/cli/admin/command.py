@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -113,16 +115,46 @@ def secret(text: str, name: str) -> str:
     return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
 
 
-def every_broker(
-    namesrv_addr: str,
-    address: str | None,
-    cluster: str | None,
-    change: Callable[[AdminClient, str], Awaitable[None]],
-) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The brokers of a command: the one at an address (-b), or those of a cluster (-c); one of both is None."""
+
+    address: str | None
+    cluster: str | None
+
+    def __str__(self) -> str:
+        return self.address or self.cluster or ""
+
+    async def masters(self, client: AdminClient) -> list[str]:
+        """Return the addresses of the broker, or of the masters of the cluster."""
+        if self.address is not None:
+            return [self.address]
+        return list((await client.cluster.masters(self.cluster or "")).values())
+
+    async def brokers(self, client: AdminClient) -> list[str]:
+        """Return the addresses of the broker, or of the masters and slaves of the cluster."""
+        if self.address is not None:
+            return [self.address]
+        return await client.cluster.addresses(self.cluster or "")
+
+
+def target_options(function: F) -> F:
+    """Add -b and -c, exactly one of which is needed; the function gets a Target, as `target`."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, address: str | None, cluster: str | None, **options: Any) -> Any:
+        if (address is None) == (cluster is None):
+            raise click.UsageError("name either a broker with -b or a cluster with -c")
+        return function(*arguments, target=Target(address, cluster), **options)
+
+    return cast(F, broker_option(cluster_option(checked)))
+
+
+def every_broker(namesrv_addr: str, target: Target, change: Callable[[AdminClient, str], Awaitable[None]]) -> list[str]:
     """Change one broker, or all masters and slaves of a cluster in turn; return their addresses."""
 
     async def request(client: AdminClient) -> list[str]:
-        addresses = [address] if address is not None else await client.cluster.addresses(cluster or "")
+        addresses = await target.brokers(client)
         for one in addresses:
             await change(client, one)
         return addresses
@@ -169,20 +201,6 @@ def confirm(yes: bool, what: str) -> None:
     """Ask before a destructive change; the command is aborted if the answer is no, or if there is no terminal."""
     if not yes:
         click.confirm(f"{what}?", abort=True, err=True)
-
-
-async def targets(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
-    """Return the address given by -b, or the masters of the cluster given by -c; exactly one must be set."""
-    if cluster is not None and address is None:
-        return list((await client.cluster.masters(cluster)).values())
-    assert address is not None
-    return [address]
-
-
-def one_of(address: str | None, cluster: str | None) -> None:
-    """Raise UsageError unless exactly one of -b and -c is given."""
-    if (address is None) == (cluster is None):
-        raise click.UsageError("name either a broker with -b or a cluster with -c")
 
 
 def rounds(interval_s: float | None) -> Iterator[None]:

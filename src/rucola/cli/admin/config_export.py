@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient
-from rucola.cli.admin.command import broker_option, call_admin, cluster_option, command, one_of, targets
+from rucola.cli.admin.command import Target, call_admin, command, target_options
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError
 from rucola.files import replace_file
@@ -39,8 +39,7 @@ def _export(document: dict[str, Any], directory: Path | None, name: str, as_json
 
 
 @command("exportMetadata")
-@broker_option
-@cluster_option
+@target_options
 @path_option
 @click.option("-t", "--topic", "only_topics", is_flag=True, help="Export only topics.")
 @click.option("-g", "--subscriptionGroup", "only_groups", is_flag=True, help="Export only groups.")
@@ -48,8 +47,7 @@ def _export(document: dict[str, Any], directory: Path | None, name: str, as_json
 def export_metadata(
     namesrv_addr: str,
     as_json: bool,
-    address: str | None,
-    cluster: str | None,
+    target: Target,
     directory: Path | None,
     only_topics: bool,
     only_groups: bool,
@@ -62,12 +60,11 @@ def export_metadata(
       rucola admin exportMetadata -c DefaultCluster
       rucola admin exportMetadata -b localhost:10911 -t -f exported
     """
-    one_of(address, cluster)
     if only_topics and only_groups:
         raise click.UsageError("-t and -g exclude each other; without them, both are exported")
 
     async def request(client: AdminClient) -> dict[str, Any]:
-        addresses = await targets(client, address, cluster)
+        addresses = await target.masters(client)
         topics, groups = await client.export.metadata(addresses, with_special=with_special)
         document: dict[str, Any] = {"exportTime": time.time_ns() // 1_000_000}
         if not only_groups:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
-from rucola.cli.admin.command import broker_option, call_admin, cluster_option, command, one_of, targets
+from rucola.cli.admin.command import Target, call_admin, command, target_options
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError
 
@@ -43,8 +43,7 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
 def _import(
     namesrv_addr: str,
     as_json: bool,
-    address: str | None,
-    cluster: str | None,
+    target: Target,
     wanted: list[T],
     name_of: Callable[[T], str],
     put: Callable[[AdminClient], Callable[[str, T], Awaitable[None]]],
@@ -52,7 +51,7 @@ def _import(
     """Apply all settings to the brokers of -b or -c, and print their names."""
 
     async def request(client: AdminClient) -> list[str]:
-        addresses = await targets(client, address, cluster)
+        addresses = await target.masters(client)
         for one in addresses:
             for config in wanted:
                 await put(client)(one, config)
@@ -68,40 +67,34 @@ def _import(
 
 
 @command("updateTopicList")
-@broker_option
-@cluster_option
+@target_options
 @file_option
-def update_topic_list(namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path) -> None:
+def update_topic_list(namesrv_addr: str, as_json: bool, target: Target, path: Path) -> None:
     """Create or change the topics of a file on a broker (-b) or cluster (-c).
 
     \b
     Examples:
       rucola admin updateTopicList -c DefaultCluster -f exported/topic.json
     """
-    one_of(address, cluster)
     wanted = _read(path, TopicConfig, "topicConfigTable")
     _import(
-        namesrv_addr, as_json, address, cluster, wanted,
+        namesrv_addr, as_json, target, wanted,
         lambda config: config.topic_name, lambda client: client.topics.create_or_update,
     )  # fmt: skip
 
 
 @command("updateSubGroupList")
-@broker_option
-@cluster_option
+@target_options
 @file_option
-def update_sub_group_list(
-    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, path: Path
-) -> None:
+def update_sub_group_list(namesrv_addr: str, as_json: bool, target: Target, path: Path) -> None:
     """Create or change the consumer groups of a file on a broker (-b) or cluster (-c).
 
     \b
     Examples:
       rucola admin updateSubGroupList -c DefaultCluster -f exported/subscriptionGroup.json
     """
-    one_of(address, cluster)
     wanted = _read(path, SubscriptionGroupConfig, "subscriptionGroupTable")
     _import(
-        namesrv_addr, as_json, address, cluster, wanted,
+        namesrv_addr, as_json, target, wanted,
         lambda config: config.group_name, lambda client: client.groups.create_or_update,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -20,19 +21,18 @@ from rucola.admin import (
     version_text,
 )
 from rucola.cli.admin.command import (
-    broker_option,
+    Target,
     call_admin,
-    cluster_option,
     command,
     confirm,
-    one_of,
-    targets,
+    target_options,
     topic_option,
     yes_option,
 )
 from rucola.cli.option_types import ADDRESS
 from rucola.cli.output import LAYOUT, Column, optional, print_json, print_table, printable, time_text, whole
 from rucola.errors import ConfigError, MQError
+from rucola.protocol.connections import ClientConnection
 
 group_option = click.option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 
@@ -244,13 +244,7 @@ def consumer_connection(namesrv_addr: str, as_json: bool, group: str, address: s
     if as_json:
         print_json(connection)
         return
-    print_table(
-        (whole("#ClientId"), whole("#ClientAddr"), optional("#Language"), optional("#Version")),
-        [
-            (one.client_id, one.client_addr, one.language, version_text(one.version))
-            for one in connection.connection_set
-        ],
-    )
+    _print_clients(connection.connection_set)
     click.echo("\nBelow is subscription:")
     print_table(
         ("#Topic", "#SubExpression"),
@@ -278,12 +272,13 @@ def producer_connection(namesrv_addr: str, as_json: bool, group: str, topic: str
     if as_json:
         print_json(connection)
         return
+    _print_clients(connection.connection_set)
+
+
+def _print_clients(connections: Iterable[ClientConnection]) -> None:
     print_table(
         (whole("#ClientId"), whole("#ClientAddr"), optional("#Language"), optional("#Version")),
-        [
-            (one.client_id, one.client_addr, one.language, version_text(one.version))
-            for one in connection.connection_set
-        ],
+        [(one.client_id, one.client_addr, one.language, version_text(one.version)) for one in connections],
     )
 
 
@@ -417,8 +412,7 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
 
 
 @command("updateSubGroup")
-@broker_option
-@cluster_option
+@target_options
 @click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
 @click.option("-s", "--consumeEnable", "consume_enable", type=bool, help="Permit the group to consume (true|false).")
 @click.option(
@@ -450,9 +444,7 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
     type=bool,
     help="Notify clients when members join or leave (true|false).",
 )
-def update_sub_group(
-    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, group: str, **wanted: Any
-) -> None:
+def update_sub_group(namesrv_addr: str, as_json: bool, target: Target, group: str, **wanted: Any) -> None:
     """Create or change a consumer group on one broker (-b) or on a whole cluster (-c).
 
     Settings that are not given stay unchanged; those of a new group get their defaults.
@@ -462,7 +454,6 @@ def update_sub_group(
       rucola admin updateSubGroup -c DefaultCluster -g billing -r 3
       rucola admin updateSubGroup -b localhost:10911 -g billing -s false
     """
-    one_of(address, cluster)
     fields = {
         "consume_enable": wanted["consume_enable"],
         "consume_from_min_enable": wanted["from_min"],
@@ -478,7 +469,7 @@ def update_sub_group(
 
     async def request(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:
         configs = {}
-        for one in await targets(client, address, cluster):
+        for one in await target.masters(client):
             known = (await client.groups.configs(one)).get(group)
             config = msgspec.structs.replace(known or SubscriptionGroupConfig(group_name=group), **changes)
             await client.groups.create_or_update(one, config)
@@ -531,8 +522,7 @@ def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
 
 
 @command("deleteSubGroup")
-@broker_option
-@cluster_option
+@target_options
 @click.option("-g", "--groupName", "group", required=True, help="Consumer group.")
 @click.option(
     "-r", "--removeOffset", "remove_offset", type=bool, default=False, help="Delete its offsets, too (true|false)."
@@ -541,8 +531,7 @@ def get_consumer_config(namesrv_addr: str, as_json: bool, group: str) -> None:
 def delete_sub_group(
     namesrv_addr: str,
     as_json: bool,
-    address: str | None,
-    cluster: str | None,
+    target: Target,
     group: str,
     remove_offset: bool,
     yes: bool,
@@ -555,25 +544,24 @@ def delete_sub_group(
     Examples:
       rucola admin deleteSubGroup -c DefaultCluster -g billing -r true --yes
     """
-    one_of(address, cluster)
 
     async def delete(client: AdminClient) -> list[str]:
-        addresses = await targets(client, address, cluster)
+        addresses = await target.masters(client)
         leftovers = {retry_topic(group), dlq_topic(group)} & set(await client.topics.names())
-        if cluster is None or not leftovers:  # topics without the group are left by an interrupted run
+        if target.cluster is None or not leftovers:  # topics without the group are left by an interrupted run
             await client.groups.check_exists(group)
         for one in addresses:
             await client.groups.delete(one, group, remove_offset=remove_offset)
-        if cluster is not None:
+        if target.cluster is not None:
             await client.dead_letters.reset_redrive_offset(group)
             for topic in (retry_topic(group), dlq_topic(group)):
                 for one in addresses:
                     await client.topics.delete_on_broker(one, topic)
-                await client.topics.delete_on_name_servers(topic, cluster)
+                await client.topics.delete_on_name_servers(topic, target.cluster)
         return addresses
 
-    leftovers = " with its retry and dead letter topics" if cluster is not None else ""
-    confirm(yes, f"delete group {group}{leftovers} from {cluster or address}")
+    leftovers = " with its retry and dead letter topics" if target.cluster is not None else ""
+    confirm(yes, f"delete group {group}{leftovers} from {target}")
     addresses = call_admin(namesrv_addr, delete)
     if as_json:
         print_json({"group": group, "brokerAddrs": addresses})

@@ -167,7 +167,7 @@ def query_msg_by_id(
 
 async def _resend(client: AdminClient, ids: list[str]) -> list[SendResult]:
     messages = [await client.messages.get(msg_id) for msg_id in ids]
-    async with Producer(TOOLS_PRODUCER, client.namesrv) as producer:
+    async with Producer(TOOLS_PRODUCER, client.connection) as producer:
         return [
             await producer.send(Message(one.topic, one.body, properties=one.properties, flag=one.flag))
             for one in messages

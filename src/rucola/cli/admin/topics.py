@@ -9,13 +9,11 @@ import msgspec
 
 from rucola.admin import AdminClient, TopicConfig, parse_order_conf
 from rucola.cli.admin.command import (
-    broker_option,
+    Target,
     call_admin,
-    cluster_option,
     command,
     confirm,
-    one_of,
-    targets,
+    target_options,
     topic_option,
     yes_option,
 )
@@ -142,8 +140,7 @@ def _addresses_text(addresses: dict[int, str]) -> str:
 
 
 @command("updateTopic")
-@broker_option
-@cluster_option
+@target_options
 @topic_option
 @click.option(
     "-r",
@@ -184,8 +181,7 @@ def _addresses_text(addresses: dict[int, str]) -> str:
 def update_topic(
     namesrv_addr: str,
     as_json: bool,
-    address: str | None,
-    cluster: str | None,
+    target: Target,
     topic: str,
     read_queue_nums: int,
     write_queue_nums: int,
@@ -201,7 +197,6 @@ def update_topic(
       rucola admin updateTopic -c DefaultCluster -t Orders -r 4 -w 4
       rucola admin updateTopic -b localhost:10911 -t Orders -p 4
     """
-    one_of(address, cluster)
     config = TopicConfig(
         topic_name=topic,
         read_queue_nums=read_queue_nums,
@@ -215,15 +210,14 @@ def update_topic(
         order_conf: dict[str, int] = {}
         # The order configuration names every broker of an ordered topic. For a whole cluster it is known; for a single
         # broker it is added to those that are configured already.
-        if cluster is not None:
-            masters = await client.cluster.masters(cluster)
+        if target.cluster is not None:
+            masters = await client.cluster.masters(target.cluster)
             order_conf = dict.fromkeys(masters, write_queue_nums)
             addresses = list(masters.values())
         else:
-            assert address is not None
-            addresses = [address]
+            addresses = await target.masters(client)
             if order:
-                name = await client.cluster.broker_name(address)
+                name = await client.cluster.broker_name(*addresses)
                 order_conf = await client.name_servers.order_conf(topic) | {name: write_queue_nums}
         for one in addresses:
             await client.topics.create_or_update(one, config)
@@ -241,26 +235,22 @@ def update_topic(
 
 
 @command("updateTopicPerm")
-@broker_option
-@cluster_option
+@target_options
 @topic_option
 @click.option(
     "-p", "--perm", type=click.Choice(["2", "4", "6"]), required=True, help="Permission: 2 write, 4 read, 6 both."
 )
-def update_topic_perm(
-    namesrv_addr: str, as_json: bool, address: str | None, cluster: str | None, topic: str, perm: str
-) -> None:
+def update_topic_perm(namesrv_addr: str, as_json: bool, target: Target, topic: str, perm: str) -> None:
     """Change the permission of a topic on one broker (-b) or on a whole cluster (-c).
 
     \b
     Examples:
       rucola admin updateTopicPerm -c DefaultCluster -t Orders -p 4
     """
-    one_of(address, cluster)
 
     async def request(client: AdminClient) -> list[tuple[str, int, TopicConfig]]:
         changed = []
-        for one in await targets(client, address, cluster):
+        for one in await target.masters(client):
             config = (await client.topics.configs(one)).get(topic)
             if config is None:
                 raise ConfigError(f"broker {one} has no topic {topic}")
@@ -294,7 +284,7 @@ def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes
             raise ConfigError(f"cluster {cluster} has no topic {topic}")
 
     async def delete(client: AdminClient) -> list[str]:
-        addresses = await targets(client, None, cluster)
+        addresses = list((await client.cluster.masters(cluster)).values())
         for address in addresses:
             await client.topics.delete_on_broker(address, topic)
         await client.topics.delete_on_name_servers(topic, cluster)

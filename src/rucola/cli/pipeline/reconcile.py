@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from rucola.cli.option_types import DurationRange, namesrv_option
-from rucola.cli.output import print_json, print_table, progress_bar
+from rucola.cli.output import duration_text, print_json, print_table, progress_bar
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, skip_corrupt_option
-from rucola.cli.reliable.command import check_file, format_duration
+from rucola.cli.reliable.command import check_file
 from rucola.reliable.schema import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _print_result(result: ReconcileResult) -> None:
         print_table(
             ("LIST", "MESSAGES", "OLDEST", "TOPIC", "GROUP"),
             [
-                (name, messages, format_duration(oldest), topic, group)
+                (name, messages, duration_text(oldest), topic, group)
                 for (name, topic, group), (messages, oldest) in by_line.items()
             ],
         )

@@ -148,14 +148,3 @@ def check_selection(
         raise click.UsageError("name messages by id or by --status, --topic and --group, not by both")
     if not message_ids and not has_filter:
         raise click.UsageError("name messages by id, or by --status, --topic or --group")
-
-
-def format_duration(milliseconds: int | None) -> str:
-    """Format a duration: `45 s`, `12 min`, `3.5 h`, `2.1 d`; a dash for None."""
-    if milliseconds is None:
-        return "-"
-    seconds = milliseconds / 1000
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if abs(seconds) >= size * 2:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

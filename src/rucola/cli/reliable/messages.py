@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from rucola.cli.option_types import DurationRange
-from rucola.cli.output import print_json, print_table, whole, wide_option
+from rucola.cli.output import duration_text, print_json, print_table, whole, wide_option
 from rucola.cli.reliable.command import (
     MAX_SELECTED,
     check_selection,
     database_options,
     dry_run_option,
-    format_duration,
     json_option,
     run_checked,
     select_stubs,
@@ -148,10 +147,10 @@ def stats(database: str, prefix: str, schema: str | None, as_json: bool) -> None
         return
     print_table(
         ["STATUS", "COUNT", "OLDEST"],
-        [[status, count, format_duration(counted.oldest_ms.get(status))] for status, count in counted.counts.items()],
+        [[status, count, duration_text(counted.oldest_ms.get(status))] for status, count in counted.counts.items()],
     )
     click.echo(
-        f"relay lag {format_duration(counted.relay_lag_ms)}, receipts {counted.receipts}, done rows {counted.done}"
+        f"relay lag {duration_text(counted.relay_lag_ms)}, receipts {counted.receipts}, done rows {counted.done}"
     )
 
 
@@ -207,8 +206,8 @@ def _print_stubs(found: list[StubView]) -> None:
                 stub.message_id,
                 stub.status,
                 stub.sends,
-                format_duration(stub.age_ms),
-                "now" if stub.due_in_ms is not None and stub.due_in_ms <= 0 else format_duration(stub.due_in_ms),
+                duration_text(stub.age_ms),
+                "now" if stub.due_in_ms is not None and stub.due_in_ms <= 0 else duration_text(stub.due_in_ms),
                 stub.topic,
             ]
             for stub in found

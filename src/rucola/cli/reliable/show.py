@@ -11,8 +11,8 @@ import click
 from rucola.cli.admin.archive_query import archive_option
 from rucola.cli.extras import require_spark
 from rucola.cli.option_types import namesrv_option
-from rucola.cli.output import print_json, printable, time_text, to_json
-from rucola.cli.reliable.command import database_options, format_duration, json_option, run_checked
+from rucola.cli.output import duration_text, print_json, printable, time_text, to_json
+from rucola.cli.reliable.command import database_options, json_option, run_checked
 from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.joined_view import ARCHIVE, Brokers, JoinedView, StoredCopy, copy_of, join, look_up, topics_of
@@ -99,8 +99,8 @@ def _print_message(view: JoinedView) -> None:
     else:
         _line("message", "no stub: purged, or sent without an outbox")
     for receipt in view.message.receipts:
-        held = f", held for another {format_duration(receipt.held_for_ms)}" if receipt.held_for_ms is not None else ""
-        _line("received", f"by group {receipt.group} {format_duration(receipt.age_ms)} ago{held}")
+        held = f", held for another {duration_text(receipt.held_for_ms)}" if receipt.held_for_ms is not None else ""
+        _line("received", f"by group {receipt.group} {duration_text(receipt.age_ms)} ago{held}")
     for group, done_at in view.message.done.items():
         _line("done", f"by group {group} at {time_text(done_at)}")
     for copy in view.copies:
@@ -113,7 +113,7 @@ def _print_stub(shown: MessageView, stub: StubView) -> None:
     _line("message", stub.message_id)
     _line("topic", f"{stub.topic}, tags {shown.tags or '-'}, keys {shown.keys or '-'}")
     _line("body", f"{len(shown.body)} bytes: {shown.body[:BODY_PREVIEW]!r}")
-    _line("status", f"{stub.status}, added {time_text(stub.created_at)}, {format_duration(stub.age_ms)} ago")
+    _line("status", f"{stub.status}, added {time_text(stub.created_at)}, {duration_text(stub.age_ms)} ago")
     if stub.reopened_at is not None:
         _line("reopened", f"by an operator at {time_text(stub.reopened_at)}")
     if stub.shard_key is not None:

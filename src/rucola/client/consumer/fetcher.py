@@ -88,6 +88,7 @@ class Fetcher:
     async def _fetch(self, assigned: AssignedQueue) -> None:
         """Pull the queue until its topic is not subscribed any more."""
         topic = assigned.queue.topic
+        is_corrected = False
         while (subscription := self._context.subscriptions.get(topic)) is not None:
             await self._running.wait()
             if not assigned.process_queue.has_capacity:
@@ -100,7 +101,11 @@ class Fetcher:
             await self._running.wait()
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 await self._correct_offset(assigned, result)
+                if is_corrected:  # a broker that contradicts itself must not cause a busy loop
+                    await asyncio.sleep(PULL_ERROR_PAUSE_MS / 1000)
+                is_corrected = True
                 continue
+            is_corrected = False
             # A reset replaces the process queue only after it has cancelled this task, so it is still the pulled one.
             messages = assigned.process_queue.put(result.messages, result.next_begin_offset)
             if topic == self._retry_topic:
@@ -150,5 +155,3 @@ class Fetcher:
         # Commit immediately, so that a restarted group does not find the illegal offset again.
         assigned.reset(result.next_begin_offset)
         await self._offset_store.commit(assigned)
-        if result.next_begin_offset == illegal:  # a broker that contradicts itself must not cause a busy loop
-            await asyncio.sleep(PULL_ERROR_PAUSE_MS / 1000)

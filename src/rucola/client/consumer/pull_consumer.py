@@ -27,6 +27,7 @@ from enum import Enum
 import msgspec
 
 from rucola.acl.credentials import Credentials
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
@@ -60,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 PULL_BATCH_SIZE = 32
 """The default of the most messages of one pull."""
+MAX_PULLED_SIZE = 128 * 1024 * 1024
+"""Bytes of decompressed bodies at which a pull has enough: a response of 16 MB could expand to any size otherwise."""
 PULL_TIMEOUT_MS = 10_000
 """The timeout of a pull, in addition to the time for which the broker may hold it."""
 OFFSET_TIMEOUT_MS = 5000
@@ -102,12 +105,15 @@ class PulledRecords(msgspec.Struct, frozen=True):
 
 
 class PullConsumer(GroupClient):
-    """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`."""
+    """Reads queues for a group. `async with PullConsumer("group", "host:9876") as consumer: ...`.
+
+    `namesrv`, `tls` and `credentials` are documented in ConnectionOptions.
+    """
 
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,
@@ -154,8 +160,11 @@ class PullConsumer(GroupClient):
         result = await self.pull_records(
             queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
         )
-        messages = _with_subscribed_tags(_decode(result.records, queue), wanted)
-        return PullResult(result.status, result.next_begin_offset, result.min_offset, result.max_offset, messages)
+        messages, is_whole = _decode(result.records, queue, max_count)
+        next_offset = result.next_begin_offset if is_whole else messages[-1].queue_offset + 1
+        return PullResult(
+            result.status, next_offset, result.min_offset, result.max_offset, _with_subscribed_tags(messages, wanted)
+        )
 
     async def pull_records(
         self,
@@ -289,28 +298,28 @@ def _queue_header(queue: MessageQueue) -> QueueRequestHeader:
     return QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
 
 
-def _decode(body: bytes, queue: MessageQueue) -> list[MessageExt]:
-    """Decode the records of a pull. RemoteProtocolError if the body is not a sequence of whole records."""
-    # 1. All at once, which is the fast way.
-    try:
-        return record.decode_many(body)
-    except InvalidMessage:
-        pass
-    # 2. One by one, so that a single body that cannot be decompressed does not affect the other messages.
+def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[MessageExt], bool]:
+    """Return the messages of a pull, and whether these are all of its records.
+
+    The rest, beyond `max_count` messages or MAX_PULLED_SIZE, is left for the next pull. RemoteProtocolError if the body
+    is not a sequence of whole records.
+    """
     messages: list[MessageExt] = []
-    position = 0
-    while position < len(body):
+    position = size = 0
+    while position < len(records) and len(messages) < max_count and size < MAX_PULLED_SIZE:
         try:
-            message = record.decode(body, position)
+            message = record.decode(records, position)
         except InvalidMessage as error:
+            # A single body that cannot be decompressed must not affect the other messages.
             try:
-                message = record.decode(body, position, decompress=False)
+                message = record.decode(records, position, decompress=False)
             except InvalidMessage:
                 raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
             logger.warning("%s, offset %d: the body is returned as stored: %s", queue, message.queue_offset, error)
         messages.append(message)
         position += message.store_size
-    return messages
+        size += len(message.body)
+    return messages, position >= len(records)
 
 
 def _with_subscribed_tags(messages: list[MessageExt], subscription: SubscriptionData) -> list[MessageExt]:

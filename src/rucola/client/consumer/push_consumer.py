@@ -32,6 +32,7 @@ from typing import Any, Unpack
 from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.assignment import Assignment
 from rucola.client.consumer.context import ConsumerContext
@@ -48,7 +49,7 @@ from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import ConsumeRetry
 from rucola.client.consumer.start_offsets import StartOffsets
-from rucola.client.group_client import GroupClient
+from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import run_close_steps
 from rucola.client.route import TopicRoute
@@ -76,6 +77,10 @@ BROADCASTING_INSTANCE = "DEFAULT"
 """The instance name of a broadcasting consumer: a fixed one, so that it finds its offset file after a restart."""
 
 
+class PushConsumerArguments(GroupClientKeywords, ConsumeKeywords, total=False):
+    """The keyword arguments of a PushConsumer and of its blocking counterpart, which passes them on."""
+
+
 class PushConsumer(GroupClient):
     """Consumes topics for a group.
 
@@ -85,7 +90,7 @@ class PushConsumer(GroupClient):
             async for message in consumer:
                 ...
 
-    `credentials` sign requests, see `rucola.acl.credentials`. `options` are the fields of ConsumeOptions. When `open`
+    `namesrv`, `tls` and `credentials` are documented in ConnectionOptions, `options` in ConsumeOptions. When `open`
     returns, the member has its first assignment. With broadcasting, several members of a group on one machine need an
     `instance` each, with a fixed client id of its own.
     """
@@ -93,7 +98,7 @@ class PushConsumer(GroupClient):
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,

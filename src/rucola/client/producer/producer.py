@@ -9,7 +9,7 @@ Three ways to send, by their cost for the client: `send` for one message at a ti
 requests in flight on one connection, and `send_batch` for many messages in one request.
 
 Corresponds to `DefaultMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: those of `sender`; a batch above
-the size limit is split into several requests.
+the limits of size and number is split into several requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from typing import Any, Unpack
 
 from rucola.acl.credentials import Credentials
-from rucola.client.group_client import GroupClient
+from rucola.client.connection_options import ConnectionOptions
+from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.in_flight_sends import InFlightRequests
 from rucola.client.producer.options import ProducerKeywords, ProducerOptions
@@ -51,16 +52,20 @@ CLOSE_GRACE_MS = 3000
 """How long `close` waits for running calls."""
 
 
+class ProducerArguments(GroupClientKeywords, ProducerKeywords, total=False):
+    """The keyword arguments of a Producer and of its subclass and blocking counterpart, which pass them on."""
+
+
 class Producer(GroupClient):
     """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
 
-    `credentials` sign requests, see `rucola.acl.credentials`. `options` are the fields of ProducerOptions.
+    `namesrv`, `tls` and `credentials` are documented in ConnectionOptions, `options` in ProducerOptions.
     """
 
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,
@@ -142,7 +147,8 @@ class Producer(GroupClient):
     ) -> list[SendResult]:
         """Send messages of one topic together, each request to one queue; return one result per message, in order.
 
-        A batch above the size limit takes several requests. Each is stored completely or not at all; after an error it
+        A batch above the size limit, or of more than 4,096 messages, takes several requests. Each is stored completely
+        or not at all; after an error it
         is unknown which of them were stored. `timeout_ms` covers all of them. InvalidMessage as for `send`, and for
         messages that cannot share a request (several topics, a delay, the retry topic).
         """

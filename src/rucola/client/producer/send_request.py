@@ -33,6 +33,8 @@ COMPRESS_THRESHOLD = 4096
 """Bodies of at least this many bytes are compressed by default."""
 MAX_MESSAGE_SIZE = 4 * 1024 * 1024
 """The largest body by default, in bytes. A broker has a limit of its own."""
+MAX_BATCH_COUNT = 4096
+"""The most messages of one request. A broker has a limit of its own, maxMessagesPerBatch."""
 
 
 class SendStatus(Enum):
@@ -147,7 +149,10 @@ def build_request(
 def build_batch_requests(
     messages: list[Message], queue: MessageQueue | None, *, max_message_size: int
 ) -> list[SendRequest]:
-    """Build the requests of a batch, which may need several. All messages are checked first. InvalidMessage."""
+    """Build the requests of a batch, which may need several. All messages are checked first. InvalidMessage.
+
+    A request has MAX_BATCH_COUNT messages at most: the header of its response has 33 bytes for each.
+    """
     if not messages:
         return []
     first = messages[0]
@@ -172,7 +177,7 @@ def build_batch_requests(
                 f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; "
                 f"{max_message_size} are allowed"
             )
-        if size + len(encoded) > max_message_size:
+        if size + len(encoded) > max_message_size or len(bodies) == MAX_BATCH_COUNT:
             end_request()
             bodies, keys, size = [], [], 0
         bodies.append(encoded)

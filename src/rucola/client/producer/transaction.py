@@ -27,13 +27,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
 from typing import Any, TypeAlias, Unpack
 
-from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.callbacks import invoke, is_addressed_to
-from rucola.client.instance import ClientInstance
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.lifecycle import run_close_steps
-from rucola.client.producer.options import ProducerKeywords
-from rucola.client.producer.producer import SEND_TIMEOUT_MS, Producer
+from rucola.client.producer.producer import SEND_TIMEOUT_MS, Producer, ProducerArguments
 from rucola.client.producer.send_request import SendResult, SendStatus
 from rucola.client.trace_hooks import call_hook
 from rucola.errors import BrokerError, InvalidMessage, RemotingError
@@ -44,9 +42,11 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
+
+MAX_CHECKS = 2000
+"""Checks of transactions that run at a time; further ones are ignored, as in Apache's client."""
 
 
 class LocalTransactionState(Enum):
@@ -86,16 +86,13 @@ class TransactionProducer(Producer):
     def __init__(
         self,
         group: str,
-        namesrv: str | None = None,
+        namesrv: str | ConnectionOptions | None = None,
         *,
         check: Check,
         topics: Iterable[str] = (),
-        instance: ClientInstance | None = None,
-        tls: ClientTls | None = None,
-        credentials: Credentials | None = None,
-        **options: Unpack[ProducerKeywords],
+        **options: Unpack[ProducerArguments],
     ) -> None:
-        super().__init__(group, namesrv, instance=instance, tls=tls, credentials=credentials, **options)
+        super().__init__(group, namesrv, **options)
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()
@@ -177,6 +174,8 @@ class TransactionProducer(Producer):
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
         """Look up and send the outcome of a checked transaction, in the background."""
+        if len(self._checks) >= MAX_CHECKS:
+            return  # the broker checks again in a minute
         self._checks.start(self._run_check(connection, header, message), f"check of transaction {message.msg_id}")
 
     async def _run_check(

@@ -97,6 +97,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rucola.acl.credentials import Credentials, credentials_of_file, default_credentials
+from rucola.client import ClientTls, ConnectionOptions
 from rucola.errors import ConfigError
 from rucola.name_server_addresses import NAMESRV_VARIABLES, name_servers_in_environment
 from rucola.spark.source import option_values as values
@@ -345,6 +346,12 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         given.take("tlsConfigFile", values.file_path, None),
         _credentials(given),
     )
+
+
+def connection_of(options: ReadOptions | SinkOptions) -> ConnectionOptions:
+    """Return how this process, driver or worker, reaches the brokers. Reads `tlsConfigFile`; ConfigError."""
+    tls = ClientTls.from_file(options.tls_config_file) if options.tls_config_file else None
+    return ConnectionOptions(options.name_server, tls, options.credentials)
 
 
 def _credentials(given: _OptionParser) -> Credentials | None:

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from rucola.client import ClientTls, MessageQueue, PullConsumer, PullStatus
+from rucola.client import MessageQueue, PullConsumer, PullStatus
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, StoreError
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
 from rucola.spark.source import columns, record_layout
@@ -36,7 +36,7 @@ from rucola.spark.source.array_conversions import Array
 from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
 from rucola.spark.source.option_values import parse_tags
-from rucola.spark.source.options import CorruptRecords, ReadOptions
+from rucola.spark.source.options import CorruptRecords, ReadOptions, connection_of
 from rucola.spark.source.record_layout import DamagedRecord
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 
@@ -64,8 +64,7 @@ class PullPartition(InputPartition):
 
 def consumer_of(options: ReadOptions) -> PullConsumer:
     """Return a new consumer for these options, not opened."""
-    tls = ClientTls.from_file(options.tls_config_file) if options.tls_config_file else None
-    return PullConsumer(options.consumer_group, options.name_server, tls=tls, credentials=options.credentials)
+    return PullConsumer(options.consumer_group, connection_of(options))
 
 
 async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tuple[str, str], int]:

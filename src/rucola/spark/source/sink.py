@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rucola.client import ClientTls, Message, MessageQueue, Producer, SendResult, SendStatus
+from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.producer.producer import IN_FLIGHT
 from rucola.client.producer.queue_selectors import select_by_hash
@@ -38,7 +38,7 @@ from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source.delivery import MESSAGES_PER_REQUEST, matching_queue, split_requests, with_retries
-from rucola.spark.source.options import SinkOptions
+from rucola.spark.source.options import SinkOptions, connection_of
 from rucola.spark.source.row_messages import check_schema, message_of, row_name
 
 _log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class TaskWriter:
         # The event loop has its own thread, so that heartbeats are sent while Spark computes the next rows.
         thread = EventLoopThread(f"sink of partition {task.partitionId()}")
         options = self._options
-        tls = ClientTls.from_file(options.tls_config_file) if options.tls_config_file else None
-        producer = Producer(options.producer_group, options.name_server, tls=tls, credentials=options.credentials)
+        producer = Producer(options.producer_group, connection_of(options))
         sender = _ChunkSender(producer, self._options, origin, task.partitionId())
         try:
             thread.run(producer.open())

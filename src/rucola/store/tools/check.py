@@ -46,7 +46,7 @@ MAX_FINDINGS: Final = 1000
 _SERVED_ROUNDS: Final = 3
 """How often a store that is being served must show a finding."""
 _KNOWN: Final = {
-    *("abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"),
+    *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"),
     *(DIVERGED, EPOCH_FILE, EPOCH_FILE + ".bak"),
 }
 

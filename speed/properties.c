@@ -1,0 +1,208 @@
+/* Property strings and bodies of batches, as producers send them. */
+
+#include "speed.h"
+
+#define MAX_SEGMENTS 32
+#define READ_NAMES 4 /* TAGS, UNIQ_KEY, KEYS, WAIT: the names whose values are returned come first */
+#define WAIT 3
+#define MAX_NAMES 16
+
+/* The names that matter, as one bytes object: joined by 0x02, the read ones first, then those that need more. */
+typedef struct {
+    int count;
+    Span item[MAX_NAMES];
+} Names;
+
+typedef struct {
+    const uint8_t *out; /* the stored string */
+    Py_ssize_t size;
+    Span values[READ_NAMES];
+} Edited;
+
+static int take_names(PyObject *object, Names *names) {
+    Span joined;
+    if (!take_bytes(object, &joined))
+        return 0;
+    names->count = 0;
+    while (names->count < MAX_NAMES) {
+        const uint8_t *separator = memchr(joined.at, 2, (size_t)joined.size);
+        Py_ssize_t size = separator ? separator - joined.at : joined.size;
+        names->item[names->count++] = (Span){joined.at, size};
+        if (!separator)
+            return names->count >= READ_NAMES;
+        joined.at += size + 1;
+        joined.size -= size + 1;
+    }
+    return 0;
+}
+
+static inline int is_equal(Span a, Span b) { return a.size == b.size && !memcmp(a.at, b.at, (size_t)a.size); }
+
+static inline int number_of(const Names *names, Span name) {
+    for (int number = 0; number < names->count; number++)
+        if (is_equal(names->item[number], name))
+            return number;
+    return -1;
+}
+
+/* Write the stored form of `string` to `out`, which has room for string.size + end.size bytes, and find its values.
+
+Return 0 for a string that is not of the usual form: a segment without 0x01, with an empty name or value, with a name
+twice, or with a name that needs more than editing. `end` begins with 0x02. */
+static int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited) {
+    Span others[MAX_SEGMENTS];
+    int other_count = 0;
+    uint8_t *at = out;
+    memset(edited->values, 0, sizeof edited->values);
+    if (string.size && string.at[string.size - 1] == 2)
+        string.size--;
+    for (Py_ssize_t left = string.size; left >= 0 && string.size;) {
+        const uint8_t *begin = string.at + string.size - left, *separator = memchr(begin, 2, (size_t)left);
+        Py_ssize_t size = separator ? separator - begin : left;
+        const uint8_t *between = memchr(begin, 1, (size_t)size);
+        Span name, value;
+        int number;
+        if (!between)
+            return 0;
+        name = (Span){begin, between - begin};
+        value = (Span){between + 1, size - name.size - 1};
+        if (!name.size || !value.size)
+            return 0;
+        number = number_of(names, name);
+        if (number >= READ_NAMES || (number >= 0 && edited->values[number].at))
+            return 0;
+        if (number >= 0) {
+            edited->values[number] = value;
+        } else {
+            for (int i = 0; i < other_count; i++)
+                if (is_equal(others[i], name))
+                    return 0;
+            if (other_count == MAX_SEGMENTS)
+                return 0;
+            others[other_count++] = name;
+        }
+        if (number != WAIT) {
+            if (at != out)
+                *at++ = 2;
+            memcpy(at, begin, (size_t)size);
+            at += size;
+        }
+        left -= size + 1; /* -1 after the last segment */
+    }
+    if (at == out) {
+        end.at++;
+        end.size--;
+    }
+    memcpy(at, end.at, (size_t)end.size);
+    edited->out = out;
+    edited->size = at - out + end.size;
+    return 1;
+}
+
+static PyObject *text_or_none(Span value) {
+    if (!value.at)
+        Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8((const char *)value.at, value.size, NULL);
+}
+
+/* Counterpart: PropertyEditor.edit of rucola.broker.send_properties. */
+PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    uint8_t small[1024], *out = small;
+    Span string, end;
+    Names names;
+    Edited edited;
+    PyObject *result = NULL;
+    (void)module;
+    if (count != 3 || !PyUnicode_Check(args[0]) || !take_bytes(args[1], &end) || end.size < 1 ||
+        !take_names(args[2], &names))
+        return decline();
+    string.at = (const uint8_t *)PyUnicode_AsUTF8AndSize(args[0], &string.size);
+    if (!string.at || !string.size || (string.size == 1 && string.at[0] == 2) || string.size > INT32_MAX - end.size)
+        return decline(); /* a message without properties takes another path; in a batch it does not */
+    if ((size_t)(string.size + end.size) > sizeof small && !(out = PyMem_Malloc((size_t)(string.size + end.size))))
+        return PyErr_NoMemory();
+    if (edit(string, end, &names, out, &edited)) {
+        result = PyTuple_New(1 + READ_NAMES);
+        for (int number = 0; result && number <= READ_NAMES; number++) {
+            PyObject *item = number ? text_or_none(edited.values[number - 1])
+                                    : PyBytes_FromStringAndSize((const char *)edited.out, edited.size);
+            if (!item || PyTuple_SetItem(result, number, item) < 0)
+                Py_CLEAR(result);
+        }
+    }
+    if (out != small)
+        PyMem_Free(out);
+    return result ? result : decline();
+}
+
+#define HEAD_SIZE 20 /* of a message in a batch, see rucola.message.batch */
+
+/* Check the sizes of the message at the begin of `left` bytes; return its size, or 0. */
+static Py_ssize_t message_size(const uint8_t *at, Py_ssize_t left, Span *body, Span *properties) {
+    int32_t size, body_size;
+    if (left < HEAD_SIZE + 2)
+        return 0;
+    size = get_i32(at);
+    body_size = get_i32(at + 16);
+    if (size < HEAD_SIZE + 2 || size > left || body_size < 0 || body_size > size - HEAD_SIZE - 2)
+        return 0;
+    *body = (Span){at + HEAD_SIZE, body_size};
+    *properties = (Span){at + HEAD_SIZE + body_size + 2, size - HEAD_SIZE - 2 - body_size};
+    return get_u16(properties->at - 2) == properties->size ? size : 0;
+}
+
+/* Counterpart: PropertyEditor.read_batch of rucola.broker.send_properties, for batches of at most max count messages
+without properties in the header that dispatch reads. */
+PyObject *read_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span data, end, body, string;
+    Names names;
+    int64_t max_count;
+    Py_ssize_t messages = 0, longest = 0, at, size;
+    PyObject *lists[6] = {NULL}, *result = NULL;
+    uint8_t *out = NULL;
+    (void)module;
+    if (count != 4 || !take_i64(args[3], &max_count) || !take_bytes(args[0], &data) || !take_bytes(args[1], &end) || end.size < 1 ||
+        !take_names(args[2], &names))
+        return decline();
+    /* 1. Check all sizes and all text before anything is made. */
+    for (at = 0; at < data.size; at += size, messages++) {
+        size = message_size(data.at + at, data.size - at, &body, &string);
+        if (!size || messages >= max_count || !is_utf8(string.at, string.size))
+            return decline();
+        longest = string.size > longest ? string.size : longest;
+    }
+    /* 2. One pass over the messages, one list per column. */
+    out = PyMem_Malloc((size_t)(longest + end.size));
+    if (!out)
+        return PyErr_NoMemory();
+    for (int column = 0; column < 6; column++)
+        if (!(lists[column] = PyList_New(messages)))
+            goto done;
+    at = 0;
+    for (Py_ssize_t number = 0; number < messages; number++) {
+        Edited edited;
+        uint32_t code;
+        at += message_size(data.at + at, data.size - at, &body, &string);
+        if (!edit(string, end, &names, out, &edited))
+            goto done;
+        code = edited.values[0].at ? java_hash(0, edited.values[0].at, edited.values[0].size) : 0;
+        if (!put_item(lists[0], number, PyLong_FromLong(get_i32(body.at - HEAD_SIZE + 12))) ||
+            !put_item(lists[1], number, PyBytes_FromStringAndSize((const char *)body.at, body.size)) ||
+            !put_item(lists[2], number, PyBytes_FromStringAndSize((const char *)edited.out, edited.size)) ||
+            !put_item(lists[3], number, PyLong_FromLong((int32_t)code)) ||
+            !put_item(lists[4], number, text_or_none(edited.values[1])) ||
+            !put_item(lists[5], number, text_or_none(edited.values[2])))
+            goto done;
+    }
+    result = PyTuple_New(6);
+    for (int column = 0; result && column < 6; column++) {
+        if (PyTuple_SetItem(result, column, lists[column]) < 0)
+            Py_CLEAR(result);
+        lists[column] = NULL;
+    }
+done:
+    for (int column = 0; column < 6; column++)
+        Py_XDECREF(lists[column]);
+    PyMem_Free(out);
+    return result ? result : decline();
+}

@@ -1,0 +1,147 @@
+/* Reads: records that units or an index point at. */
+
+#include "speed.h"
+
+#define MIN_RECORD_SIZE 91
+#define MAX_TOPIC_LENGTH 127
+#define HOSTS_V6 0x30
+#define BORN_HOST_V6 0x10
+#define STORE_HOST_V6 0x20
+
+/* Whether `left` bytes begin with a whole record whose sizes agree and that states this physical offset; its size, or
+0. The rules are those of `_outline` in rucola.message.record. */
+static int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_offset) {
+    int64_t size, position, body_size;
+    uint32_t sys_flag;
+    if (left < MIN_RECORD_SIZE)
+        return 0;
+    size = get_i32(at);
+    if (get_u32(at + 4) != MESSAGE_MAGIC || size < MIN_RECORD_SIZE || size > left || get_i64(at + 28) != physical_offset)
+        return 0;
+    sys_flag = get_u32(at + 36);
+    position = 88 + (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
+    if (size < position + 3)
+        return 0;
+    body_size = get_i32(at + position - 4);
+    if (body_size < 0 || position + body_size + 3 > size)
+        return 0;
+    position += body_size;
+    if (at[position] > MAX_TOPIC_LENGTH || position + 1 + at[position] + 2 > size ||
+        !is_utf8(at + position + 1, at[position]))
+        return 0;
+    position += 1 + at[position];
+    return get_u16(at + position) <= MAX_PROPERTIES_SIZE && position + 2 + get_u16(at + position) == size ? size : 0;
+}
+
+/* Counterpart: latest_records of rucola.store.read_batch.
+
+(map, physical offset of its begin, bytes that the log has written there, physical offsets, max bytes)
+-> (records, physical offsets) | None if one of them is outside the map */
+PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer view;
+    int64_t begin, written, physical_offset, max_bytes, total = 0;
+    PyObject *records = NULL, *offsets = NULL, *result = NULL;
+    (void)module;
+    if (count != 5 || !take_i64(args[1], &begin) || !take_i64(args[2], &written) || begin < 0 || written < 0 ||
+        !PyList_Check(args[3]) || !take_i64(args[4], &max_bytes) ||
+        PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+        return decline();
+    if (written > view.len || !(records = PyList_New(0)) || !(offsets = PyList_New(0)))
+        goto done;
+    for (Py_ssize_t number = PyList_Size(args[3]); number--;) {
+        PyObject *offset = PyList_GetItem(args[3], number), *record;
+        const uint8_t *at;
+        int64_t size;
+        int failed;
+        if (!offset || !take_i64(offset, &physical_offset) || physical_offset < begin ||
+            physical_offset - begin >= written)
+            goto done;
+        at = (const uint8_t *)view.buf + (physical_offset - begin);
+        size = record_size(at, written - (physical_offset - begin), physical_offset);
+        if (!size)
+            continue;
+        total += size;
+        if (total > max_bytes && total > size)
+            break;
+        record = PyBytes_FromStringAndSize((const char *)at, (Py_ssize_t)size);
+        failed = !record || PyList_Append(records, record) < 0 || PyList_Append(offsets, offset) < 0;
+        Py_XDECREF(record);
+        if (failed)
+            goto done;
+    }
+    if (PyList_Reverse(records) == 0 && PyList_Reverse(offsets) == 0)
+        result = PyTuple_Pack(2, records, offsets);
+done:
+    Py_XDECREF(records);
+    Py_XDECREF(offsets);
+    PyBuffer_Release(&view);
+    return result ? result : decline();
+}
+
+/* Whether a filter accepts a tags code; -1 if it raises. */
+static int is_accepted(PyObject *accepts, int64_t tags_code) {
+    PyObject *code, *answer = NULL;
+    int is_true = -1;
+    if (accepts == Py_None)
+        return 1;
+    code = PyLong_FromLongLong(tags_code);
+    if (code && (answer = PyObject_CallFunctionObjArgs(accepts, code, NULL)))
+        is_true = PyObject_IsTrue(answer);
+    Py_XDECREF(code);
+    Py_XDECREF(answer);
+    return is_true;
+}
+
+/* Counterpart: read_batch of rucola.store.read_batch, if all records are in one log file and none is damaged.
+
+(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written there, max count,
+max bytes, accepts | None) -> (records, their bytes, units that were read) | None */
+PyObject *read_units(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span units;
+    Py_buffer view;
+    int64_t queue_offset, begin, written, max_count, max_bytes, total = 0, found = 0;
+    Py_ssize_t done = 0;
+    PyObject *records, *result = NULL;
+    (void)module;
+    if (count != 8 || !take_bytes(args[0], &units) || !take_i64(args[1], &queue_offset) || !take_i64(args[3], &begin) ||
+        !take_i64(args[4], &written) || !take_i64(args[5], &max_count) || !take_i64(args[6], &max_bytes) ||
+        queue_offset < 0 || begin < 0 || PyObject_GetBuffer(args[2], &view, PyBUF_SIMPLE) < 0)
+        return decline();
+    records = PyList_New(0);
+    for (; records && units.size - done * UNIT_SIZE >= UNIT_SIZE; done++, queue_offset++) {
+        const uint8_t *unit = units.at + done * UNIT_SIZE, *record;
+        int64_t physical_offset = get_i64(unit), size = get_i32(unit + 8);
+        PyObject *item;
+        int accepted;
+        if (found && (found >= max_count || total + size > max_bytes))
+            break;
+        accepted = is_accepted(args[7], get_i64(unit + 12));
+        if (accepted < 0) {
+            Py_DECREF(records);
+            PyBuffer_Release(&view);
+            return NULL; /* raised by the filter */
+        }
+        if (!accepted)
+            continue;
+        if (physical_offset < begin || size < MIN_RECORD_SIZE || written > view.len ||
+            physical_offset - begin > written - size)
+            goto done;
+        record = (const uint8_t *)view.buf + (physical_offset - begin);
+        if (get_i32(record) != size || get_i64(record + 20) != queue_offset || get_i64(record + 28) != physical_offset)
+            goto done;
+        item = PyBytes_FromStringAndSize((const char *)record, (Py_ssize_t)size);
+        if (!item || PyList_Append(records, item) < 0) {
+            Py_XDECREF(item);
+            goto done;
+        }
+        Py_DECREF(item);
+        found++;
+        total += size;
+    }
+    if (records)
+        result = Py_BuildValue("(OLn)", records, (long long)total, done);
+done:
+    Py_XDECREF(records);
+    PyBuffer_Release(&view);
+    return result ? result : decline();
+}

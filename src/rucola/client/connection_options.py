@@ -1,0 +1,50 @@
+"""ConnectionOptions: how a client reaches a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rucola.acl.credentials import Credentials, default_credentials
+from rucola.errors import ConfigError
+from rucola.name_server_addresses import default_name_servers
+from rucola.remoting.tls import ClientTls
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How a client reaches a cluster: name servers, TLS and credentials.
+
+    Every client accepts it in place of the addresses of the name servers, so that a program with several clients
+    states it once:
+
+        cluster = ConnectionOptions("10.0.0.1:9876;10.0.0.2:9876", tls=ClientTls("ca.pem"))
+        producer, consumer = Producer("orders", cluster), PushConsumer("kitchen", cluster)
+
+    What is None comes from the environment when a client is made.
+    """
+
+    namesrv: str | None = None
+    """The name servers, "host:port;host:port"; by default see `rucola.name_server_addresses`."""
+    tls: ClientTls | None = None
+    """By default as the file says that ROCKETMQ_TLS_CONFIG_FILE names, and plain text without that variable."""
+    credentials: Credentials | None = None
+    """The keys that sign requests; by default see `rucola.acl.credentials`."""
+
+    @classmethod
+    def of(
+        cls, namesrv: str | ConnectionOptions | None, tls: ClientTls | None, credentials: Credentials | None
+    ) -> ConnectionOptions:
+        """Return the options that the keyword parameters of a client state. ConfigError if they state some twice."""
+        if not isinstance(namesrv, ConnectionOptions):
+            return cls(namesrv, tls, credentials)
+        if tls is not None or credentials is not None:
+            raise ConfigError("tls= and credentials= are those of the ConnectionOptions: pass them there")
+        return namesrv
+
+    def complete(self) -> ConnectionOptions:
+        """Return the options with the values of the environment for those that are None. ConfigError."""
+        return ConnectionOptions(
+            default_name_servers() if self.namesrv is None else self.namesrv,
+            self.tls or ClientTls.from_environment(),
+            self.credentials or default_credentials(),
+        )

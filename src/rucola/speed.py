@@ -1,0 +1,111 @@
+"""The accelerator: what runs for every message, in C (`rucola._speed`), if this installation has it.
+
+    RUCOLA_SPEED=0      turns it off; everything runs as Python
+    rucola --version    tells whether it is used and, if not, why
+
+An installation has it if there were a C compiler and Python's headers when it was made (`hatch_build.py`); its sources
+are in `speed/`. Python is the reference: a function here has the same results as the Python code beside each of its
+calls, or returns None and leaves the work to that code. So it needs to know only the usual form of its input, and no
+error text is written twice. The names below are None without the accelerator; callers read them at each call, so that
+tests can compare both ways by setting one to None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from importlib import import_module
+from mmap import mmap
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from rucola.errors import MQError
+
+INTERFACE: Final = 1
+"""The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the extension, and "" or why it is not used."""
+    switch = os.environ.get("RUCOLA_SPEED", "")
+    if switch not in ("", "0", "1"):
+        raise MQError(f"RUCOLA_SPEED is {switch!r}; it can be 0, without the accelerator, or 1, with it if it is there")
+    if switch == "0":
+        return None, "RUCOLA_SPEED=0"
+    try:
+        extension = import_module("rucola._speed")
+    except ImportError as error:
+        absent = Path(__file__).with_name("_speed.absent")
+        return None, absent.read_text(encoding="utf-8").strip() if absent.is_file() else str(error)
+    found = getattr(extension, "INTERFACE", None)
+    if found != INTERFACE:
+        return None, f"rucola._speed has interface {found}, not {INTERFACE}: install Rucola again (a clone: make speed)"
+    return extension, ""
+
+
+_extension, why_not = _load()
+
+is_used: Final = _extension is not None
+"""Whether the accelerator is used."""
+
+
+def description() -> str:
+    """Return what `rucola --version` says about the accelerator."""
+    return "accelerated" if is_used else f"pure Python ({why_not})"
+
+
+Buffer = Any
+"""An object with contiguous bytes; the name of its type came with Python 3.12."""
+EditedString = tuple[bytes, str | None, str | None, str | None, str | None]
+BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], list[str | None], list[str | None]]
+
+
+def _function(name: str) -> Any:
+    return getattr(_extension, name, None)
+
+
+edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
+"""(text, end, names) -> `PropertyEditor.edit`."""
+
+read_batch: Callable[[bytes, bytes, bytes, int], BatchColumns | None] | None = _function("read_batch")
+"""(body, end, names, max count) -> the columns of `PropertyEditor.read_batch`, if they are the whole batch."""
+
+encode_record: Callable[..., bytes | None] | None = _function("encode_record")
+"""(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host, store timestamp, store host,
+reconsume times, prepared transaction offset, queue offset, physical offset) -> `record.encode`."""
+
+_Records = tuple[bytes, list[int]]
+_Columns = tuple[Sequence[int], Sequence[bytes | memoryview], Sequence[bytes]]
+
+encode_records: Callable[[bytes, int, *_Columns, bytes, int, int], _Records | None] | None = _function("encode_records")
+"""(topic field, queue id, flags, bodies, properties, origin, queue offset, physical offset) -> `record.encode_many`."""
+
+_QueueUnits = tuple[int, bytes, list[int], list[int]]
+
+units_by_queue: Callable[[object, AbstractSet[str]], dict[tuple[str, int], _QueueUnits] | None] | None
+units_by_queue = _function("units_by_queue")
+"""(dispatch requests, topics with due times) -> `CommitLogDispatcher.units_by_queue`."""
+
+index_entries: Callable[[object], tuple[bytes, bytes, bytes] | None] | None = _function("index_entries")
+"""(dispatch requests) -> the bytes of the arrays of `dispatch.index_entries_of`."""
+
+put_entries: Callable[[mmap, int, int, int, Buffer, Buffer, Buffer], int | None] | None = _function("put_entries")
+"""(map, slot count, number of the first, begin timestamp, the columns of `IndexFile.put_many`) -> new slots."""
+
+select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[int] | None] | None
+select_entries = _function("select_entries")
+"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select`) -> `IndexFile.select`."""
+
+read_records: Callable[[mmap, int, int, list[int], int], tuple[list[bytes], list[int]] | None] | None
+read_records = _function("read_records")
+"""(map, physical offset of its begin, bytes that the log has written, physical offsets, max bytes) ->
+`read_batch.latest_records`."""
+
+_Accepts = Callable[[int], bool] | None
+
+read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[list[bytes], int, int] | None] | None
+read_units = _function("read_units")
+"""(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written, max count,
+max bytes, accepts) -> (records, their bytes, units that were read) of `read_batch`."""

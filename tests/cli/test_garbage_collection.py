@@ -1,0 +1,66 @@
+"""Garbage collection of servers: what is frozen, and what is collected all the same."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from rucola.cli.garbage_collection import FrozenObjects
+
+
+class Node:
+    """An object that refers to itself, as asyncio's transports do."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def frozen() -> Iterator[FrozenObjects]:
+    thresholds = gc.get_threshold()
+    frozen = FrozenObjects()
+    frozen.freeze()
+    yield frozen
+    frozen.thaw()
+    gc.set_threshold(*thresholds)
+    assert gc.get_freeze_count() == 0
+
+
+def test_no_full_collection_scans_an_object_twice(frozen: FrozenObjects) -> None:
+    survivors = [Node() for _ in range(1000)]
+    before = gc.get_freeze_count()
+    gc.collect()
+    assert gc.get_freeze_count() >= before + len(survivors)
+    old = gc.get_objects(generation=2)
+    assert not any(isinstance(each, Node) for each in old)
+
+
+def test_garbage_is_collected_before_anything_is_frozen(frozen: FrozenObjects) -> None:
+    gone = weakref.ref(Node())
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_frozen_object_without_a_cycle_is_freed_at_once(frozen: FrozenObjects) -> None:
+    node = Node()
+    gc.collect()
+    gone = weakref.ref(node)
+    node.itself = None  # type: ignore[assignment]
+    del node
+    assert gone() is None
+
+
+def test_frozen_cycles_are_collected_when_frozen_objects_have_doubled(frozen: FrozenObjects) -> None:
+    assert not frozen.collect_if_doubled()
+    nodes = [Node() for _ in range(gc.get_freeze_count() + 1000)]
+    gc.collect()
+    gone = weakref.ref(nodes[0])
+    nodes.clear()
+    gc.collect()
+    assert gone() is not None, "frozen"
+    assert frozen.collect_if_doubled()
+    assert gone() is None
+    assert not frozen.collect_if_doubled(), "counted anew"

@@ -1,0 +1,216 @@
+"""What C does with the files of a store: byte by byte what Python does, on files and units of any kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola import speed
+from rucola.message import MessageInner, sysflag
+from rucola.message.record import encode
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store.commit_log import CommitLog
+from rucola.store.consume_queue import pack_unit
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_entries_of
+from rucola.store.dispatch_request import DispatchRequest
+from rucola.store.index import MAX_LONG, IndexFile
+from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.read_batch import latest_records, read_batch
+from support.accelerator import assert_same, use
+
+KEYS = st.sampled_from([None, "", "k", "a b", "  a  b ", "\u00e4 \U0001f355", "Aa BB", "\udcff", "x" * 40])
+NUMBERS = st.sampled_from([0, 1, 300, 2**31, 2**40, 2**63 - 1])
+REQUESTS = st.lists(
+    st.builds(
+        DispatchRequest,
+        st.sampled_from(["T", "Topic", "\u00e4", SCHEDULE_TOPIC] + ["T"] * 6),
+        st.integers(0, 2),
+        NUMBERS,
+        NUMBERS,
+        st.sampled_from([91, 300, 2**31 - 1]),
+        NUMBERS,
+        st.sampled_from([0, 0, 0, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK]),
+        st.integers(-(2**31), 2**31 - 1),
+        KEYS,
+        KEYS,
+        st.just(b"DELAY\x011"),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(REQUESTS)
+def test_units_by_queue(requests: list[DispatchRequest]) -> None:
+    dispatcher = CommitLogDispatcher(ConsumeQueues(Path("none"), 20), None, [1000])
+    assert_same(lambda: list(dispatcher.units_by_queue(requests).items()))
+
+
+@given(REQUESTS)
+def test_index_entries(requests: list[DispatchRequest]) -> None:
+    columns = assert_same(lambda: [column.tolist() for column in index_entries_of(requests)])
+    assert len(set(map(len, columns))) == 1
+
+
+def test_the_usual_requests_are_dispatched_in_c() -> None:
+    request = DispatchRequest("T", 1, 7, 300, 91, 5, 0, -3, "U", "a b", b"")
+    if speed.units_by_queue is not None and speed.index_entries is not None:
+        units = pack_unit(300, 91, -3)
+        assert speed.units_by_queue([request], frozenset()) == {("T", 1): (7, units, [-3], [91])}
+        assert speed.units_by_queue([request], frozenset({"T"})) is None
+        assert speed.index_entries([request, object()]) is None
+        assert speed.index_entries([request]) is not None
+
+
+SLOTS, ENTRIES = 5, 12
+HASHES = st.integers(0, 20) | st.sampled_from([2**31 - 1])
+TIMES = st.sampled_from([-1, 0, 999, 1000, 5_500, 2**41, 2**62])
+ENTRY_LISTS = st.lists(st.tuples(HASHES, NUMBERS, TIMES), max_size=ENTRIES)
+
+
+def _twice(folder: Path, work: Callable[[IndexFile], Any]) -> tuple[Any, bytes]:
+    """Do the same on two new files, with the accelerator and without; return the result and the file."""
+    found = []
+    for number, extension in enumerate((None, True)):
+        path = folder / str(number)
+        path.unlink(missing_ok=True)
+        index = IndexFile.create(path, SLOTS, ENTRIES)
+        try:
+            if extension:
+                result = work(index)
+            else:
+                with use(None):
+                    result = work(index)
+            found.append((result, index.file.map[:]))
+        finally:
+            index.file.close()
+    assert found[0] == found[1]
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("index")
+
+
+@given(ENTRY_LISTS, ENTRY_LISTS, st.binary(max_size=8))
+def test_index_files(folder: Path, first: list[Any], second: list[Any], damage: bytes) -> None:
+    """Two blocks, between which slots may be overwritten, then a query for every hash."""
+
+    def work(index: IndexFile) -> Any:
+        for entries in (first, second):
+            columns = list(zip(*entries, strict=True)) or [(), (), ()]
+            kinds = (np.int32, np.int64, np.int64)
+            index.put_many(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
+            index.file.map[40 : 40 + len(damage)] = damage
+        ranges = [(0, MAX_LONG, MAX_LONG), (1000, 5000, 2**40)]
+        return [index.select(key, count, *each) for key in range(21) for count in (1, 32) for each in ranges]
+
+    _twice(folder, work)
+
+
+def test_an_index_file_too_small_for_its_numbers_is_not_touched(tmp_path: Path) -> None:
+    if speed.put_entries is not None and speed.select_entries is not None:
+        index = IndexFile.create(tmp_path / "index", SLOTS, ENTRIES)
+        before = index.file.map[:]
+        one = np.array([1], np.int32), np.array([2], np.int64), np.array([3], np.int64)
+        for slots, number in ((SLOTS, ENTRIES), (SLOTS, 0), (SLOTS, -1), (0, 1), (-1, 1), (2**40, 1), (60, 1)):
+            assert speed.put_entries(index.file.map, slots, number, 0, *one) is None
+        assert speed.put_entries(index.file.map, SLOTS, 1, 0, one[0], one[1], one[1][:0]) is None
+        assert speed.put_entries(index.file.map, SLOTS, 1, 0, -one[0], *one[1:]) is None
+        assert index.file.map[:] == before
+        assert speed.select_entries(index.file.map, 2**30, 9, 0, 1, 1, 0, 1, 1) is None
+        index.file.close()
+
+
+def _record(queue_offset: int, physical_offset: int, body: bytes, host: bytes, string: bytes) -> bytes:
+    message = MessageInner("T\u00e4", 0, body, string, 0, 0, 1, host)
+    return encode(message, queue_offset, physical_offset, 2, bytes(20))
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes], CommitLog]:
+    folder = tmp_path_factory.mktemp("log")
+    (folder / f"{0:020}").write_bytes(bytes(2000))
+    (folder / f"{2000:020}").write_bytes(bytes(2000))
+    files = MappedFileQueue.open(folder, writable=True, file_size=2000)
+
+    def fill(data: bytes) -> CommitLog:
+        for file in files.files:
+            file.map[:] = data[file.begin : file.end].ljust(2000, b"\0")
+        return CommitLog(files, len(data))
+
+    return fill
+
+
+RECORDS = st.lists(
+    st.tuples(st.binary(max_size=60), st.sampled_from([bytes(8), bytes(20)]), st.just(b"") | st.binary(max_size=9)),
+    max_size=8,
+)
+DAMAGE = st.lists(st.tuples(st.integers(0, 3999), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])), max_size=4)
+
+
+@given(RECORDS, DAMAGE, st.lists(st.integers(-5, 4100), max_size=4))
+def test_records_of_a_log(
+    logs: Callable[[bytes], CommitLog], records: list[Any], damage: list[tuple[int, int]], others: list[int]
+) -> None:
+    data, offsets = bytearray(), []
+    for number, (body, host, string) in enumerate(records):
+        offsets.append(len(data))
+        data += _record(number, len(data), body, host, string)
+    for at, byte in damage:
+        if at < len(data):
+            data[at] = byte
+    log = logs(bytes(data))
+    assert_same(lambda: latest_records(log, offsets))
+    assert_same(lambda: latest_records(log, [*offsets, *others]))
+
+
+@given(RECORDS, DAMAGE, st.integers(1, 40), st.integers(0, 900), st.sampled_from([None, (0,), (1, 2)]), st.data())
+def test_a_get(
+    logs: Callable[[bytes], CommitLog],
+    records: list[Any],
+    damage: list[tuple[int, int]],
+    max_count: int,
+    max_bytes: int,
+    codes: tuple[int, ...] | None,
+    data: st.DataObject,
+) -> None:
+    log_bytes, units = bytearray(), bytearray()
+    for number, (body, host, string) in enumerate(records):
+        record = _record(7 + number, len(log_bytes), body, host, string)
+        units += pack_unit(len(log_bytes), len(record), data.draw(st.integers(0, 2)))
+        log_bytes += record
+        if data.draw(st.booleans()):
+            log_bytes += bytes(data.draw(st.integers(0, 1500)))
+    for at, byte in damage:
+        if at < len(log_bytes):
+            log_bytes[at] = byte
+        if units:
+            units[at % len(units)] = byte
+    log = logs(bytes(log_bytes[:4000]))
+    accepts = None if codes is None else codes.__contains__
+
+    def get() -> Any:
+        damaged: list[int] = []
+        return read_batch(log, bytes(units), 7, max_count, max_bytes, accepts, None, damaged.append), damaged
+
+    assert_same(get)
+
+
+def test_a_filter_that_raises_is_not_hidden(logs: Callable[[bytes], CommitLog]) -> None:
+    record = _record(0, 0, b"", bytes(8), b"")
+
+    def accepts(code: int) -> bool:
+        raise ValueError(f"no {code}")
+
+    log = logs(record)
+    get = lambda: read_batch(log, pack_unit(0, len(record), 9), 0, 1, 1, accepts, None, logging.info)  # noqa: E731
+    assert assert_same(get) == (ValueError, "no 9")
