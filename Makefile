@@ -39,6 +39,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: setup ## run all tests, modules in parallel; ARGS="tests/store -x" selects some
 	@.ci/setup node
 	@.ci/setup databases
+	@.ci/setup etcd
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 # The markers are described in pyproject.toml; tests/conftest.py sets `external`.
@@ -78,6 +79,11 @@ soak: setup ## clients that join, leave and crash, then a failing network; no ac
 soak-reliable: setup ## orders amid kills, pauses, wiped disks and cut networks; each has its effect exactly once
 	@.ci/setup databases
 	@$(VENV)/bin/python benchmarks/soak_reliable.py $(ARGS)
+
+.PHONY: soak-ha
+soak-ha: setup ## masters killed, stopped and paused a hundred times; no acknowledged message may be lost
+	@.ci/setup etcd
+	@$(VENV)/bin/python benchmarks/soak_ha.py $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## mutated input for every parser, store, lake and server, for hours; ARGS="--minutes 600 --only broker"

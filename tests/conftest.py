@@ -29,7 +29,9 @@ for _name in (*NAMESRV_VARIABLES, ClientTls.VARIABLE, "RUCOLA_DATABASE"):
     os.environ.pop(_name, None)
 
 ARCHIVES = Path(__file__).parent / "golden"
-EXTERNAL = {"ali_ons", "cpp", "mariadb", "own_db", "postgresql", "postgresql_db", "redis_server"}
+EXTERNAL = {
+    "ali_ons", "cpp", "mariadb", "own_db", "own_etcd", "postgresql", "postgresql_db", "redis_server", "shared_etcd",
+}  # fmt: skip
 """Fixtures, and parameters that name one, which start programs other than Rucola's."""
 
 

@@ -17,7 +17,7 @@ from rucola.client.sync import Producer, PullConsumer
 from rucola.cluster.layout import ServerRole, Size, open_layout
 from rucola.cluster.server import LOG_SIZE, ServerLog
 from rucola.cluster.supervisor import ServerStatus
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, MQError
 from rucola.store.tools.check import check
 from support.documents import Document
 from support.servers import RUCOLA, Server, run, server
@@ -194,6 +194,7 @@ def test_a_server_that_cannot_start_ends_the_first_start_but_not_a_running_clust
     ("arguments", "code", "text"),
     [
         (["--sync"], 2, "--sync needs --slaves"),
+        (["--etcd"], 2, "--etcd needs --slaves"),
         (["--json"], 2, "--json belongs to --status"),
         (["--masters", "0"], 2, "--masters"),
         (["--masters", "27"], 2, "--masters"),
@@ -232,3 +233,40 @@ def test_a_log_has_a_bound(tmp_path: Path) -> None:
     assert log.last_line == "number 2"
     assert (tmp_path / "broker.log").stat().st_size <= LOG_SIZE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broker.log", "broker.log.1"]
+
+
+@pytest.mark.slow
+def test_an_elected_cluster_shows_its_roles_and_promotes(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    size = Size(masters=1, slaves=1, namesrvs=1, is_sync=True, is_elected=True)
+    for spec in open_layout(directory, size):
+        if spec.role is ServerRole.MEMBER:
+            spec.config_file.write_text(spec.config_file.read_text() + SMALL)
+    with cluster(directory) as running:
+        before = status(directory)
+        assert [one.role for one in before.values()][:2] == ["etcd", "namesrv"]
+        roles = {name: before[name].role for name in ("broker-a-1", "broker-a-2")}
+        assert sorted(roles.values()) == ["master", "slave"]
+        (killed,) = (name for name, role in roles.items() if role == "master")
+        (other,) = roles.keys() - {killed}
+        until(lambda: send_one(namesrv_of(running)))
+        pid = before[killed].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: status(directory)[other].role == "master")
+        until(lambda: (now := status(directory)[killed]).role == "slave" and now.state == "ready")
+        until(lambda: send_one(namesrv_of(running)))
+        all_pids = pids(directory)
+        assert running.stop() == 0
+    assert not any(map(is_alive, all_pids))
+    for name in roles:
+        assert check(directory / name, index_slots=1000) == []
+
+
+def send_one(namesrv: str) -> bool:
+    """Send a message; whether a slave has it as well."""
+    with Producer("cluster", namesrv) as producer:
+        try:
+            return producer.send(Message("TopicTest", b"x")).is_ok
+        except MQError:
+            return False

@@ -27,6 +27,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
+from rucola.broker.coordination import BrokerCoordination
 from rucola.broker.role import LogPosition, RoleRecord, is_master
 from rucola.errors import StoreError
 from rucola.protocol.route import MASTER_ID
@@ -64,6 +65,10 @@ class Broker:
     ) -> None:
         self.config = config
         self.store_config = store_config
+        client_tls = ClientTls.of(config.tls)
+        self._coordination: BrokerCoordination | None = None
+        if config.coordination.is_enabled:
+            self._coordination = BrokerCoordination(config, store_config, client_tls)
         self._environment = BrokerEnvironment(
             config,
             store_config,
@@ -76,7 +81,8 @@ class Broker:
             config_file,
             tuple(interceptors),
             ServerTls.of(config.tls),
-            ClientTls.of(config.tls),
+            self._coordination,
+            client_tls,
         )
         self.member_id = config.broker_id
         """brokerId of the configuration; as master the broker registers with 0 all the same."""
@@ -87,6 +93,8 @@ class Broker:
         self._role_file = ConfigFile(config_path(Path(store_config.store_path_root_dir), "role"))
         self._role: RoleRecord | None = None
         """The role, from the first `open` on."""
+        self._master_address = ""
+        """Address of the master that this slave was told to follow; empty for the one that the name servers have."""
         self._changing = asyncio.Lock()
         """Held during a change of the role."""
         self.role_since_ms = 0
@@ -107,6 +115,11 @@ class Broker:
         """Open the store without binding a port. Raises StoreError. `start` follows, or `stop`."""
         if self._role is None:
             self._role = RoleRecord.load(self._role_file, self.store_config.broker_role)
+            if self._coordination is not None:
+                # Whatever it was before: the election decides, and this broker has to be told.
+                await self._coordination.prepare()
+                elected = BrokerRole[self.config.coordination.etcd_master_role.name]
+                self._role = dataclasses.replace(self._role.changed(BrokerRole.SLAVE), master=elected)
             if self._role.current is not self.store_config.broker_role:
                 logger.info("role %s instead of the configured one, see config/role.json", self._role.current.value)
             self._take_role(self._role, self.member_id)
@@ -121,6 +134,8 @@ class Broker:
         assert self._role is not None
         await self._start(RoleStart(is_promotion=self._role.is_promotion))
         await asyncio.to_thread(self._keep_role(self._role.changed(self._role.current)))
+        if self._coordination is not None:
+            await self._coordination.start(self)
 
     async def _start(self, start: RoleStart) -> None:
         assert self._opened is not None
@@ -142,6 +157,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop serving and close the store. Idempotent. Everything that was acknowledged is on disk afterwards."""
+        if self._coordination is not None:
+            await self._coordination.stop()
         async with self._changing:
             await self._stop()
 
@@ -170,6 +187,10 @@ class Broker:
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId; see `RoleControl`."""
         self._running_parts.replication.set_in_sync(members - {self.member_id})
+
+    def disconnect_slave(self, member: int) -> None:
+        """Close the replication connections of a slave; what it confirmed by them counts no more."""
+        self._running_parts.replication.disconnect_slave(member)
 
     @property
     def master_role(self) -> str:
@@ -203,18 +224,19 @@ class Broker:
             others = None if in_sync is None else in_sync - {self.member_id}
             await self._change_role(role.master, MASTER_ID, RoleStart(epoch, others))
 
-    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
         """Follow another master; see `RoleControl`. Clients are disconnected meanwhile."""
         async with self._changing:
             is_same = ha_address == self.config.ha_master_address
-            self.config.ha_master_address = ha_address
+            self.config.ha_master_address, self._master_address = ha_address, address
             if self._running_parts.storage.store.config.is_slave:
                 assert self._role is not None
                 await asyncio.to_thread(self._keep_role(dataclasses.replace(self._role, rejoins=True)))
                 if not is_same or not self._running_parts.replication.is_following:
-                    await self._running_parts.replication.follow_again()
+                    await self._running_parts.replication.follow_again(address)
                 return
-            await self._change_role(BrokerRole.SLAVE, self.member_id or master_id, RoleStart(), rejoins=True)
+            start = RoleStart(master_address=address)
+            await self._change_role(BrokerRole.SLAVE, self.member_id or master_id, start, rejoins=True)
 
     async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
@@ -253,7 +275,7 @@ class Broker:
                     tail.messages, tail.size, tail.begin, tail.end, ", ".join(map(str, tail.directories)),
                 )  # fmt: skip
             await self.open()
-            await self._start(RoleStart())
+            await self._start(RoleStart(master_address=self._master_address))
 
     def _may_cut(self) -> bool:
         return self._role is not None and self._role.rejoins

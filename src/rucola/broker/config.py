@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final
 
 from rucola import settings
 from rucola.broker.apache_settings import WITHOUT_EFFECT
+from rucola.coordination.config import CoordinationConfig
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
@@ -139,6 +140,10 @@ class BrokerConfig:
     """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
     slave_read_enable: bool = False
     """Whether consumers that are far behind are told to pull from a slave. Enable it to unburden the master's disk."""
+
+    # Election of the master
+
+    coordination: CoordinationConfig = dataclasses.field(default_factory=CoordinationConfig)
 
     # Topics and groups
 
@@ -380,6 +385,16 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     _check_access(broker)
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
     parse_delay_levels(store.message_delay_level)
+    if broker.coordination.is_enabled:
+        broker.coordination.bounds  # noqa: B018 - raises ConfigError
+        broker.coordination.access  # noqa: B018 - likewise
+        if not store.is_slave:
+            raise ConfigError(
+                f"etcdEndpoints and brokerRole={store.broker_role.value}: with an election, every broker of the group "
+                "begins as brokerRole=SLAVE with a brokerId above 0; etcdMasterRole is what the elected one becomes"
+            )
+        if not broker.ha_listen_port:
+            raise ConfigError("etcdEndpoints and haListenPort=0: slaves must know the port before the election")
     # A master always has id 0, whatever brokerId says: clients find the master by it.
     if not store.is_slave:
         broker.broker_id = MASTER_ID

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from rucola.broker.background.group_commit import GroupCommit
+from rucola.coordination.write_lease import WriteLease
 from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.message_store import MessageStore
 
@@ -42,10 +43,18 @@ class ReplicationWaiter(Protocol):
 class Durability:
     """Waits until messages of one store are durable.
 
-    `must_wait` is False if the configuration gives no guarantee; then `when_durable` need not be called.
+    `must_wait` is False if the configuration gives no guarantee; then `when_durable` need not be called. With `lease`,
+    nothing is safe once the right of this master to acknowledge has ended.
     """
 
-    def __init__(self, store: MessageStore, group_commit: GroupCommit, replication: ReplicationWaiter | None) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        group_commit: GroupCommit,
+        replication: ReplicationWaiter | None,
+        lease: WriteLease | None = None,
+    ) -> None:
+        self._lease = lease
         self._store = store
         self._group_commit = group_commit
         self._replication = replication if store.config.broker_role is BrokerRole.SYNC_MASTER else None
@@ -57,6 +66,8 @@ class Durability:
     def when_durable(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
         """Call `done` with None once everything below `physical_offset` is safe, else with what is missing."""
         timeout_ms = self._store.config.sync_flush_timeout
+        if self._lease is not None:
+            done = _while_held(self._lease, done)
         if self._replication is None:
             # The usual SYNC_FLUSH: a callback for each message instead of a task, which is a third of its CPU.
             self._group_commit.when_flushed(
@@ -104,3 +115,14 @@ class Durability:
             PutMessageStatus.SLAVE_NOT_AVAILABLE,
             "stored, but no slave is connected, or all lag too far (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
         )
+
+
+def _while_held(lease: WriteLease, done: Callable[[Missing | None], None]) -> Callable[[Missing | None], None]:
+    """Return `done`, with a missing guarantee if the right to acknowledge has ended meanwhile."""
+
+    def done_if_held(missing: Missing | None) -> None:
+        if missing is None and not lease.is_held():
+            missing = PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "stored, but another broker may be master by now"
+        done(missing)
+
+    return done_if_held

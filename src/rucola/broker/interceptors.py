@@ -2,6 +2,7 @@
 
     AccessControl   the user of the request may carry out the action on the resource (`rucola.acl`), if it is enabled
     SlaveRefusal    a slave rejects every request that would make its log or tables differ from its master's
+    LeaseRefusal    an elected master rejects messages that it may not acknowledge
     FlowControl     requests that would wait for too long are rejected (`rucola.broker.flow_control`)
     Permission      the permission of the broker, of the topic and of the group allows the action
 
@@ -23,6 +24,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.flow_control import FlowControl
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.coordination.write_lease import WriteLease
 from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
 
@@ -61,12 +63,12 @@ def _pass(caller: Caller, resource: Resource) -> None:
 def broker_interceptors(
     added: Iterable[Interceptor],
     access: AccessControl | None,
-    slave_refusal: SlaveRefusal | None,
+    role_refusal: SlaveRefusal | LeaseRefusal | None,
     flow_control: FlowControl,
     permission: Permission,
 ) -> list[Interceptor]:
-    """Return the whole chain of a broker. `access` is None without access control, `slave_refusal` on a master."""
-    chain: list[Interceptor | None] = [*added, access, slave_refusal, flow_control, permission]
+    """Return the whole chain of a broker. `access` is None without access control, `role_refusal` if nothing is due."""
+    chain: list[Interceptor | None] = [*added, access, role_refusal, flow_control, permission]
     return [interceptor for interceptor in chain if interceptor is not None]
 
 
@@ -110,6 +112,30 @@ class SlaveRefusal:
             raise Refused(reason, f"{text}; its master is {self._master_address() or 'not known yet'}")
 
         return refuse
+
+
+class LeaseRefusal:
+    """Rejects messages on a master whose right to acknowledge them has ended (`rucola.coordination`)."""
+
+    def __init__(self, lease: WriteLease) -> None:
+        self._is_held = lease.is_held
+
+    def check_for(self, action: Action) -> Check | None:
+        if action not in (Action.PUBLISH, Action.RETRY, Action.END_TRANSACTION):
+            return None
+        is_held = self._is_held
+
+        def refuse(caller: Caller, resource: Resource) -> None:
+            if not is_held():
+                raise Refused(Reason.UNAVAILABLE, LEASE_ENDED)
+
+        return refuse
+
+
+LEASE_ENDED = (
+    "this master accepts no messages: etcd does not answer, and neither do all brokers that could be elected instead"
+)
+"""Why the messages of a master without the right to acknowledge are refused."""
 
 
 class Permission:

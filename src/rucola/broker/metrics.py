@@ -367,6 +367,10 @@ class MetricsServer:
         self._registry.register(collector)
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def add(self, collector: Collector) -> None:
+        """Serve the metrics of another collector as well."""
+        self._registry.register(collector)
+
     async def start(self) -> None:
         """Listen, and store the chosen port in `port`. Raises RemotingError if the address is in use."""
         try:

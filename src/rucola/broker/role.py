@@ -52,8 +52,10 @@ class RoleControl(Protocol):
         """
         ...
 
-    async def become_slave(self, epoch: int, master_id: int, ha_address: str) -> None:
-        """Follow the master of an epoch at an HA address; empty for the one that the name servers have.
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
+        """Follow the master of an epoch at an HA address and, for its tables, an address for clients.
+
+        If one is empty, it is the one that the name servers have.
 
         What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
         `master_id`, which its new master has no use for. A slave goes on without a restart.

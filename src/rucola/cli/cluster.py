@@ -33,14 +33,15 @@ COLUMNS = ("#Name", "#Role", whole("#Addr"), "#State", "#Since", "#Restarts", "#
     "--namesrvs", type=click.IntRange(1, MOST_NAMESRVS), default=1, show_default=True, help="Number of name servers."
 )
 @click.option("--sync", is_flag=True, help="Masters acknowledge a message once a slave has it (SYNC_MASTER).")
+@click.option("--etcd", is_flag=True, help="Start etcd, which elects the masters: slaves take over by themselves.")
 @click.option("--status", is_flag=True, help="Show the servers of a running cluster, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 @wide_option
 @log_options
 @click.pass_context
 def cluster(
-    ctx: click.Context, directory: Path, masters: int, slaves: int, namesrvs: int, sync: bool, status: bool,
-    as_json: bool,
+    ctx: click.Context, directory: Path, masters: int, slaves: int, namesrvs: int, sync: bool, etcd: bool,
+    status: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a cluster in DIRECTORY: name servers, masters and slaves, each a process, on 127.0.0.1.
 
@@ -53,18 +54,21 @@ def cluster(
     Examples:
       rucola cluster data --masters 2
       rucola cluster data --masters 2 --slaves 1 --namesrvs 2 --sync
+      rucola cluster data --slaves 1 --sync --etcd
       rucola cluster data --status
     """
     if sync and not slaves:
         raise click.UsageError("--sync needs --slaves 1 or more: a master without a slave would acknowledge nothing")
+    if etcd and not slaves:
+        raise click.UsageError("--etcd needs --slaves 1 or more: there would be nothing to elect")
     if as_json and not status:
         raise click.UsageError("--json belongs to --status")
     if status:
         _print_status(read_status(directory), as_json)
         return
-    names = ("masters", "slaves", "namesrvs", "sync")
+    names = ("masters", "slaves", "namesrvs", "sync", "etcd")
     is_given = any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in names)
-    size = Size(masters, slaves, namesrvs, sync) if is_given else None
+    size = Size(masters, slaves, namesrvs, sync, etcd) if is_given else None
     with supervisor(directory, size) as running:
         asyncio.run(_run(running))
 

@@ -25,6 +25,8 @@ STABLE_S: Final = 60.0
 """Time in service after which the next restart is at once again."""
 STOP_TIMEOUT_S: Final = 60.0
 """Time for an orderly stop, after which a server is killed."""
+PROBE_PAUSE_S: Final = 0.05
+"""Pause between two attempts to connect to a server that does not tell when it is ready."""
 LOG_SIZE: Final = 16 << 20
 READ_SIZE: Final = 1 << 16
 
@@ -129,7 +131,9 @@ class SupervisedServer:
     async def _run_once(self) -> None:
         """Run the process to its end."""
         self._set(State.STARTING)
-        command = [self.spec.command, "-c", str(self.spec.config_file)]
+        command = self.spec.program or [
+            "rucola", self.spec.command, "-c", str(self.spec.config_file)
+        ]  # fmt: skip
         # In a session of its own, so that Ctrl-C reaches the supervisor alone, which stops the servers in order.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rucola.cli.supervised", str(os.getpid()), *command,
@@ -143,7 +147,11 @@ class SupervisedServer:
         assert process.stderr is not None
         logging_task = asyncio.ensure_future(_copy(process.stderr, self.log))
         # The first line on stdout announces that the server is ready; an empty one, that it has ended.
-        if await process.stdout.readline():
+        if self.spec.program is not None:
+            is_ready = await self._answers(process)
+        else:
+            is_ready = bool(await process.stdout.readline())
+        if is_ready:
             logger.info("%s is ready at %s, pid %d", self.spec.name, self.spec.address, process.pid)
             self._set(State.READY)
         await _copy(process.stdout, self.log)
@@ -151,6 +159,17 @@ class SupervisedServer:
         code = await process.wait()
         self._process = self.pid = None
         self.last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    async def _answers(self, process: Process) -> bool:
+        """Wait until the port of a server accepts connections; return False if its process ends before."""
+        host, _, port = self.spec.address.rpartition(":")
+        while process.returncode is None:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                return True
+            await asyncio.sleep(PROBE_PAUSE_S)
+        return False
 
     def _set(self, state: State) -> None:
         self.state, self.since = state, time.time()

@@ -1,7 +1,7 @@
 """Supervisor of a cluster on one machine.
 
-The servers start in this order, each kind once the one before is ready: name servers, masters, slaves. They stop in
-this order: masters, which first finish what they replicate, then slaves, then name servers.
+The servers start in this order, each kind once the one before is ready: etcd, name servers, masters, slaves. They stop
+in this order: masters, which first finish what they replicate, then slaves, then name servers and etcd.
 
 A server that ends is started again: at once after a minute in service, otherwise after a pause of 1 s that doubles up
 to 30 s. If a server fails at the first start, all are stopped, since its configuration is wrong rather than its luck.
@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from rucola.cluster.layout import LOCK_FILE, LOGS, ServerRole, ServerSpec, Size, open_layout
-from rucola.cluster.server import SupervisedServer
+from rucola.cluster.server import PROBE_PAUSE_S, SupervisedServer
 from rucola.errors import ConfigError, MQError
 from rucola.files import make_directory
 
 STATUS_FILE: Final = "status.json"
-_STOP_ORDER: Final = (ServerRole.MASTER, ServerRole.SLAVE, ServerRole.NAMESRV)
+ELECTION_TIMEOUT_S: Final = 60.0
+_STOP_ORDER: Final = (ServerRole.MASTER, ServerRole.SLAVE, ServerRole.MEMBER, ServerRole.NAMESRV, ServerRole.ETCD)
 
 
 class ServerStatus(msgspec.Struct, rename="camel"):
@@ -62,6 +64,7 @@ class Supervisor:
         try:
             for role in ServerRole:
                 await asyncio.gather(*(self._start(server) for server in self._of(role)))
+            await self._wait_elected()
         except BaseException:
             await self.stop()
             raise
@@ -75,7 +78,8 @@ class Supervisor:
     def reload(self) -> None:
         """Let all servers read their configuration files again."""
         for server in self.servers:
-            server.signal(signal.SIGHUP)
+            if server.spec.program is None:
+                server.signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """Stop all servers in order."""
@@ -94,6 +98,17 @@ class Supervisor:
             f"{server.spec.name} does not start: {server.last_exit}, {server.log.last_line!r}; "
             f"its configuration is {server.spec.config_file}, its log {server.spec.log}"
         )
+
+    async def _wait_elected(self) -> None:
+        """Wait until each group that elects its master has one; MQError if one has none for `ELECTION_TIMEOUT_S`."""
+        members = [server.spec for server in self._of(ServerRole.MEMBER)]
+        groups = {spec.group for spec in members}
+        deadline_s = asyncio.get_running_loop().time() + ELECTION_TIMEOUT_S
+        while groups:
+            groups -= {spec.group for spec in members if spec.current_role is ServerRole.MASTER}
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise MQError(f"{', '.join(sorted(groups))}: no master was elected; the logs of the brokers say why")
+            await asyncio.sleep(PROBE_PAUSE_S if groups else 0)
 
     def _of(self, role: ServerRole) -> list[SupervisedServer]:
         return [server for server in self.servers if server.spec.role is role]
@@ -142,7 +157,9 @@ def read_status(directory: Path) -> list[ServerStatus]:
         with (directory / LOCK_FILE).open("r+") as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return msgspec.json.decode((directory / STATUS_FILE).read_bytes(), type=list[ServerStatus])
+        found = msgspec.json.decode((directory / STATUS_FILE).read_bytes(), type=list[ServerStatus])
+        specs = {spec.name: spec for spec in open_layout(directory, None)}
+        return [structs.replace(each, role=specs[each.name].current_role.value) for each in found]
     except FileNotFoundError:
         raise ClusterNotRunning(f"{directory} holds no cluster; `rucola cluster {directory}` creates one") from None
     raise ClusterNotRunning(f"no supervisor runs {directory}; `rucola cluster {directory}` starts it")

@@ -124,6 +124,7 @@ class RequestCode(IntEnum):
     PROMOTE_BROKER = 20_002
     DEMOTE_BROKER = 20_003
     SWITCH_OVER = 20_004
+    ASK_PROMISE = 20_005
 
 
 class ResponseCode(IntEnum):

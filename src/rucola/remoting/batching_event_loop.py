@@ -44,6 +44,16 @@ class BatchingSelector(selectors.DefaultSelector):
         self._batch: list[tuple[Callable[[bytes], None], bytes]] = []
         # Whether a file was unregistered since `select` was called.
         self._has_unregistered = False
+        # Tells whether the batch may be sent; None always sends it.
+        self._gate: Callable[[], bool] | None = None
+
+    def set_gate(self, gate: Callable[[], bool] | None) -> None:
+        """Ask `gate` before a batch is sent. If it returns False, its connections are closed and nothing is sent.
+
+        A master asks here whether it may still acknowledge what it answered in this iteration, during which the process
+        may have been stopped for any time.
+        """
+        self._gate = gate
 
     def call_at_iteration_end(self, callback: Callable[[], None]) -> None:
         """Call `callback` at the end of this iteration. It may write, but must not raise nor schedule anything.
@@ -72,6 +82,11 @@ class BatchingSelector(selectors.DefaultSelector):
         # fails to send may call back and write.
         batch = self._batch[:]
         self._batch.clear()
+        if self._gate is not None and not self._gate():
+            for send, _ in batch:
+                # A bound method of the transport, or of what counts its bytes.
+                getattr(send, "__self__").abort()  # noqa: B009 - the type is that of any function
+            return
         for send, data in batch:
             send(data)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from rucola.access import Interceptor
 from rucola.broker.background.retention import DiskUsageProbe
 from rucola.broker.config import BrokerConfig
+from rucola.broker.coordination import GroupRole
 from rucola.broker.services.roles import RoleChanges
+from rucola.coordination.write_lease import WriteLease
 from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.store.config import BrokerRole, StoreConfig
 
@@ -40,6 +42,8 @@ class BrokerEnvironment:
     """Interceptors that see every request before the broker's own."""
     tls: ServerTls | None = None
     """TLS of all ports; None serves plain text."""
+    coordination: GroupRole | None = None
+    """The election of the master; None if the configuration decides who it is."""
     client_tls: ClientTls | None = None
     """TLS of connections to name servers and to the master; None connects in plain text."""
 
@@ -47,6 +51,11 @@ class BrokerEnvironment:
     def is_slave(self) -> bool:
         """Return whether brokerRole is SLAVE."""
         return self.store_config.is_slave
+
+    @property
+    def lease(self) -> WriteLease | None:
+        """Return the right of an elected master to acknowledge messages; None without an election."""
+        return None if self.coordination is None else self.coordination.lease
 
     @property
     def config_directory(self) -> Path:

@@ -28,6 +28,7 @@ async def start_metrics(
     if config.metrics_exporter_type is not MetricsExporterType.PROM:
         return
     try:
+        from rucola.broker.election_metrics import ElectionCollector
         from rucola.broker.metrics import BrokerCollector, MetricsServer
     except ModuleNotFoundError as error:
         raise ConfigError(f"metricsExporterType=PROM: {missing_extra(error, 'metrics')}") from None
@@ -43,6 +44,8 @@ async def start_metrics(
     host = config.metrics_prom_exporter_host
     check_metrics_exposure(host, is_mutual_tls=config.requires_client_certificates, insecure=config.insecure)
     metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector, environment.tls)
+    if environment.coordination is not None:
+        metrics.add(ElectionCollector(config.broker_cluster_name, config.broker_name, environment.coordination.figures))
     await metrics.start()
     running.push_async_callback(metrics.stop)
     config.metrics_prom_exporter_port = metrics.port

@@ -58,8 +58,15 @@ class Replication(Protocol):
         """Wait for all of these slaves from now on."""
         ...
 
-    async def follow_again(self) -> None:
-        """Connect to the master again, whose address has changed; slave only."""
+    def disconnect_slave(self, member: int) -> None:
+        """Close the connections of a slave, and forget what it confirmed."""
+        ...
+
+    async def follow_again(self, master_address: str) -> None:
+        """Connect to the master again, whose address has changed; slave only.
+
+        `master_address` is the one for clients; empty for the one that the name servers have.
+        """
         ...
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
@@ -101,7 +108,7 @@ class _MasterSide:
         )
         self._is_sync = is_sync
         storage.subscribe(visible.on_arrival)
-        self.durability = Durability(storage.store, storage.group_commit, self._ha_service)
+        self.durability = Durability(storage.store, storage.group_commit, self._ha_service, environment.lease)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
         storage.reput.on_dispatch = self._ha_service.on_put
 
@@ -114,7 +121,7 @@ class _MasterSide:
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
         await self._ha_service.wait_confirmed(member_id, physical_offset)
 
-    async def follow_again(self) -> None:
+    async def follow_again(self, master_address: str) -> None:
         """A master follows no other broker."""
 
     def slaves(self) -> list[tuple[str, int | None, int, bool]]:
@@ -123,6 +130,9 @@ class _MasterSide:
     def set_in_sync(self, members: frozenset[int]) -> None:
         self._connections.wakes_at_dispatch = not self._is_sync
         self._ha_service.set_in_sync(members)
+
+    def disconnect_slave(self, member: int) -> None:
+        self._ha_service.disconnect_slave(member)
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         scheduler.every(LOG_LAG_INTERVAL_MS, "log replication lag", self._ha_service.log_replication_lag)
@@ -166,7 +176,9 @@ class _SlaveSide:
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
         raise StoreError("this broker is a slave, and has none")
 
-    async def follow_again(self) -> None:
+    async def follow_again(self, master_address: str) -> None:
+        if master_address:
+            self._registration.follow(master_address)
         if self._client is not None:
             await self._client.stop()
             self._client.start()
@@ -176,6 +188,9 @@ class _SlaveSide:
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         raise StoreError("this broker is a slave: nothing waits for its slaves")
+
+    def disconnect_slave(self, member: int) -> None:
+        """A slave has no slaves."""
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """A slave has nothing to announce."""

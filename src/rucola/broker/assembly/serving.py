@@ -13,10 +13,11 @@ from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
-from rucola.broker.interceptors import Permission, SlaveRefusal, broker_interceptors, late_checks
+from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
+from rucola.broker.remoting.promise import PromiseAdapter
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
@@ -85,9 +86,15 @@ class Serving:
             environment.config_file,
         )
         endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
-        slave_refusal = SlaveRefusal(lambda: registration.master_address) if environment.is_slave else None
+        role_refusal: SlaveRefusal | LeaseRefusal | None = None
+        if environment.is_slave:
+            role_refusal = SlaveRefusal(lambda: registration.master_address)
+        elif environment.lease is not None:
+            role_refusal = LeaseRefusal(environment.lease)
+        if environment.coordination is not None:
+            endpoints += PromiseAdapter(environment.coordination.promise).endpoints()
         chain = broker_interceptors(
-            environment.interceptors, access.interceptor, slave_refusal, self._flow_control, permission
+            environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
         )
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
         storage.subscribe(connections.on_arrival)

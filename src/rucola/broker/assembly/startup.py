@@ -60,6 +60,8 @@ class RoleStart:
     """The slaves that must have a message before it is acknowledged; None if one is enough, as in 4.9.8."""
     is_promotion: bool = False
     """Whether the configuration makes a slave's directory that of a master."""
+    master_address: str = ""
+    """As a slave: the address of its master for clients; empty for the one that the name servers have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ async def start_broker(
     # 3. to 5. Take the port, and load the state that requests need.
     connections.bind(running)
     storage.store.set_host(environment.store_config.store_host)
+    if start.master_address:
+        metadata.registration.follow(start.master_address)
     if not environment.is_slave:
         metadata.registration.mastership = storage.mastership
         if start.epoch:

@@ -54,12 +54,17 @@ class Registration:
         self._has_logged_size = False
         self._is_outdated = False
         """Whether `schedule` was called while a registration was running, which may have sent the older topics."""
+        self._is_master_given = False
         self.master_address = ""
         """Address at which the master of this slave serves clients, from the last response; empty until one had it."""
         self.master_ha_address = ""
         """Address at which the master serves slaves, likewise."""
         self.mastership: Mastership | None = None
         """The mastership of a master, which is announced; one that is fenced is announced no longer."""
+
+    def follow(self, master_address: str) -> None:
+        """Take this master, whatever the name servers have: they may learn of it later."""
+        self.master_address, self._is_master_given = master_address, True
 
     def schedule(self) -> None:
         """Register as soon as possible, after a change of the topics."""
@@ -91,7 +96,7 @@ class Registration:
             master_epoch=None if mastership is None else mastership.epoch,
         )
         responses = await self._invoke_all(RequestCode.REGISTER_BROKER, header, body)
-        if config.broker_id != MASTER_ID:
+        if config.broker_id != MASTER_ID and not self._is_master_given:
             for response in responses:
                 try:
                     master = response.decode_header(RegisterBrokerResponseHeader)

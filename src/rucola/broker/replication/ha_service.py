@@ -61,6 +61,8 @@ class _HAConnection:
         """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
         """Set when there may be something to send."""
+        self.dropped = asyncio.Event()
+        """Set to close it."""
         self.progress: TransferProgress | None = None
         """Set when the transfer begins."""
         self.member_id: int | None = None
@@ -163,12 +165,20 @@ class HAService:
             self._on_in_sync_end(end if self._in_sync else _NEVER)
         self._resolve_waiters(end, is_replicated=True)
 
+    def disconnect_slave(self, member: int) -> None:
+        """Close the connections of a slave that knows epochs, and forget what it confirmed by them."""
+        for connection in self._connections:
+            if connection.member_id == member:
+                connection.member_id = None
+                connection.dropped.set()
+
     def _replicated_end(self) -> int:
         """Return the physical offset up to which the log counts as replicated; -1 if nothing does."""
         if self._in_sync is None:
             return max([connection.reported for connection in self._connections], default=-1)
         confirmed = self.confirmed()
-        return min([confirmed.get(member, -1) for member in self._in_sync], default=self._store.max_physical_offset)
+        # Without any slave in sync, a SYNC_MASTER has no second copy to vouch for.
+        return min([confirmed.get(member, -1) for member in self._in_sync], default=-1)
 
     def log_replication_lag(self) -> None:
         """Log the replication lag of each slave, and how far one that catches up has come."""
@@ -209,7 +219,9 @@ class HAService:
         connection = _HAConnection(stream.peer)
         self._connections.add(connection)
         try:
-            await run_until_first_ends(self._receive(connection, stream), self._send(connection, stream))
+            await run_until_first_ends(
+                self._receive(connection, stream), self._send(connection, stream), _until_dropped(connection)
+            )
         except MQError as error:
             self._log_disconnect(connection, str(error))
         finally:
@@ -266,6 +278,8 @@ class HAService:
                 "If that slave was master, it sets the rest aside and follows. If this master has lost messages, `rucola "
                 "admin promote` on the slave keeps them"
             )
+        # A connection that this slave had before may be half-open, and what it confirmed by it not its own any more.
+        self.disconnect_slave(join.member_id)
         connection.member_id = join.member_id
         return encode_report(join.begin)
 
@@ -347,3 +361,9 @@ class HAService:
             "slave %s requests the log from %d and gets it from %d", connection.peer, connection.reported, position
         )
         return position
+
+
+async def _until_dropped(connection: _HAConnection) -> None:
+    """Wait until a connection is to be closed. Raises RemotingConnectError."""
+    await connection.dropped.wait()
+    raise RemotingConnectError("closed: the slave has a newer connection, or another log than before")

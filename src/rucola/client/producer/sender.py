@@ -53,6 +53,7 @@ from rucola.remoting.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
+
 RETRY_PAUSE_MS = 100
 """How long the second attempt at the same broker waits; the third waits twice as long."""
 
@@ -67,6 +68,9 @@ RETRY_CODES = frozenset(
     }
 )
 """Responses after which another broker, or the same one later, may accept the message."""
+
+MOVED_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Responses of a broker that may not be the topic's master any more: the route is refreshed."""
 
 MAX_SWITCHOVER_ATTEMPTS = 100
 """The most attempts that do not count, since their master was handing over."""
@@ -244,13 +248,11 @@ class Sender:
         self.in_flight.check_open()
         count = _counted(failed)
         is_exhausted = count > self._options.retry_times or len(failed) - count > MAX_SWITCHOVER_ATTEMPTS
+        may_have_moved = isinstance(error, RemotingConnectError) or getattr(error, "code", None) in MOVED_CODES
         if is_exhausted or not deadline.left_ms:
+            if may_have_moved:  # the next message goes to the new master
+                self._instance.refresh_route_soon(topic)
             raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
-        may_have_moved = (
-            isinstance(error, RemotingConnectError)
-            or getattr(error, "code", None) == ResponseCode.TOPIC_NOT_EXIST
-            or is_switchover(error)
-        )
         # Step 1.
         if self._has_other_broker(topic, failed_queue.broker_name):
             if may_have_moved:

@@ -1,0 +1,127 @@
+"""Coordination of a broker: its `Coordinator`, built from the configuration and the role that it may change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Protocol
+
+from rucola.acl.credentials import credentials_of_file, default_credentials
+from rucola.broker.config import BrokerConfig
+from rucola.coordination.coordinator import Answer, BrokerRoles, CoordinationFigures, Coordinator
+from rucola.coordination.etcd import EtcdClient
+from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord
+from rucola.coordination.incarnation import boot_id, incarnation_of
+from rucola.coordination.write_lease import WriteLease
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.promise import AskPromiseRequestHeader, AskPromiseResponseHeader
+from rucola.remoting.batching_event_loop import BatchingEventLoop
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.tls import ClientTls
+from rucola.store.config import StoreConfig
+
+logger = logging.getLogger(__name__)
+
+
+class GroupRole(Protocol):
+    """What the parts of a broker need to know of its coordination."""
+
+    @property
+    def lease(self) -> WriteLease: ...
+
+    def promise(self, epoch: int, master: LeaderRecord) -> Answer: ...
+
+    def figures(self) -> CoordinationFigures | None: ...
+
+
+class BrokerCoordination:
+    """The coordinator of one broker, which outlives the parts that depend on its role."""
+
+    def __init__(self, config: BrokerConfig, store_config: StoreConfig, tls: ClientTls | None) -> None:
+        self.lease = WriteLease()
+        self._config = config
+        self._store_config = store_config
+        self._tls = tls
+        self._member = config.broker_id
+        self._incarnation = 0
+        self._coordinator: Coordinator | None = None
+        self._running = AsyncExitStack()
+
+    async def prepare(self) -> None:
+        """Read the incarnation of the log, before the store is opened. Raises StoreCorrupt or OSError."""
+        directory = Path(self._store_config.store_path_root_dir)
+        is_flushed = self._store_config.is_sync_flush
+
+        def read() -> int:
+            was_closed = not (directory / "abort").exists()
+            return incarnation_of(directory, was_closed=was_closed, is_flushed=is_flushed, boot=boot_id())
+
+        self._incarnation = await asyncio.to_thread(read)
+
+    async def start(self, broker: BrokerRoles) -> None:
+        """Begin, once the broker serves and its ports are known. ConfigError without the extra."""
+        config, settings = self._config, self._config.coordination
+        record = MemberRecord(
+            self._member,
+            f"{config.broker_ip1}:{config.listen_port}",
+            f"{config.broker_ip2}:{config.ha_listen_port}",
+            settings.etcd_priority,
+            self._incarnation,
+        )
+        etcd = EtcdClient(settings.access, settings.etcd_retry_timeout / 1000)
+        await self._running.enter_async_context(etcd)
+        credentials = (
+            credentials_of_file(config.credentials_file)
+            if config.credentials_file is not None
+            else default_credentials()
+        )
+        client = RemotingClient(tls=self._tls, credentials=credentials)
+        self._running.push_async_callback(client.close)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, BatchingEventLoop):
+            self._running.callback(loop.batching.set_gate, None)
+            loop.batching.set_gate(self.lease.may_send)
+        self._coordinator = Coordinator(
+            GroupKeys(config.broker_cluster_name, config.broker_name),
+            record,
+            settings.bounds,
+            etcd,
+            broker,
+            self._asking(client, record),
+            self.lease,
+            may_found=settings.etcd_founder,
+        )
+        self._coordinator.start()
+        logger.info("the master of %s is elected by etcd at %s", config.broker_name, settings.etcd_endpoints)
+
+    async def stop(self) -> None:
+        """Give up the mastership, if this broker has it, and leave the group."""
+        if self._coordinator is not None:
+            await self._coordinator.stop()
+        await self._running.aclose()
+
+    def promise(self, epoch: int, master: LeaderRecord) -> Answer:
+        """Answer the request of a master; before the start nothing is promised."""
+        return Answer(False, 0) if self._coordinator is None else self._coordinator.promise(epoch, master)
+
+    def figures(self) -> CoordinationFigures | None:
+        """Return the figures for the metrics; None before the start."""
+        return None if self._coordinator is None else self._coordinator.figures()
+
+    def _asking(self, client: RemotingClient, record: MemberRecord) -> Callable[[str, int], asyncio.Future[Answer]]:
+        timeout_ms = self._config.coordination.etcd_retry_timeout
+
+        async def ask(address: str, epoch: int) -> Answer:
+            header = AskPromiseRequestHeader(
+                epoch=epoch, member=record.member, address=record.address, ha_address=record.ha_address
+            )
+            request = RemotingCommand.request(RequestCode.ASK_PROMISE, header)
+            response = await client.invoke_ok(address, request, timeout_ms)
+            answer = response.decode_header(AskPromiseResponseHeader)
+            return Answer(answer.promised, answer.epoch)
+
+        return lambda address, epoch: asyncio.ensure_future(ask(address, epoch))

@@ -1,0 +1,50 @@
+"""Prometheus metrics of the election of a broker's master; served with those of `rucola.broker.metrics`.
+
+rocketmq_election_master                 cluster broker   1 on the master, as this broker sees it, else 0
+rocketmq_election_epoch                  cluster broker   the highest epoch that is known
+rocketmq_election_in_sync_members        cluster broker   members of the in-sync set, the master included
+rocketmq_election_right_seconds          cluster broker   how long the master may still acknowledge if nothing answers
+rocketmq_election_etcd_away              cluster broker   1 while etcd does not answer: alert on it
+rocketmq_election_by_promises            cluster broker   1 while the promises of the members replace etcd
+rocketmq_election_etcd_failures_total    cluster broker   requests to etcd that failed since the start
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rucola.coordination.coordinator import CoordinationFigures
+from rucola.coordination.election import Role
+
+_LABELS = ("cluster", "broker")
+
+
+class ElectionCollector(Collector):
+    """Collects the metrics of one broker's election; `figures` returns None before it begins."""
+
+    def __init__(self, cluster: str, broker: str, figures: Callable[[], CoordinationFigures | None]) -> None:
+        self._labels = (cluster, broker)
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their current values."""
+        figures = self._figures()
+        if figures is None:
+            return
+        for name, text, value in (
+            ("master", "whether this broker is the master", figures.role is Role.MASTER),
+            ("epoch", "highest epoch that is known", figures.epoch),
+            ("in_sync_members", "members of the in-sync set", len(figures.in_sync)),
+            ("right_seconds", "time for which the master may still acknowledge", figures.right_s),
+            ("etcd_away", "whether etcd does not answer", figures.is_etcd_away),
+            ("by_promises", "whether promises of the members replace etcd", figures.is_promised),
+        ):
+            family = GaugeMetricFamily(f"rocketmq_election_{name}", text, labels=_LABELS)
+            family.add_metric(self._labels, float(value))
+            yield family
+        failures = CounterMetricFamily("rocketmq_election_etcd_failures", "failed requests to etcd", labels=_LABELS)
+        failures.add_metric(self._labels, figures.etcd_failures)
+        yield failures

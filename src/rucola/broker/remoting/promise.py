@@ -1,0 +1,36 @@
+"""Adapter of ASK_PROMISE (20005), of brokers whose master is elected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from rucola.access import Action
+from rucola.coordination.coordinator import Answer
+from rucola.coordination.group_keys import LeaderRecord
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.promise import AskPromiseRequestHeader
+from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.endpoints import Endpoint
+
+Promise: TypeAlias = Callable[[int, LeaderRecord], Answer]
+"""Answers the master of an epoch, see `Coordinator.promise`."""
+
+
+class PromiseAdapter:
+    """Promises of this broker."""
+
+    def __init__(self, promise: Promise) -> None:
+        self._promise = promise
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        # Replicating has the same right: a peer that may ask for promises is a broker of the group.
+        return (Endpoint(RequestCode.ASK_PROMISE, Action.REPLICATE, self.ask, AskPromiseRequestHeader),)
+
+    def ask(self, connection: Connection, command: RemotingCommand, header: AskPromiseRequestHeader) -> Reply:
+        master = LeaderRecord(header.member, header.address, header.ha_address)
+        has_promised, epoch = self._promise(header.epoch, master)
+        answer = command.response(ResponseCode.SUCCESS)
+        answer.ext = {"promised": "true" if has_promised else "false", "epoch": str(epoch)}
+        return answer

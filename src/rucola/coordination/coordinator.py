@@ -1,0 +1,421 @@
+"""Coordinator of one broker: asks etcd, lets `Election` decide, and carries the decisions out.
+
+Three tasks run until `stop`:
+
+    renewal    renews the lease every `etcdLoopWait`; while it does not succeed, the rounds begin without a pause
+    watch      wakes the rounds when a key of the group changes
+    rounds     reads the keys of the group, decides, and carries the decision out, one after the other
+
+While etcd does not answer, nothing changes its role. The master asks the other members of the in-sync set for promises,
+by requests to the addresses that they had announced, and goes on as long as all of them give theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from rucola.coordination.election import (
+    Announce,
+    Bounds,
+    ChangeInSync,
+    Decision,
+    Disconnect,
+    Election,
+    Follow,
+    Own,
+    Reclaim,
+    Release,
+    Role,
+    Stand,
+    TakeOffice,
+    Wait,
+)
+from rucola.coordination.etcd import Compare, EtcdClient, LeaseNotFound, Put
+from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord, View, encode
+from rucola.coordination.write_lease import WriteLease, boot_time_s
+from rucola.errors import MQError
+from rucola.outages import Outages
+
+logger = logging.getLogger(__name__)
+
+JOINING_WAIT_S: Final = 0.05
+"""Pause between rounds while a slave is about to join the in-sync set."""
+VACANT_WAIT_S: Final = 0.1
+"""Pause between rounds while there is no master."""
+ETCD: Final = "coordination by etcd"
+"""Subject of the log lines."""
+
+
+class EndOfLog(Protocol):
+    """How far a log goes."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+class BrokerRoles(Protocol):
+    """What a coordinator may do with its broker; implemented by `Broker`. Methods may raise MQError during a change."""
+
+    def position(self) -> EndOfLog: ...
+
+    def in_sync(self) -> Mapping[int, int]: ...
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None: ...
+
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None: ...
+
+    def set_in_sync(self, members: frozenset[int]) -> None: ...
+
+    def disconnect_slave(self, member: int) -> None: ...
+
+
+class Answer(NamedTuple):
+    """Answer of a member to the request for a promise."""
+
+    has_promised: bool
+    epoch: int
+    """The highest epoch that it knows."""
+
+
+AskMember: TypeAlias = Callable[[str, int], Awaitable[Answer]]
+"""Asks the member at an address to promise the master of an epoch not to stand; MQError if it does not answer."""
+
+
+class CoordinationFigures(NamedTuple):
+    """Figures for metrics and status."""
+
+    role: Role
+    epoch: int
+    in_sync: frozenset[int]
+    is_etcd_away: bool
+    etcd_failures: int
+    right_s: float
+    """Seconds for which this broker may still acknowledge messages, unless the time is extended; 0 on a slave."""
+    is_promised: bool
+    """Whether the right of this master is the promises of the members, since etcd does not answer."""
+
+
+class Coordinator:
+    """Keeps one broker in its role. `start` it after the broker, `stop` it before. Belongs to one event loop.
+
+    `ask` sends a request for a promise; the answers of this broker to such requests are `promise`. `lease` is moved by
+    the coordinator, and asked by the broker.
+    """
+
+    def __init__(
+        self,
+        keys: GroupKeys,
+        record: MemberRecord,
+        bounds: Bounds,
+        etcd: EtcdClient,
+        broker: BrokerRoles,
+        ask: AskMember,
+        lease: WriteLease,
+        *,
+        may_found: bool = False,
+    ) -> None:
+        self.lease = lease
+        self._keys = keys
+        self._own_addresses = LeaderRecord(record.member, record.address, record.ha_address)
+        self._me = record.member
+        self._bounds = bounds
+        self._etcd = etcd
+        self._broker = broker
+        self._ask = ask
+        self._election = Election(record, bounds, boot_time_s(), may_found=may_found)
+        self._members: dict[int, MemberRecord] = {}
+        """The last known record of each member, for its address."""
+        self._following: tuple[int, LeaderRecord] | None = None
+        self._wake = asyncio.Event()
+        self._renewed_s = 0.0
+        self._asked_s = 0.0
+        self._failures = 0
+        self._is_away = False
+        self._logged = ""
+        self._outages = Outages(logger)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to coordinate."""
+        self._tasks = [asyncio.create_task(run()) for run in (self._renew, self._watch, self._rounds)]
+
+    async def stop(self) -> None:
+        """Stop acknowledging, let the in-sync slaves have the rest of the log, and leave the group at once."""
+        was_master = self._election.role is Role.MASTER
+        self.lease.set(0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._tasks or not self._election.lease:
+            return
+        self._tasks = []
+        with suppress(MQError, TimeoutError):
+            async with asyncio.timeout(2 * self._bounds.retry_timeout_s):
+                if was_master:
+                    await self._wait_replicated()
+                await self._etcd.revoke(self._election.lease)
+
+    async def _wait_replicated(self) -> None:
+        end, others = self._broker.position().end, self._election.must_ask
+        deadline_s = boot_time_s() + self._bounds.retry_timeout_s
+        while min([self._broker.in_sync().get(each, 0) for each in others], default=end) < end:
+            if boot_time_s() >= deadline_s:
+                return
+            await asyncio.sleep(JOINING_WAIT_S)  # reports of slaves arrive on other tasks
+
+    def promise(self, epoch: int, master: LeaderRecord) -> Answer:
+        """Answer the master of an epoch; a broker that knows no master follows the one that asks."""
+        has_promised = self._election.promise(boot_time_s(), epoch)
+        if has_promised and self._following is None:
+            self._promised_master = (epoch, master)
+            self._wake.set()
+        return Answer(has_promised, self._election.epoch)
+
+    def figures(self) -> CoordinationFigures:
+        """Return the figures of now."""
+        election, now_s = self._election, boot_time_s()
+        return CoordinationFigures(
+            election.role,
+            election.epoch,
+            election.in_sync,
+            self._is_away,
+            self._failures,
+            max(0.0, self.lease.until_s - now_s),
+            election.role is Role.MASTER and self._is_away and self.lease.until_s > now_s,
+        )
+
+    # The lease.
+
+    async def _renew(self) -> None:
+        while True:
+            sent_s = boot_time_s()
+            try:
+                lease = self._election.lease
+                if lease:
+                    await self._etcd.keep_alive(lease)
+                else:
+                    lease, _ = await self._etcd.grant(math.ceil(self._bounds.ttl_s))
+                self._election.renewed(lease, sent_s)
+                self._renewed_s = sent_s
+                if self._is_away:
+                    self._wake.set()
+            except LeaseNotFound:
+                self._election.lease_lost()
+                self._wake.set()
+                continue
+            except MQError as error:
+                self._note_failure(error)
+                self._wake.set()
+            finally:
+                self._apply_right()
+            await asyncio.sleep(max(0.0, sent_s + self._bounds.loop_wait_s - boot_time_s()))
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(MQError):
+                async for _ in self._etcd.watch(self._keys.prefix):
+                    self._wake.set()
+            await asyncio.sleep(self._bounds.loop_wait_s)
+
+    # The rounds.
+
+    async def _rounds(self) -> None:
+        while True:
+            try:
+                wait_s = await self._round()
+            except MQError as error:  # of the broker, during a change of its role, or a key of another program
+                self._outages.failed("coordination of this broker", error)
+                wait_s = VACANT_WAIT_S
+            except Exception:
+                logger.exception("a round of the coordination failed")
+                wait_s = self._bounds.loop_wait_s
+            finally:
+                self._apply_right()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _round(self) -> float:
+        """Do one round; return the pause before the next one in seconds."""
+        begin_s = boot_time_s()
+        if self._election.role is Role.MASTER and begin_s - self._renewed_s >= self._bounds.loop_wait_s * 1.5:
+            await self._ask_members()
+        try:
+            view = self._keys.view(await self._etcd.range(self._keys.prefix))
+        except MQError as error:
+            self._note_failure(error)
+            return await self._round_without_etcd()
+        if boot_time_s() - begin_s >= self._bounds.retry_timeout_s:
+            return 0.0  # this process was stopped: what it has read may be long ago
+        self._note_success()
+        self._members |= view.members
+        position = self._broker.position()
+        own = Own(position.epoch, position.end, self._broker.in_sync())
+        decision = self._election.decide(boot_time_s(), view, own)
+        self._apply_right()
+        self._apply_required()
+        return await self._carry_out(decision, view)
+
+    async def _round_without_etcd(self) -> float:
+        if self._election.role is Role.MASTER:
+            await self._ask_members()
+        elif self._following is None and self._promised_master is not None:
+            epoch, master = self._promised_master
+            self._promised_master = None
+            await self._follow(Follow(epoch, master))
+        return self._bounds.loop_wait_s
+
+    _promised_master: tuple[int, LeaderRecord] | None = None
+    """The master that asked for a promise, if this broker knows no other."""
+
+    async def _carry_out(self, decision: Decision, view: View) -> float:
+        keys, lease, bounds = self._keys, self._election.lease, self._bounds
+        match decision:
+            case Wait(reason):
+                self._log(reason)
+                if self._election.is_joining:
+                    return JOINING_WAIT_S
+                return VACANT_WAIT_S if view.leader is None else bounds.loop_wait_s
+            case Follow():
+                await self._follow(decision)
+                return bounds.loop_wait_s
+            case TakeOffice():
+                await self._take_office(decision)
+            case Disconnect(member):
+                self._broker.disconnect_slave(member)
+            case Release(old):
+                await self._etcd.revoke(old)
+            case _ if not lease:
+                return VACANT_WAIT_S
+            case Announce(record):
+                await self._transact([], [Put(keys.member(self._me), encode(record), lease)])
+            case Reclaim(revision):
+                await self._transact(
+                    [Compare(keys.leader, 0), Compare(keys.state, revision)],
+                    [Put(keys.leader, encode(self._own_addresses), lease)],
+                )
+            case Stand():
+                await self._stand(decision, lease)
+            case ChangeInSync():
+                await self._change_in_sync(decision)
+        return 0.0
+
+    async def _transact(self, compares: list[Compare], puts: list[Put]) -> int | None:
+        try:
+            return await self._etcd.transact(compares, puts)
+        except LeaseNotFound:
+            self._election.lease_lost()
+            return None
+
+    async def _stand(self, stand: Stand, lease: int) -> None:
+        keys = self._keys
+        state = StateRecord(stand.epoch, self._me, dict(stand.in_sync))
+        revision = await self._transact(
+            [Compare(keys.leader, 0), Compare(keys.state, stand.revision)],
+            [Put(keys.leader, encode(self._own_addresses), lease), Put(keys.state, encode(state))],
+        )
+        if revision is not None:
+            logger.info(
+                "elected master of %s in epoch %d, in sync: %s", keys.broker, stand.epoch, sorted(stand.in_sync)
+            )
+
+    async def _take_office(self, office: TakeOffice) -> None:
+        self._following = None
+        try:
+            await self._broker.become_master(office.epoch, office.in_sync - {self._me})
+        except (MQError, OSError):
+            # Another member may be able to.
+            await self._etcd.revoke(self._election.lease)
+            self._election.lease_lost()
+            raise
+        self._election.took_office(boot_time_s())
+        self._apply_required()
+        self._apply_right()
+
+    async def _change_in_sync(self, change: ChangeInSync) -> None:
+        keys = self._keys
+        state = StateRecord(change.epoch, self._me, dict(change.in_sync))
+        revision = await self._transact(
+            [Compare(keys.leader, change.leader_revision), Compare(keys.state, change.revision)],
+            [Put(keys.state, encode(state))],
+        )
+        self._election.changed(change, revision)
+        self._apply_required()
+        if revision is not None:
+            logger.info("in-sync set of epoch %d: %s", change.epoch, sorted(change.in_sync))
+
+    async def _follow(self, follow: Follow) -> None:
+        if self._following == (follow.epoch, follow.master):
+            return
+        self._log("")
+        master = follow.master
+        await self._broker.become_slave(follow.epoch, master.member, master.ha_address, master.address)
+        self._following = (follow.epoch, follow.master)
+
+    # Promises.
+
+    async def _ask_members(self) -> None:
+        """Ask all other members of the in-sync set for promises."""
+        asked_s, epoch = boot_time_s(), self._election.epoch
+        members = sorted(self._election.must_ask)
+        asked = [self._ask_one(member, epoch) for member in members]
+        answers = await asyncio.gather(*asked)
+        for answer in answers:
+            if answer is not None and not answer.has_promised:
+                self._election.deposed(answer.epoch)
+        promised = frozenset(
+            member
+            for member, answer in zip(members, answers, strict=True)
+            if answer is not None and answer.has_promised
+        )
+        if not self._election.promised(asked_s, promised):
+            self._outages.failed(
+                "promises of the in-sync members",
+                f"{sorted(set(members) - promised)} did not promise; without etcd and them this master accepts nothing",
+            )
+        else:
+            self._outages.succeeded("promises of the in-sync members")
+        self._apply_right()
+
+    async def _ask_one(self, member: int, epoch: int) -> Answer | None:
+        record = self._members.get(member)
+        if record is None:
+            return None
+        try:
+            async with asyncio.timeout(self._bounds.retry_timeout_s):
+                return await self._ask(record.address, epoch)
+        except (MQError, TimeoutError):
+            return None
+
+    # What the broker may do.
+
+    def _apply_right(self) -> None:
+        self.lease.set(self._election.right_until_s(boot_time_s()))
+
+    def _apply_required(self) -> None:
+        if self._election.role is Role.MASTER:
+            self._broker.set_in_sync(self._election.required - {self._me})
+
+    def _note_failure(self, error: MQError) -> None:
+        self._failures += 1
+        self._is_away = True
+        self._outages.failed(ETCD, error)
+
+    def _note_success(self) -> None:
+        self._is_away = False
+        self._outages.succeeded(ETCD)
+        self._outages.succeeded("coordination of this broker")
+
+    def _log(self, reason: str) -> None:
+        if reason and reason != self._logged:
+            logger.warning("coordination: %s", reason)
+        self._logged = reason

@@ -1,0 +1,472 @@
+"""Election of a group's master, as seen by one of its brokers: a state machine without I/O, event loop or clock.
+
+The coordinator tells it what it has found, always with the time, and carries out what it decides. Times are seconds of
+`write_lease.boot_time_s`, of this machine alone: no time is ever compared with that of another machine.
+
+**The right to acknowledge.** A master acknowledges messages until a deadline, and has two ways to move it:
+
+1.  Its lease in etcd is renewed: until `ttl` after the renewal was *sent*, less a margin for the rates of clocks. etcd
+    counts the same time from a later moment, and only then deletes the key `leader`.
+2.  etcd does not answer: every other member of the in-sync set promises not to stand for election within `ttl`. The
+    master goes on until `ttl` after it *asked*, less the margin; a member counts from a later moment. Only members of
+    the in-sync set can be elected, and only the master changes the set; so with all promises in hand there can be no
+    other master. One member that does not answer suffices for the right to end, and it does: that member may have
+    reached etcd.
+
+**No acknowledged message is lost** with SYNC_MASTER, whatever the clocks do: a message is acknowledged when all members
+of `required` have it, which contains every set that etcd may hold. A new member is in `required` before its membership
+is sent, and has all that was acknowledged by then (`_barriers`); a member that is removed stays in `required` until
+etcd has accepted that. A change whose outcome is not known counts as both, until the state has another revision.
+
+**Election.** Without the key `leader`, members of the in-sync set announce the ends of their logs. The best by (epoch,
+end, priority) stands: one transaction, on the condition that there is no leader and that the state is unchanged,
+writes `leader` and the next epoch. A broker that has just started does not know what it promised, and waits for `ttl`.
+A log that may lack what it confirmed, after a power cut or on an empty disk, has another incarnation than the one in
+the in-sync set; its broker does not stand, unless all members are there and the best of them is chosen.
+
+Deliberate difference to Patroni, whose bounds these are: no promise is given in advance, so that with etcd a failover
+does not wait for the end of promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+from msgspec import structs
+
+from rucola.coordination.group_keys import NOT_STANDING, ElectedState, LeaderRecord, MemberRecord, View
+from rucola.errors import ConfigError
+
+MARGIN = 0.05
+"""Part of `ttl` by which a master's right ends earlier: clocks may differ in rate by less than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Times in seconds, the same for all members of a group."""
+
+    ttl_s: float
+    loop_wait_s: float
+    retry_timeout_s: float
+    in_sync_timeout_s: float
+
+    @property
+    def right_s(self) -> float:
+        """How long a master may acknowledge after it sent a renewal, or asked for promises."""
+        return self.ttl_s * (1 - MARGIN)
+
+    def check(self) -> None:
+        """Raise ConfigError if a master could lose its right while etcd and all members answer in time."""
+        if self.loop_wait_s + 2 * self.retry_timeout_s > self.right_s:
+            raise ConfigError(
+                f"etcdLoopWait + 2 * etcdRetryTimeout = {self.loop_wait_s + 2 * self.retry_timeout_s:g} s must not "
+                f"exceed 95 % of etcdTtl, {self.right_s:g} s: a renewal may fail, and promises be asked for, before "
+                "the right of the master ends"
+            )
+
+
+class Role(Enum):
+    """Role of this broker, as decided."""
+
+    SLAVE = auto()
+    MASTER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Facts about the own broker."""
+
+    epoch: int
+    """Last epoch of the log."""
+    end: int
+    """End of the log."""
+    confirmed: Mapping[int, int]
+    """As master: the physical offset below which each connected slave has everything, by member."""
+
+
+@dataclass(slots=True)
+class _Barrier:
+    """What a member must have before it joins: the log up to an end that was read after the member was required."""
+
+    since_s: float
+    end: int = -1
+
+
+# Decisions.
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing. `reason` is worth a log line unless it is empty."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Write the own member record."""
+
+    record: MemberRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Write `leader` and a new state, if there is no leader and the state has this revision."""
+
+    epoch: int
+    in_sync: Mapping[int, int]
+    """Members with the incarnations of their logs."""
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Write `leader` again, if there is none and the state has this revision: nothing has changed meanwhile."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Revoke the lease of an earlier process of this broker."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOffice:
+    """Become master; `Election.took_office` follows."""
+
+    epoch: int
+    in_sync: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeInSync:
+    """Write another in-sync set, if the state has this revision and the leader key that one."""
+
+    epoch: int
+    in_sync: Mapping[int, int]
+    """Members with the incarnations of their logs."""
+    revision: int
+    leader_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Be a slave of this master."""
+
+    epoch: int
+    master: LeaderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the replication connections of a slave; what it confirmed by them does not count."""
+
+    member: int
+
+
+Decision: TypeAlias = Wait | Announce | Stand | Reclaim | Release | TakeOffice | ChangeInSync | Follow | Disconnect
+
+
+class Election:
+    """Knowledge and decisions of one member. `own_record` is what it announces, not yet as a candidate.
+
+    `may_found` allows a broker with a log to be the first master of a group that etcd does not know.
+    """
+
+    def __init__(self, own_record: MemberRecord, bounds: Bounds, now_s: float, *, may_found: bool = False) -> None:
+        self._me = own_record.member
+        self._record = own_record
+        self._bounds = bounds
+        self._may_found = may_found
+        self.role = Role.SLAVE
+        self.epoch = 0
+        """The highest epoch known."""
+        self.in_sync: frozenset[int] = frozenset()
+        """As etcd had it last."""
+        self.lease = 0
+        """The lease of this broker; 0 without one."""
+        self._lease_right_s = 0.0
+        self._office_lease = 0
+        """The lease that the key `leader` is bound to, as master."""
+        self._promises_right_s = 0.0
+        # What an earlier process of this broker promised is not known: as if it had promised just now.
+        self._promised_until_s = now_s + bounds.ttl_s
+        self._is_standing = False
+        self._vacant_since_s: float | None = None
+        # As master:
+        self._revision = 0
+        """Revision of the state that `in_sync` is from."""
+        self._sent: list[frozenset[int]] = []
+        """Sets that were sent on the condition of `_revision`, without a known outcome."""
+        self._barriers: dict[int, _Barrier] = {}
+        """Members about to join."""
+        self._incarnations: dict[int, int] = {}
+        """Incarnations of the logs by which members have confirmed."""
+        self._caught_up_s: dict[int, float] = {}
+        self._last_end = 0
+
+    # The right to acknowledge.
+
+    def right_until_s(self, now_s: float) -> float:
+        """Return the deadline until which this broker may acknowledge messages; 0 if it may not."""
+        if self.role is not Role.MASTER:
+            return 0.0
+        by_lease = self._lease_right_s if self._office_lease == self.lease != 0 else 0.0
+        until_s = max(by_lease, self._promises_right_s)
+        return until_s if now_s < until_s else 0.0
+
+    @property
+    def required(self) -> frozenset[int]:
+        """Members that must have a message before it is acknowledged: every set that etcd may hold, and joiners."""
+        return frozenset().union({self._me}, self._electors, self._barriers)
+
+    @property
+    def _electors(self) -> frozenset[int]:
+        return frozenset().union(self.in_sync, *self._sent)
+
+    @property
+    def must_ask(self) -> frozenset[int]:
+        """The members whose promises replace the lease while etcd does not answer."""
+        return self._electors - {self._me}
+
+    def renewed(self, lease: int, sent_s: float) -> None:
+        """Note that etcd has made or renewed a lease, by a request that was sent at this time."""
+        if lease != self.lease:
+            self.lease, self._lease_right_s = lease, 0.0
+        self._lease_right_s = max(self._lease_right_s, sent_s + self._bounds.right_s)
+
+    def lease_lost(self) -> None:
+        """Note that the lease has ended. The key `leader` has ended with it."""
+        self.lease, self._lease_right_s, self._office_lease = 0, 0.0, 0
+
+    def promised(self, asked_s: float, members: frozenset[int]) -> bool:
+        """Note who has promised; return whether these are all that may be elected. `asked_s` is before the request."""
+        if self.role is not Role.MASTER or not self.must_ask <= members:
+            return False
+        self._promises_right_s = max(self._promises_right_s, asked_s + self._bounds.right_s)
+        return True
+
+    def deposed(self, epoch: int) -> None:
+        """End the right at once: a member knows a later epoch."""
+        if epoch > self.epoch:
+            self._resign()
+
+    def _resign(self) -> None:
+        self._office_lease, self._promises_right_s = 0, 0.0
+
+    # Promises to another master.
+
+    def promise(self, now_s: float, epoch: int) -> bool:
+        """Promise the master of this epoch not to stand within `ttl`; return False if that cannot be promised."""
+        if self.role is Role.MASTER or self._is_standing or epoch < self.epoch:
+            return False
+        self.epoch = epoch
+        self._promised_until_s = max(self._promised_until_s, now_s + self._bounds.ttl_s)
+        return True
+
+    # Decisions.
+
+    def decide(self, now_s: float, view: View, own: Own) -> Decision:
+        """Decide what to do next about a view that was read after the last decision was carried out."""
+        self._is_standing = False
+        state, leader = view.state, view.leader
+        if leader is not None:
+            self._vacant_since_s = None
+        if state is None:
+            return self._restore(now_s, view) if self.role is Role.MASTER else self._found(now_s, view, own)
+        self._learn(state)
+        if leader is not None and leader.record.member == self._me and leader.lease != self.lease:
+            return Release(leader.lease)  # of an earlier process of this broker, or of an earlier lease of this one
+        if self.role is Role.MASTER:
+            return self._as_master(now_s, view, state, own)
+        if leader is None:
+            return self._seek(now_s, view, state, own)
+        if leader.record.member != self._me:
+            return self._announced(view, replace_standing=False) or Follow(state.epoch, leader.record)
+        if now_s < self._promised_until_s:
+            return Wait("elected; another master may go on until the end of a promise")
+        self._office_lease = leader.lease
+        return TakeOffice(state.epoch, frozenset(state.in_sync))
+
+    def took_office(self, now_s: float) -> None:
+        """Note that this broker has become master, with `required` set in its replication."""
+        self.role = Role.MASTER
+        self._barriers.clear()
+        self._incarnations = {self._me: self._record.incarnation}
+        self._caught_up_s = dict.fromkeys(self.in_sync, now_s)
+        self._last_end = 0
+
+    def changed(self, change: ChangeInSync, revision: int | None) -> None:
+        """Note that a change of the in-sync set was accepted, with its revision, or refused."""
+        if revision is None:
+            return
+        self.in_sync, self._revision = frozenset(change.in_sync), revision
+        self._sent.clear()
+        for member in self.in_sync & self._barriers.keys():
+            del self._barriers[member]
+
+    # What follows is internal.
+
+    def _learn(self, state: ElectedState) -> None:
+        if state.epoch >= self.epoch and state.revision != self._revision:
+            self._revision, self.in_sync = state.revision, frozenset(state.in_sync)
+            self._sent.clear()
+        if state.epoch > self.epoch or (self.role is Role.MASTER and state.master != self._me):
+            self._sent.clear()
+            self._barriers.clear()
+            self.role = Role.SLAVE
+            self._resign()
+        self.epoch = max(self.epoch, state.epoch)
+
+    def _announced(self, view: View, *, replace_standing: bool) -> Announce | None:
+        """Return the announcement that is due, if any: of a changed record, or of one that etcd does not have."""
+        found = view.members.get(self._me)
+        if not replace_standing:
+            self._record = structs.replace(self._record, standing=NOT_STANDING, epoch=0, end=0)
+        return Announce(self._record) if found != self._record else None
+
+    # Decisions of a slave.
+
+    def _seek(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
+        """Decide what a slave does while there is no leader."""
+        if self._vacant_since_s is None:
+            self._vacant_since_s = now_s
+        if self._me not in state.in_sync or not self._record.priority:
+            return self._announced(view, replace_standing=False) or Wait("no leader, and this broker is no candidate")
+        if self._record.standing != state.revision:
+            self._record = structs.replace(self._record, standing=state.revision, epoch=own.epoch, end=own.end)
+        if (announce := self._announced(view, replace_standing=True)) is not None:
+            return announce
+        if now_s < self._promised_until_s:
+            return Wait("no leader; this broker has promised not to stand yet, or has just started")
+        present = [record for record in view.members.values() if record.member in state.in_sync]
+        candidates = [record for record in present if record.standing == state.revision]
+        are_all = state.in_sync.keys() <= {record.member for record in candidates}
+        candidates = [record for record in candidates if are_all or state.is_entitled(record)]
+        waited_s = now_s - self._vacant_since_s
+        undecided = [record for record in present if record.priority and record.standing != state.revision]
+        if undecided and waited_s < self._bounds.retry_timeout_s:
+            return Wait()
+        if self._record not in candidates:
+            return Wait("no leader; the log of this broker may lack messages that it had confirmed")
+        best = max(candidates, key=lambda record: (state.is_entitled(record), *_preference(record)))
+        if best.member != self._me and (are_all or waited_s < 2 * self._bounds.retry_timeout_s):
+            return Wait()
+        heirs = {each.member: each.incarnation for each in present if state.is_entitled(each)}
+        heirs.pop(state.master, None)  # it is away
+        self._is_standing = True
+        return Stand(max(state.epoch, own.epoch) + 1, heirs | {self._me: self._record.incarnation}, state.revision)
+
+    def _found(self, now_s: float, view: View, own: Own) -> Decision:
+        """Decide who is the first master of a group that etcd does not know."""
+        if self.epoch:
+            return Wait("etcd has lost the state of this group; its master restores it, or an operator")
+        if self._vacant_since_s is None:
+            self._vacant_since_s = now_s
+        if self._record.standing != 0:
+            self._record = structs.replace(self._record, standing=0, epoch=own.epoch, end=own.end)
+        if (announce := self._announced(view, replace_standing=True)) is not None:
+            return announce
+        if own.end and not self._may_found:
+            return Wait(
+                "etcd does not know this group, and this broker has a log: set etcdFounder=true on the broker whose "
+                "log is to be kept, once"
+            )
+        if now_s - self._vacant_since_s < self._bounds.retry_timeout_s:
+            return Wait()
+        candidates = [record for record in view.members.values() if record.standing == 0 and record.priority]
+        with_log = [record for record in view.members.values() if record.end]
+        if not own.end and with_log:
+            return Wait("etcd does not know this group, and another broker of it has a log")
+        if not candidates or max(candidates, key=_preference).member != self._me:
+            return Wait()
+        self._is_standing = True
+        self._promised_until_s = 0.0  # given to nobody: there was no master
+        return Stand(own.epoch + 1, {self._me: self._record.incarnation}, 0)
+
+    # Decisions of a master.
+
+    def _restore(self, now_s: float, view: View) -> Decision:
+        """Decide what a master does whose state etcd has lost."""
+        if view.leader is None and now_s < self._promises_right_s:
+            return Stand(self.epoch, self._incarnations, 0)
+        return Wait("etcd has lost the state of this group; it is restored once all in-sync members confirm")
+
+    def _as_master(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
+        if view.leader is None:
+            self._office_lease = 0
+            return Reclaim(state.revision)
+        self._office_lease = view.leader.lease
+        if (announce := self._announced(view, replace_standing=False)) is not None:
+            return announce
+        if (unknown := self._unknown(view)) is not None:
+            return unknown
+        lost = self._lost(now_s, view, state, own)
+        ready = self._ready(now_s, own)
+        self._last_end = own.end
+        members = {member: state.in_sync[member] for member in state.in_sync.keys() - lost}
+        members |= {member: self._incarnations[member] for member in ready}
+        if members == state.in_sync:
+            return Wait()
+        self._sent.append(frozenset(members))
+        return ChangeInSync(self.epoch, members, state.revision, view.leader.revision)
+
+    def _unknown(self, view: View) -> Disconnect | None:
+        """Return the disconnection of a member whose log is a new one: what was confirmed, the old one had."""
+        for member, record in view.members.items():
+            if member != self._me and self._incarnations.get(member) != record.incarnation:
+                self._incarnations[member] = record.incarnation
+                self._barriers.pop(member, None)
+                return Disconnect(member)
+        return None
+
+    def _lost(self, now_s: float, view: View, state: ElectedState, own: Own) -> frozenset[int]:
+        """Return the members that have not caught up for too long, or whose log is another one now."""
+        lost = set()
+        for member in self.in_sync - {self._me}:
+            if own.confirmed.get(member, -1) >= self._last_end:
+                self._caught_up_s[member] = now_s
+            late_s = now_s - self._caught_up_s.setdefault(member, now_s)
+            record = view.members.get(member)
+            if late_s > self._bounds.in_sync_timeout_s or (record is not None and not state.is_entitled(record)):
+                lost.add(member)
+        return frozenset(lost)
+
+    def _ready(self, now_s: float, own: Own) -> frozenset[int]:
+        """Return the members that may join; begin to require those that have caught up.
+
+        A member is required by one decision, the next reads the end of the log, and once it has that, it may join.
+        """
+        for member in [*self._barriers]:
+            if member not in own.confirmed or now_s - self._barriers[member].since_s > self._bounds.in_sync_timeout_s:
+                del self._barriers[member]
+        ready = set()
+        for member, offset in own.confirmed.items():
+            if member in self.in_sync or member not in self._incarnations:
+                continue
+            barrier = self._barriers.get(member)
+            if barrier is None:
+                if offset >= self._last_end:
+                    self._barriers[member] = _Barrier(now_s)
+                continue
+            if barrier.end < 0:
+                barrier.end = own.end
+            if offset >= barrier.end:
+                ready.add(member)
+        return frozenset(ready)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether a member is about to join, and the next decision should come soon."""
+        return bool(self._barriers)
+
+
+def _preference(record: MemberRecord) -> tuple[int, int, int, int]:
+    """Return what the best candidate has most of; the id decides between equals."""
+    return record.epoch, record.end, record.priority, -record.member

@@ -1,0 +1,150 @@
+"""Keys of a broker group in etcd, and the records in them, as JSON.
+
+    /rucola/CLUSTER/BROKER/leader      the master; bound to its lease, so that the key ends with it
+    /rucola/CLUSTER/BROKER/state       epoch, master and in-sync set; changed by a new leader, or by its holder
+    /rucola/CLUSTER/BROKER/member/ID   a broker that is running; bound to its lease
+
+A `View` is all of them at one revision of etcd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from rucola.coordination.etcd import KeyRange, KeyValue
+from rucola.errors import MQError
+
+NOT_STANDING: Final = -1
+"""`MemberRecord.standing` of a broker that is no candidate."""
+
+
+class LeaderRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """The master, as it announces itself."""
+
+    member: int
+    address: str
+    """Address for clients and for promises, "host:port"."""
+    ha_address: str
+    """Address for slaves, "host:port"."""
+
+
+class StateRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """What an election begins with."""
+
+    epoch: int
+    master: int
+    in_sync: dict[int, int]
+    """Members that have every acknowledged message, the master included, with the incarnation of their logs.
+
+    One of them becomes the next master.
+    """
+
+
+class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """A running broker."""
+
+    member: int
+    address: str
+    ha_address: str
+    priority: int
+    incarnation: int
+    """Another number whenever the log may lack what it confirmed: after a power cut, or on an empty disk."""
+    standing: int = NOT_STANDING
+    """As a candidate: the revision of the state that it wants to follow on. Its log has not been compared before."""
+    epoch: int = 0
+    """As a candidate: the last epoch of its log."""
+    end: int = 0
+    """As a candidate: the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The key `leader`."""
+
+    record: LeaderRecord
+    lease: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElectedState:
+    """The key `state`. `revision` is that of its last change."""
+
+    epoch: int
+    master: int
+    in_sync: Mapping[int, int]
+    """Members with the incarnations of their logs."""
+    revision: int
+
+    def is_entitled(self, record: MemberRecord) -> bool:
+        """Tell whether a member has every acknowledged message, as far as etcd knows."""
+        return self.in_sync.get(record.member) == record.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All keys of a group at one moment. Both are None if they do not exist."""
+
+    leader: Leader | None = None
+    state: ElectedState | None = None
+    members: dict[int, MemberRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKeys:
+    """Names of the keys of one group."""
+
+    cluster: str
+    broker: str
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with."""
+        return f"/rucola/{self.cluster}/{self.broker}/"
+
+    @property
+    def leader(self) -> str:
+        return f"{self.prefix}leader"
+
+    @property
+    def state(self) -> str:
+        return f"{self.prefix}state"
+
+    def member(self, member: int) -> str:
+        return f"{self.prefix}member/{member}"
+
+    def view(self, found: KeyRange) -> View:
+        """Decode the keys of the group. MQError if another program has written one."""
+        leader: Leader | None = None
+        state: ElectedState | None = None
+        members: dict[int, MemberRecord] = {}
+        for item in found.items:
+            try:
+                if item.key == self.leader:
+                    leader = _leader(item)
+                elif item.key == self.state:
+                    state = _state(item)
+                elif item.key.startswith(f"{self.prefix}member/"):
+                    record = msgspec.json.decode(item.value, type=MemberRecord)
+                    members[record.member] = record
+            except msgspec.MsgspecError as error:
+                raise MQError(f"the key {item.key} of etcd is not one of Rucola's: {error}") from None
+        return View(leader, state, members)
+
+
+def encode(record: LeaderRecord | StateRecord | MemberRecord) -> bytes:
+    """Return the value of a key."""
+    return msgspec.json.encode(record)
+
+
+def _leader(item: KeyValue) -> Leader:
+    return Leader(msgspec.json.decode(item.value, type=LeaderRecord), item.lease, item.mod_revision)
+
+
+def _state(item: KeyValue) -> ElectedState:
+    record = msgspec.json.decode(item.value, type=StateRecord)
+    return ElectedState(record.epoch, record.master, record.in_sync, item.mod_revision)

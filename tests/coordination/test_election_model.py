@@ -1,0 +1,107 @@
+"""Random schedules of a simulated group: what an election promises holds after every step, whatever fails.
+
+`support.election_world` describes the simulation. A number selects a schedule, so that a failure can be repeated:
+`run(SEED)`. The same schedules find faults that are put into the election on purpose.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from rucola.coordination.election import ChangeInSync, Decision, Election, Own, Role
+from rucola.coordination.group_keys import View
+from support.election_world import Broken, World
+
+STEPS = 6000
+
+
+def run(seed: int, kind: type[Election] = Election, steps: int = STEPS) -> World:
+    world = World(Random(seed), kind)
+    for _ in range(steps):
+        world.step()
+    return world
+
+
+@pytest.mark.parametrize(
+    "first", [0, pytest.param(100, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.slow)]
+)
+def test_one_master_acknowledges_and_nothing_acknowledged_is_lost(first: int) -> None:
+    worlds = [run(seed) for seed in range(first, first + (60 if first == 0 else 200))]
+    # The schedules are not empty: brokers take office again and again, and acknowledge.
+    assert sum(world.elections for world in worlds) > len(worlds)
+    assert sum(len(world.acknowledged) for world in worlds) > 10 * len(worlds)
+
+
+class ForgetsPromises(Election):
+    def promise(self, now_s: float, epoch: int) -> bool:
+        return self.role is Role.SLAVE and epoch >= self.epoch
+
+
+class StandsRightAfterItsStart(Election):
+    def decide(self, now_s: float, view: View, own: Own) -> Decision:
+        if view.state is not None and self.epoch == 0:
+            self._promised_until_s = 0.0
+        return super().decide(now_s, view, own)
+
+
+class RenewsFromTheAnswer(Election):
+    """As if the time of a renewal were that of its answer, and the margin for clocks were 0."""
+
+    def renewed(self, lease: int, sent_s: float) -> None:
+        super().renewed(lease, sent_s + 15)
+
+
+class AsksOnlyOne(Election):
+    @property
+    def must_ask(self) -> frozenset[int]:
+        return frozenset(sorted(super().must_ask)[:1])
+
+
+class ShrinksBeforeEtcdDoes(Election):
+    """The in-sync set of apache/rocketmq#5663: what the master wants is required, not what etcd may have."""
+
+    def decide(self, now_s: float, view: View, own: Own) -> Decision:
+        decision = super().decide(now_s, view, own)
+        if isinstance(decision, ChangeInSync):
+            self.in_sync = frozenset(decision.in_sync)
+            self._sent.clear()
+        return decision
+
+
+class JoinsAsSoonAsConnected(Election):
+    def _ready(self, now_s: float, own: Own) -> frozenset[int]:
+        return frozenset(own.confirmed) & self._incarnations.keys() - self.in_sync
+
+
+class TrustsOldConnections(Election):
+    """A slave whose disk was wiped counts with what it confirmed before."""
+
+    def _unknown(self, view: View) -> None:
+        self._incarnations |= {member: record.incarnation for member, record in view.members.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ForgetsPromises,
+        StandsRightAfterItsStart,
+        RenewsFromTheAnswer,
+        AsksOnlyOne,
+        ShrinksBeforeEtcdDoes,
+        JoinsAsSoonAsConnected,
+        TrustsOldConnections,
+    ],
+)
+def test_the_schedules_find_known_faults(kind: type[Election]) -> None:
+    assert any(is_broken(seed, kind) for seed in range(1500))
+
+
+def is_broken(seed: int, kind: type[Election]) -> bool:
+    try:
+        run(seed, kind)
+    except Broken:
+        return True
+    return False

@@ -1,0 +1,220 @@
+"""A soak of elections: brokers are killed, stopped and paused under load, and a ledger is the judge.
+
+    python -m support.elected_soak [--promotions 100] [--brokers 3] [--producers 4] [--seed 1] [--json]
+
+In each round the master is killed (kill -9), stopped in order, or paused until another one is master; in some rounds,
+etcd is killed as well and started again once all has gone on for a while. Producers send all the time, one message
+after the other without retries; a reader polls all queues. At the end
+
+- every message that was answered with SEND_OK is at its queue offset, with its hash;
+- queue offsets are without gap or repeat, in the order of the log;
+- a send that was acknowledged before another one began has the smaller offset, and no message is stored twice;
+- the reader has seen no offset twice, and nothing that is not in the log now (nonmonotonic poll, dirty read);
+- the logs of all brokers have the same bytes, and their stores are sound.
+
+Prints the median and the worst failover time: from the fault to the first send that began after it and was stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rucola.client import Producer, PullConsumer
+from rucola.client.producer.send_request import SendResult
+from rucola.errors import MQError
+from rucola.store.tools.check import check
+from support.elected_group import TOPIC, ElectedGroup, SendLedger, check_ledgers, logs_are_equal, read_all
+from support.etcd import EtcdServer
+from support.waiting import until
+
+FAULTS = ("kill", "kill", "stop", "pause")
+ETCD_EACH = 5
+"""In one of so many rounds etcd is away for a while first."""
+ETCD_AWAY_S = 6.0
+SEND_PAUSE_S = 0.005
+SETTLE_S = 90.0
+
+
+@dataclass
+class SoakResult:
+    """Figures of a run."""
+
+    acknowledged: int = 0
+    without_guarantee: int = 0
+    failed: int = 0
+    polled: int = 0
+    failovers_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        lines = [
+            f"{self.acknowledged} messages acknowledged, none lost; {self.without_guarantee} stored without the "
+            f"guarantee, {self.failed} refused or without an answer; {self.polled} polled in order"
+        ]
+        everything = [each for times in self.failovers_s.values() for each in times]
+        for fault, times in {**self.failovers_s, "all": everything}.items():
+            if times:
+                lines.append(
+                    f"{fault:6} {len(times):4} promotions, failover median {statistics.median(times):.2f} s, "
+                    f"worst {max(times):.2f} s"
+                )
+        return "\n".join(lines)
+
+
+class ElectedSoak:
+    """One run over a group."""
+
+    def __init__(self, group: ElectedGroup, seed: int, producers: int, *, shows_progress: bool) -> None:
+        self._group = group
+        self._random = random.Random(seed)
+        self._ledgers = [SendLedger(f"producer-{number}") for number in range(producers)]
+        self._stored_s = 0.0
+        """When the last send that was stored had begun."""
+        self._polled: dict[int, list[tuple[int, bytes]]] = {}
+        self._shows_progress = shows_progress
+        self.result = SoakResult()
+
+    async def run(self, promotions: int) -> SoakResult:
+        """Run so many promotions, and check everything. AssertionError if a promise did not hold."""
+        await self._group.create_topic(queues=4)
+        async with Producer("soak", self._group.namesrv, retry_times=0) as producer:
+            tasks = [asyncio.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
+            tasks.append(asyncio.create_task(self._poll()))
+            for number in range(promotions):
+                await until(self._group.all_in_sync, SETTLE_S)
+                if number % ETCD_EACH == ETCD_EACH - 1:
+                    await self._lose_etcd()
+                fault = self._random.choice(FAULTS)
+                seconds = await self._promote(fault)
+                self.result.failovers_s.setdefault(fault, []).append(seconds)
+                if self._shows_progress:
+                    print(f"promotion {number + 1} of {promotions}: {fault}, {seconds:.2f} s", flush=True)
+            await until(self._group.all_in_sync, SETTLE_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._check()
+        return self.result
+
+    async def _send(self, ledger: SendLedger, producer: Producer) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            begin_s = loop.time()
+            if isinstance(await ledger.send(producer), SendResult):
+                self._stored_s = max(self._stored_s, begin_s)
+            await asyncio.sleep(SEND_PAUSE_S)
+
+    async def _poll(self) -> None:
+        """Pull all queues from where the last pull ended."""
+        async with PullConsumer("soak-reader", self._group.namesrv) as consumer:
+            while True:
+                with suppress(MQError):
+                    for queue in await consumer.queues(TOPIC):
+                        seen = self._polled.setdefault(queue.queue_id, [])
+                        result = await consumer.pull(queue, seen[-1][0] + 1 if seen else 0)
+                        seen += [(one.queue_offset, hashlib.sha256(one.body).digest()) for one in result.messages]
+                await asyncio.sleep(10 * SEND_PAUSE_S)
+
+    async def _promote(self, fault: str) -> float:
+        """Take the master away; return the time until a message was stored by another one."""
+        group, loop = self._group, asyncio.get_running_loop()
+        first = await group.master()
+        fault_s = loop.time()
+        if fault == "kill":
+            group.kill(first)
+        elif fault == "pause":
+            group.signal(first, signal.SIGSTOP)
+        else:
+            await asyncio.to_thread(group.brokers[first].stop)
+        # A stopped or paused master stores nothing any more; in order, it may have until it had stopped.
+        begin_s = loop.time()
+        await until(lambda: self._stored_s > begin_s, SETTLE_S)
+        seconds = loop.time() - fault_s
+        await until(lambda: self._has_moved(first), SETTLE_S)
+        if fault == "pause":
+            group.signal(first, signal.SIGCONT)
+        else:
+            await asyncio.to_thread(group.start, first)
+        return seconds
+
+    async def _has_moved(self, first: int) -> bool:
+        return await self._group.master() != first
+
+    async def _lose_etcd(self) -> None:
+        """Kill etcd; the same master stores messages all the time."""
+        group, loop = self._group, asyncio.get_running_loop()
+        first = await group.master()
+        await asyncio.to_thread(group.etcd.kill)
+        end_s = loop.time() + ETCD_AWAY_S
+        await until(lambda: self._stored_s > end_s, SETTLE_S)
+        await asyncio.to_thread(group.etcd.start)
+        assert await group.master() == first, "the loss of etcd changed the master"
+        await until(group.all_in_sync, SETTLE_S)
+
+    async def _check(self) -> None:
+        stored = await read_all(self._group.namesrv)
+        check_ledgers(self._ledgers, stored)
+        for queue_id, seen in self._polled.items():
+            offsets = [offset for offset, _ in seen]
+            assert offsets == list(range(len(offsets))), f"polls of queue {queue_id} are not monotonic"
+            now = [(offset, digest) for offset, digest, _ in stored[queue_id][: len(seen)]]
+            assert seen == now, f"queue {queue_id}: a message was polled that is not in the log now"
+        result, group = self.result, self._group
+        result.acknowledged = sum(len(ledger.acknowledged) for ledger in self._ledgers)
+        others = [what for ledger in self._ledgers for _, what in ledger.others]
+        result.without_guarantee = sum(what.isupper() for what in others)
+        result.failed = len(others) - result.without_guarantee
+        result.polled = sum(map(len, self._polled.values()))
+        first = await group.master()
+        for number in (first, *(group.brokers.keys() - {first})):
+            assert await asyncio.to_thread(group.brokers[number].stop) == 0
+        for number in group.brokers:
+            assert check(group.directory(number)) == []
+        assert logs_are_equal(group), "the logs differ"
+
+
+async def soak(
+    path: Path, promotions: int, brokers: int, producers: int, seed: int, *, shows_progress: bool = False
+) -> SoakResult:
+    """Run a soak in a directory."""
+    with ExitStack() as stack:
+        etcd = EtcdServer(path / "etcd")
+        stack.callback(etcd.stop)
+        group = ElectedGroup(path, stack, etcd, brokers)
+        return await ElectedSoak(group, seed, producers, shows_progress=shows_progress).run(promotions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Promotions under load, with a ledger as the judge.")
+    parser.add_argument("--promotions", type=int, default=100)
+    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--producers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rucola-soak-ha-") as directory:
+        result = asyncio.run(
+            soak(
+                Path(directory), options.promotions, options.brokers, options.producers, options.seed,
+                shows_progress=not options.json,
+            )
+        )  # fmt: skip
+    if options.json:
+        json.dump(vars(result), sys.stdout)
+        print()
+    else:
+        print(result.text())
+
+
+if __name__ == "__main__":
+    main()
