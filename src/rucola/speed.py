@@ -96,8 +96,8 @@ put_entries: Callable[[mmap, int, int, int, Buffer, Buffer, Buffer], int | None]
 
 select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[int] | None] | None
 select_entries = _function("select_entries")
-"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select_steps`) -> its result, if the chain is
-short."""
+"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select_steps`) -> its result, if
+the chain is short."""
 
 read_records: Callable[[mmap, int, int, list[int], int], tuple[list[bytes], list[int]] | None] | None
 read_records = _function("read_records")
