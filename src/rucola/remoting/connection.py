@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol, TypeAlias, cast
 
