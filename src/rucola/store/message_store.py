@@ -596,4 +596,5 @@ def _with_store_path(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{root} cannot be opened: {error}") from error
+        where = f" ({error.filename})" if error.filename and error.filename != str(root) else ""
+        raise StoreError(f"{root} cannot be opened: {error.strerror or error}{where}") from error
