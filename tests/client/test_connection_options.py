@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,20 @@ async def test_a_shared_instance_has_the_connection_of_its_clients() -> None:
     for keyword, value in (("tls", TLS), ("credentials", KEYS)):
         with pytest.raises(ConfigError, match=f"group q: {keyword}= is that of the shared instance: pass it to Client"):
             Producer("q", instance=shared, **{keyword: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"namesrv": ["h:1"]}, "namesrv= is of type list: write namesrv='host:9876;host:9876'"),
+        ({"tls": True}, r"tls= is of type bool: write tls=ClientTls\(ca=...\)"),
+        ({"credentials": ("a", "b")}, r"credentials= is of type tuple: write credentials=Credentials\("),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], why: str) -> None:
+    for make in (ConnectionOptions, ClientInstance, lambda **given: Producer("g", **given)):
+        with pytest.raises(ConfigError, match=why):
+            make(**options)
 
 
 def test_options_are_pickled_and_do_not_show_the_secret_key() -> None:

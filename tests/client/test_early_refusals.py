@@ -35,10 +35,53 @@ def test_keys_may_be_several_words() -> None:
     assert Message("T", b"x", keys=(word for word in ("a", "b"))).keys == "a b"
 
 
-@pytest.mark.parametrize("expression", ["a && b", "a | b", "a ||| b", "a || b && c"])
+@pytest.mark.parametrize(
+    "expression", ["a && b", "a | b", "a ||| b", "a || b && c", "price > 3", "kind = 'x'", "a OR b", "x in (1, 2)"]
+)
 def test_an_expression_of_another_language_is_rejected(expression: str) -> None:
     with pytest.raises(InvalidMessage, match="tags can only be joined by `\\|\\|`"):
         PushConsumer("g", "127.0.0.1:1").subscribe("T", expression)
+
+
+@pytest.mark.parametrize("expression", ["a=1 || b>2", "in || or", "price>3", "new order || not-in-stock"])
+def test_a_tag_may_look_a_little_like_a_condition(expression: str) -> None:
+    PushConsumer("g", "127.0.0.1:1").subscribe("T", expression)
+
+
+async def test_what_is_no_message_is_rejected() -> None:
+    producer = Producer("g", "127.0.0.1:1")
+    with pytest.raises(InvalidMessage, match=r"send takes a Message, as in send\(Message\(.*not b'one pizza'"):
+        await producer.send(b"one pizza")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="not 'Orders'"):
+        await producer.send("Orders", b"one pizza")  # type: ignore[arg-type]
+
+
+def test_a_listener_that_cannot_take_a_message_is_rejected() -> None:
+    async def late(message: object, session: object) -> None: ...
+
+    def none() -> None: ...
+
+    consumer = PushConsumer("g", "127.0.0.1:1")
+    for listener, name in ((none, r"none\(\)"), (late, r"late\(message.*\)")):
+        with pytest.raises(ConfigError, match=f"listener {name} .*must take one argument: it is called with a message"):
+            consumer.listen(listener)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="it is called with a list of messages"):
+        consumer.listen_to_batches(none, 10)  # type: ignore[arg-type]
+    consumer.listen(lambda message, retries=3: None)
+
+
+def test_with_in_place_of_async_with_names_both_ways_out() -> None:
+    why = "Producer is an asyncio client: write `async with`, or import it from rucola.client.sync"
+    with pytest.raises(TypeError, match=why), Producer("g", "127.0.0.1:1"):
+        pass
+
+
+async def test_iterating_without_a_subscription_warns(shared_rocketmq: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with PushConsumer("nothing-subscribed", shared_rocketmq.namesrv) as consumer:
+        assert [message async for message in consumer.messages(idle_timeout_ms=10)] == []
+    assert (
+        "group nothing-subscribed: nothing is subscribed, so no message arrives: call subscribe(topic)" in caplog.text
+    )
 
 
 async def test_sends_and_pulls_reject_what_a_broker_misunderstands(tmp_path: Path) -> None:

@@ -186,6 +186,22 @@ def test_invalid_addresses_are_refused(address: str) -> None:
         host_and_port(address)
 
 
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [("http://host:9876", "host:9876"), ("http://host", "host:9876"), ("host:9876/x", "host:9876")],
+)
+def test_an_address_like_a_url_names_the_right_form(address: str, meant: str) -> None:
+    with pytest.raises(RemotingConnectError, match=f"is no address: write host:port, as in {meant}$"):
+        host_and_port(address)
+
+
+async def test_a_refused_connection_says_so(unused_tcp_port: int) -> None:
+    client = RemotingClient()
+    with pytest.raises(RemotingConnectError, match=f"localhost:{unused_tcp_port}: connection refused: no server list"):
+        await client.connect(f"localhost:{unused_tcp_port}")
+    await client.close()
+
+
 async def test_an_impossible_host_name_raises_a_remoting_error() -> None:
     client = RemotingClient()
     with pytest.raises(RemotingConnectError, match="is no address"):

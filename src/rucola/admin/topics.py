@@ -50,7 +50,9 @@ class TopicAdmin:
             response = await self._requests.invoke_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         except BrokerError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise TopicNotFound(f"no name server knows a route for topic {topic}") from None
+                raise TopicNotFound(
+                    f"no name server knows a route for topic {topic}; `rucola admin topicList` lists the topics"
+                ) from None
             raise
         return decode_body(TopicRouteData, response.body)
 

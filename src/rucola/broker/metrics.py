@@ -53,7 +53,6 @@ from rucola.broker.assembly.access import AccessFigures
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
-from rucola.errors import RemotingError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.protocol.broker_stats import (
     BROKER_GET_NUMS,
@@ -66,6 +65,7 @@ from rucola.protocol.broker_stats import (
     group_key,
 )
 from rucola.remoting.connection_memory import ConnectionMemory
+from rucola.remoting.exposure import cannot_listen
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
@@ -382,7 +382,7 @@ class MetricsServer:
                 listening = socket.create_server((self.host, self.port), family=family)
                 self._acceptor = TlsAcceptor(listening, self._tls, connect_to(self._protocol))
         except OSError as error:
-            raise RemotingError(f"cannot listen on {self.host}:{self.port} for metrics: {error.strerror}") from None
+            raise cannot_listen(self.host, self.port, error) from None
         self.port = listening.getsockname()[1]
 
     async def stop(self) -> None:

@@ -48,7 +48,7 @@ def cluster(
     The first start chooses ports and writes a configuration file per server; the numbers can be left out afterwards.
     Servers that end are started again, after a pause that grows from 1 to 30 s. Prints `rucola ready
     namesrv=HOST:PORT;...` when all are ready; SIGTERM and SIGINT stop them in order, SIGHUP reloads them. A broker uses
-    one core: use one master per core for all of a machine's.
+    one core: start one master per core to use all cores.
 
     \b
     Examples:

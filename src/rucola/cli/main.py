@@ -35,7 +35,7 @@ COMMANDS = {
     "cluster": ("rucola.cli.cluster:cluster", "Run brokers and name servers on this machine."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
-    "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit and replay messages, with Spark."),
+    "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit, replay and reconcile messages."),
     "reliable": ("rucola.cli.reliable:reliable", "Outbox, relay and idempotent consumption in a database."),
     "tls": ("rucola.cli.tls:tls", "Make certificates for a first try of TLS."),
     "demo": ("rucola.cli.demo:demo", "A tour: a year of flights, sent, consumed and archived."),

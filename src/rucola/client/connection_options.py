@@ -30,6 +30,16 @@ class ConnectionOptions:
     credentials: Credentials | None = None
     """The keys that sign requests; by default see `rucola.acl.credentials`."""
 
+    def __post_init__(self) -> None:
+        expected = (
+            ("namesrv", self.namesrv, str, "'host:9876;host:9876'"),
+            ("tls", self.tls, ClientTls, "ClientTls(ca=...)"),
+            ("credentials", self.credentials, Credentials, "Credentials(access_key, secret_key)"),
+        )
+        for name, value, kind, example in expected:
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"{name}= is of type {type(value).__name__}: write {name}={example}")
+
     @classmethod
     def of(
         cls, namesrv: str | ConnectionOptions | None, tls: ClientTls | None, credentials: Credentials | None

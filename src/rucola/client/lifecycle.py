@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from rucola.errors import MQError, RemotingError
 
@@ -45,6 +45,14 @@ class Lifecycle(ABC):
         self._closing: asyncio.Task[None] | None = None
         self._is_expedited = False
         """Whether a cancelled caller has already cancelled the task that opens or closes."""
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is an asyncio client: write `async with`, or import it from rucola.client.sync"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        raise NotImplementedError  # never called; without it `with` would raise an error of its own
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -25,6 +25,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count
 from struct import Struct, pack
 from typing import Final
@@ -59,12 +60,21 @@ def offset_msg_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
 def parse_offset_msg_id(message_id: str) -> tuple[str, int]:
     """Parse an offsetMsgId into (host as `address:port`, physical offset). Raises InvalidMessage."""
     try:
-        data = bytes.fromhex(message_id)
-        if len(message_id) not in (32, 56) or len(data) * 2 != len(message_id) or data[-8] > 0x7F:
-            raise ValueError("it must have 32 or 56 hex digits and a positive offset")
+        data = _from_hex(message_id)
+        if data[-8] > 0x7F:
+            raise ValueError("its physical offset is negative")
         return decode_host(data[:-8]), int.from_bytes(data[-8:], "big")
     except (ValueError, InvalidMessage) as error:
         raise InvalidMessage(f"{message_id!r} is not an offsetMsgId: {error}") from error
+
+
+def _from_hex(text: str) -> bytes:
+    """Decode an id. ValueError with a reason for people."""
+    if len(text) in (32, 56):
+        with suppress(ValueError):
+            if len(data := bytes.fromhex(text)) * 2 == len(text):
+                return data
+    raise ValueError("it must have 32 or 56 hexadecimal digits")
 
 
 class UniqueIds:
@@ -116,9 +126,7 @@ def unique_id_time_ms(unique_id: str, now_ms: int) -> int:
     ids older than a month it is wrong. Raises InvalidMessage if the text is not a unique id.
     """
     try:
-        data = bytes.fromhex(unique_id)
-        if len(unique_id) not in (32, 56) or len(data) * 2 != len(unique_id):
-            raise ValueError("it must have 32 or 56 hex digits")
+        data = _from_hex(unique_id)
     except ValueError as error:
         raise InvalidMessage(f"{unique_id!r} is not a unique id: {error}") from error
     elapsed_ms = int.from_bytes(data[-6:-2], "big")

@@ -9,6 +9,9 @@ Corresponds to `HeartbeatData`, `ConsumerData`, `SubscriptionData` and `FilterAP
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from msgspec import field
 
 from rucola.errors import InvalidMessage
@@ -161,6 +164,10 @@ def subscription(
     )
 
 
+_SQL92: Final = re.compile(r"\S\s+(=|<>|<=?|>=?|IN|IS|AND|OR|NOT|BETWEEN)\s+\S", re.IGNORECASE)
+"""Operators of SQL92 between words, as in `price > 3`, which no expression of tags has."""
+
+
 def check_tags(expression: str) -> None:
     """Raise InvalidMessage for an expression that looks like another language than tags joined by `||`.
 
@@ -168,7 +175,7 @@ def check_tags(expression: str) -> None:
     """
     if not isinstance(expression, str):
         raise InvalidMessage(f"subscription {expression!r} is no text: write `TagA || TagB` or `*`")
-    if "&&" in expression or "|" in expression.replace("||", ""):
+    if "&&" in expression or "|" in expression.replace("||", "") or _SQL92.search(expression):
         raise InvalidMessage(
             f"subscription {expression!r}: tags can only be joined by `||`, as in `TagA || TagB`; conditions "
             "over properties need expression_type SQL92"

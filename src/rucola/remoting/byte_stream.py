@@ -21,6 +21,7 @@ from rucola.errors import RemotingConnectError, RemotingError
 from rucola.outages import Outages
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, host_and_port
 from rucola.remoting.connection import address_of
+from rucola.remoting.exposure import cannot_listen
 from rucola.remoting.tls import FollowedContext, ServerTls, subject_of, why_refused
 from rucola.remoting.tls_acceptor import TlsAcceptor
 
@@ -239,8 +240,7 @@ class StreamServer:
             listening.setblocking(False)
         except (OSError, OverflowError) as error:
             listening.close()
-            why = getattr(error, "strerror", None) or error
-            raise RemotingError(f"cannot listen on {self.host}:{self.port}: {why}") from None
+            raise cannot_listen(self.host, self.port, error) from None
         self.port = listening.getsockname()[1]
         if self._tls is None:
             self._accept_task = asyncio.create_task(self._accept(listening))

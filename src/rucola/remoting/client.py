@@ -7,6 +7,7 @@ Corresponds to `NettyRemotingClient` of Apache RocketMQ 4.9.8.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -155,7 +156,7 @@ class RemotingClient:
         except ValueError:  # the host is no valid name, for example longer than 63 characters
             raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
         except OSError as error:
-            raise RemotingConnectError(f"cannot connect to {address}: {error.strerror or error}") from None
+            raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}") from None
         self._connections[address] = connection
         return connection
 
@@ -163,6 +164,21 @@ class RemotingClient:
 def host_and_port(address: str) -> tuple[str, int]:
     """Return host and port of `host:port` or `[host]:port`. RemotingConnectError for any other form."""
     host, _, port = address.rpartition(":")
+    if "/" in address:  # as in a URL
+        raise RemotingConnectError(f"{address!r} is no address: write host:port, as in {_without_scheme(address)}")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise RemotingConnectError(f"{address!r} is no address: write host:port")
     return host.strip("[]"), int(port)
+
+
+def _without_scheme(address: str) -> str:
+    authority = address.rpartition("//")[2].partition("/")[0]
+    return authority if ":" in authority else f"{authority or 'localhost'}:9876"
+
+
+def _why(error: OSError) -> str:
+    """Return the reason for which a connection was not opened."""
+    # asyncio joins the errors of several addresses, as localhost often has, in the text of one without a number.
+    if error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error):
+        return "connection refused: no server listens there"
+    return error.strerror or str(error)

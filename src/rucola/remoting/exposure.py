@@ -7,11 +7,12 @@ unless its configuration declares the network as trusted.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 from typing import Final
 
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, RemotingError
 
 logger = logging.getLogger(__name__)
 
@@ -54,3 +55,11 @@ def check_metrics_exposure(host: str, *, is_mutual_tls: bool, insecure: bool) ->
 
 def _warn(server: str, host: str) -> None:
     logger.warning("insecure=true: %s on %s serves everyone who reaches it", server, host)
+
+
+def cannot_listen(host: str, port: int, error: OSError | OverflowError) -> RemotingError:
+    """Return the error for an address on which a server cannot listen."""
+    why = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) == errno.EADDRINUSE:
+        why = "another process has this port; stop that one, or choose another port"
+    return RemotingError(f"cannot listen on {host}:{port}: {why}")

@@ -11,10 +11,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rucola.errors import RemotingError
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
 from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
+from rucola.remoting.exposure import cannot_listen
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
@@ -73,8 +73,7 @@ class RemotingServer:
             bound.bind((self.host, self.port))
         except (OSError, OverflowError) as error:
             bound.close()
-            why = getattr(error, "strerror", None) or error
-            raise RemotingError(f"cannot listen on {self.host}:{self.port}: {why}") from None
+            raise cannot_listen(self.host, self.port, error) from None
         self.port = bound.getsockname()[1]
         self._socket = bound
 
@@ -107,7 +106,7 @@ class RemotingServer:
         except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
             self._socket.close()
             self._socket = None
-            raise RemotingError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
+            raise cannot_listen(self.host, self.port, error) from None
 
     async def stop(self) -> None:
         """Stop listening, and close every connection when its written responses are sent, or after CLOSE_TIMEOUT_S."""

@@ -102,7 +102,8 @@ def naming_store(store: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{store} cannot be opened: {error}") from error
+        where = f" ({error.filename})" if error.filename and error.filename != str(store) else ""
+        raise StoreError(f"{store} cannot be opened: {error.strerror or error}{where}") from error
 
 
 def is_served(store: Path) -> bool:

@@ -8,6 +8,7 @@ from rucola.admin import AdminClient
 from rucola.admin.access import AclVersions
 from rucola.cli.admin.command import (
     Target,
+    all_brokers_options,
     call_admin,
     command,
     confirm,
@@ -24,7 +25,7 @@ access_key_option = click.option("-a", "--accessKey", "access_key", required=Tru
 
 
 @command("updateAclConfig")
-@target_options
+@all_brokers_options
 @access_key_option
 @click.option("-s", "--secretKey", "secret_key", required=True, help="Secret key; - asks for it.")
 @click.option("-w", "--whiteRemoteAddress", "white_address", help="Addresses that need no signature, 10.0.0.*.")
@@ -48,7 +49,8 @@ def update_acl_config(
 ) -> None:
     """Create or change an account on one broker (-b), or on all masters and slaves of a cluster (-c).
 
-    What is not given keeps its value, except --admin. Name servers read files of their own.
+    Options that are not given keep their value, except --admin, which is false then. Name servers have files of their
+    own.
 
     \b
     Examples:
@@ -69,7 +71,7 @@ def update_acl_config(
 
 
 @command("deleteAclConfig")
-@target_options
+@all_brokers_options
 @access_key_option
 @yes_option
 def delete_acl_config(namesrv_addr: str, as_json: bool, target: Target, access_key: str, yes: bool) -> None:
@@ -85,7 +87,7 @@ def delete_acl_config(namesrv_addr: str, as_json: bool, target: Target, access_k
 
 
 @command("updateGlobalWhiteAddr")
-@target_options
+@all_brokers_options
 @click.option(
     "-g", "--globalWhiteRemoteAddresses", "patterns", required=True, help="Patterns: 10.10.103.*,192.168.0.*."
 )

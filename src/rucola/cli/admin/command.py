@@ -140,7 +140,17 @@ class Target:
 
 def target_options(function: F) -> F:
     """Add -b and -c, exactly one of which is needed; the function gets a Target, as `target`."""
+    return _with_target(function, cluster_option)
 
+
+def all_brokers_options(function: F) -> F:
+    """Like `target_options`, for a command that also concerns the slaves of the cluster."""
+    return _with_target(
+        function, click.option("-c", "--clusterName", "cluster", help="Name of a cluster, for its masters and slaves.")
+    )
+
+
+def _with_target(function: F, cluster_option: Callable[[Any], Any]) -> F:
     @functools.wraps(function)
     def checked(*arguments: Any, address: str | None, cluster: str | None, **options: Any) -> Any:
         if (address is None) == (cluster is None):

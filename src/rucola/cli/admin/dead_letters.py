@@ -134,7 +134,7 @@ def export_dlq(
     end_ms: int | None,
     show_all: bool,
 ) -> None:
-    """Write the dead letters of a group that are not re-driven to a file. They stay on the brokers.
+    """Write the dead letters of a group to a file, without those that were re-driven. They stay on the brokers.
 
     A Parquet file has the columns of the Spark data source, and originTopic and redriven.
 

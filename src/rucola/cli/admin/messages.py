@@ -54,7 +54,7 @@ def _check_consume_options(group: str | None, client_id: str | None) -> None:
     type=click.IntRange(1),
     default=PAGE,
     show_default=True,
-    help="Maximum number.",
+    help="Maximum number of messages.",
 )
 @begin_option
 @end_option

@@ -131,7 +131,11 @@ def _print_reset(result: ResetResult, as_json: bool, group: str, topic: str) -> 
 @click.option("-d", "--destGroup", "destination", required=True, help="Group to copy the offsets to.")
 @topic_option
 @click.option(
-    "-o", "--offline", type=bool, default=False, help="Even if the group has unsubscribed from the topic (true|false)."
+    "-o",
+    "--offline",
+    type=bool,
+    default=False,
+    help="Copy even if the group has unsubscribed from the topic (true|false).",
 )
 @yes_option
 def clone_group_offset(

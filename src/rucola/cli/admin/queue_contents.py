@@ -149,7 +149,13 @@ def print_msg_by_queue(
 @click.option("-s", "--beginTimestamp", "begin_ms", type=TIME, help=SINCE_HELP)
 @click.option("-e", "--endTimestamp", "end_ms", type=TIME, help="Only messages stored at this time or earlier.")
 @click.option(
-    "-c", "--MessageNumber", "max_count", type=click.IntRange(1), default=128, show_default=True, help="Maximum number."
+    "-c",
+    "--MessageNumber",
+    "max_count",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Maximum number of messages.",
 )
 def consume_message(
     namesrv_addr: str,

@@ -11,6 +11,7 @@ import click
 from rucola.admin import AdminClient
 from rucola.cli.admin.command import (
     Target,
+    all_brokers_options,
     call_admin,
     command,
     confirm,
@@ -26,7 +27,6 @@ from rucola.protocol.access import AclInfo, PolicyEntryInfo, UserInfo
 T = TypeVar("T")
 
 user_option = click.option("-u", "--username", "name", required=True, help="Name of the user.")
-type_option = click.option("-t", "--userType", "user_type", help="Normal or Super; by default Normal.")
 subject_option = click.option("-s", "--subject", required=True, help="User:NAME.")
 resources_option = click.option(
     "-r", "--resources", required=True, help="Resources: Topic:orders-*,Group:billing,Cluster:*; * for everything."
@@ -34,15 +34,17 @@ resources_option = click.option(
 actions_option = click.option(
     "-a", "--actions", required=True, help="Actions: Pub,Sub,Create,Update,Delete,Get,List, or All."
 )
-sources_option = click.option("-i", "--sourceIp", "sources", help="Addresses and networks: 10.0.0.7,10.1.0.0/16.")
+sources_option = click.option(
+    "-i", "--sourceIp", "sources", help="Only from these addresses and networks: 10.0.0.7,10.1.0.0/16."
+)
 decision_option = click.option("-d", "--decision", required=True, help="Allow or Deny.")
 
 
 @command("createUser")
-@target_options
+@all_brokers_options
 @user_option
 @click.option("-p", "--password", required=True, help="Password; - asks for it.")
-@type_option
+@click.option("-t", "--userType", "user_type", help="Normal or Super; by default Normal.")
 def create_user(
     namesrv_addr: str,
     as_json: bool,
@@ -65,11 +67,11 @@ def create_user(
 
 
 @command("updateUser")
-@target_options
+@all_brokers_options
 @user_option
 @click.option("-p", "--password", help="New password; - asks for it.")
-@type_option
-@click.option("-s", "--userStatus", "user_status", help="enable or disable.")
+@click.option("-t", "--userType", "user_type", help="Normal or Super; by default unchanged.")
+@click.option("-s", "--userStatus", "user_status", help="enable or disable; by default unchanged.")
 def update_user(
     namesrv_addr: str,
     as_json: bool,
@@ -94,7 +96,7 @@ def update_user(
 
 
 @command("deleteUser")
-@target_options
+@all_brokers_options
 @user_option
 @yes_option
 def delete_user(namesrv_addr: str, as_json: bool, target: Target, name: str, yes: bool) -> None:
@@ -139,7 +141,7 @@ def list_user(namesrv_addr: str, as_json: bool, target: Target, text: str | None
 
 
 @command("createAcl")
-@target_options
+@all_brokers_options
 @subject_option
 @resources_option
 @actions_option
@@ -156,7 +158,7 @@ def create_acl(namesrv_addr: str, as_json: bool, target: Target, **policy: str) 
 
 
 @command("updateAcl")
-@target_options
+@all_brokers_options
 @subject_option
 @resources_option
 @actions_option
@@ -173,7 +175,7 @@ def update_acl(namesrv_addr: str, as_json: bool, target: Target, **policy: str) 
 
 
 @command("deleteAcl")
-@target_options
+@all_brokers_options
 @subject_option
 @click.option("-r", "--resources", "resource", help="Only the policy of this resource; by default all.")
 @yes_option

@@ -18,7 +18,15 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
 @lake_option
 @selection_options
 @click.option("-i", "--msgId", "offset_msg_id", help="Only the message with this offsetMsgId.")
-@click.option("-m", "--maxNum", "limit", type=click.IntRange(1), default=64, show_default=True, help="Maximum number.")
+@click.option(
+    "-m",
+    "--maxNum",
+    "limit",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Maximum number of messages.",
+)
 @master_option
 @spark_option
 @json_option

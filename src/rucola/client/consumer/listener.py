@@ -66,6 +66,19 @@ class ListenerNotCalled(MQError):
     """No thread accepted the call: the pool is shut down (end of the program), or no thread can be started."""
 
 
+def _check_parameters(function: Callable[[Any], Any], argument: str) -> None:
+    """Raise ConfigError if a listener cannot be called with one argument: each message would fail and be retried."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions of C may have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(f"listener {name}{signature} must take one argument: it is called with {argument}") from None
+
+
 class ListenerAdapter:
     """One calling convention for all listeners: single or batch, coroutine function or plain function."""
 
@@ -76,6 +89,7 @@ class ListenerAdapter:
         """
         if not callable(function):
             raise ConfigError(f"a listener must be callable, and {function!r} cannot be called")
+        _check_parameters(function, "a message" if max_count is None else "a list of messages")
         if max_count is not None and not 1 <= max_count <= MAX_BATCH:
             raise ConfigError(f"a batch listener takes 1 to {MAX_BATCH} messages at a time, not {max_count}")
         self.max_count = max_count or 1

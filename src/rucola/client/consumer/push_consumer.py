@@ -353,6 +353,10 @@ class PushConsumer(GroupClient):
         if not self.was_opened:
             self._check_open()
         self._check_caller()
+        if self._context.subscriptions.keys() <= {self._context.retry_topic}:
+            logger.warning(
+                "group %s: nothing is subscribed, so no message arrives: call subscribe(topic) first", self.group
+            )
 
     def _check_caller(self) -> None:
         """Raise MQError if the consumer is open on another event loop or process."""

@@ -37,7 +37,7 @@ from rucola.client.producer.sender import Sender
 from rucola.client.request_reply import reply_message, request_message
 from rucola.client.stats import ProducerStats
 from rucola.client.values import Values
-from rucola.errors import ConfigError, RemotingTimeout
+from rucola.errors import ConfigError, InvalidMessage, RemotingTimeout
 from rucola.message import Message, MessageExt
 from rucola.message.topics import check_topic
 from rucola.protocol.command import FLAG_ONEWAY
@@ -123,6 +123,8 @@ class Producer(GroupClient):
         InvalidMessage before anything is sent; TopicNotFound; BrokerError if the broker rejects the message; SendFailed
         after all retries, with a list of the attempts; with `queue`, the error of the only attempt.
         """
+        if not isinstance(message, Message):
+            raise InvalidMessage(f"send takes a Message, as in send(Message('Orders', b'...')), not {message!r:.50}")
         with self._call():
             return await self._send(message, queue, Deadline(timeout_ms))
 
