@@ -1,7 +1,8 @@
-"""TLS: its cost per message and per connection, at a broker with TLS and plain text on one port."""
+"""TLS: its cost per message, per connection and for replication, at a broker with TLS and plain text on one port."""
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from pathlib import Path
@@ -10,14 +11,20 @@ from tempfile import TemporaryDirectory
 import frames
 from figures import Figure, median
 from floors import Options
-from load import Run, answer_to, drive
+from load import READ_SIZE, Run, answer_to, drive
+from rucola import settings
 from rucola.cli.certificates import CertificateDirectory
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.replication import TransferDecoder, encode_report
 from servers import Server, standalone
-from stored import check_stored
+from stored import check_stored, fill
 
 TOPIC = "BenchTls"
 FRAMES = 1024
 COUNT_1, COUNT_16, HANDSHAKES = 8_000, 24_000, 500
+REPLICATED = 64 * 2048
+"""Messages of the log that is copied, 1 KB each."""
 
 
 def measure(options: Options) -> list[Figure]:
@@ -37,6 +44,8 @@ def measure(options: Options) -> list[Figure]:
                 count += sum(run.count for run in (*plain, *secured)) + 2 * (options.count(full) // 4)
             check_stored(broker, TOPIC, count)
             figures.append(_handshakes(broker, context, options.count(HANDSHAKES), options.rounds))
+            fill(broker, f"{TOPIC}Log", max(1, options.count(REPLICATED) // 2048) * 2048)
+            figures.append(_replication(broker, context, options.rounds))
     return figures
 
 
@@ -93,4 +102,40 @@ def _handshakes(broker: Server, context: ssl.SSLContext, count: int, rounds: int
         floor=median(lambda turn: turn[0], turns),
         floor_is="a connection in plain text, same broker",
         more={"least_µs": min(secured for _, secured in turns)},
+    )
+
+
+def _replication(broker: Server, context: ssl.SSLContext, rounds: int) -> Figure:
+    """CPU of the master for each MiB of its log that a slave without one gets."""
+    config = answer_to(broker, RemotingCommand.request(RequestCode.GET_BROKER_CONFIG).encode()).body
+    port = int(settings.parse(config.decode())["haListenPort"])
+    info = answer_to(broker, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO).encode()).body
+    size = int(json.loads(info)["table"]["commitLogMaxOffset"])
+
+    def copy(kind: ssl.SSLContext | None) -> float:
+        begin_ns = broker.cpu_ns()
+        with socket.create_connection(("127.0.0.1", port)) as slave:
+            if kind is not None:
+                slave = kind.wrap_socket(slave, server_hostname="127.0.0.1")
+            slave.sendall(encode_report(0))
+            decoder, received = TransferDecoder(), 0
+            while received < size:
+                received += sum(len(piece) for _, piece in decoder.receive_data(slave.recv(READ_SIZE)))
+        return (broker.cpu_ns() - begin_ns) / size * 2**20 / 1e3
+
+    for kind in (None, context):
+        copy(kind)
+    turns = [(copy(None), copy(context)) for _ in range(rounds)]
+    return Figure(
+        "tls_replication",
+        median(lambda turn: turn[1], turns),
+        "µs CPU/MiB",
+        floor=median(lambda turn: turn[0], turns),
+        floor_is="the same log in plain text, from the same master",
+        ratios=[secured / plain for plain, secured in turns],
+        more={
+            "MiB": size / 2**20,
+            "least_µs": min(secured for _, secured in turns),
+            "least_µs_in_plain_text": min(plain for plain, _ in turns),
+        },
     )

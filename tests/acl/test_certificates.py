@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rucola.access import Action, Caller, Check, Reason, Refused, Resource
+from rucola.access import Interceptor
 from rucola.acl.credentials import Credentials
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
@@ -31,32 +31,29 @@ from rucola.store.tools.check import check
 from support.access import ADMIN, STRANGER, make_home
 from support.certificates import Certificates
 from support.cluster import HOST, SMALL_FILES
+from support.documents import Document
 
 SUBJECT = "CN=Rucola client"
 """That of the client's certificate which `rucola tls init` makes."""
 
 
-class NamedByCertificate:
-    """An interceptor as in docs/access-control.md: each user needs a certificate with its own name."""
-
-    def __init__(self, names: dict[str, str]) -> None:
-        self._names = names
-
-    def check_for(self, action: Action) -> Check:
-        def check(caller: Caller, resource: Resource) -> None:
-            if caller.user is not None and self._names.get(caller.user.name) != caller.certificate:
-                raise Refused(Reason.DENIED, f"user {caller.user.name} needs a certificate of its own")
-
-        return check
+def documented_interceptor(subjects: dict[str, str]) -> Interceptor:
+    """The one of docs/access-control.md: each of these users needs a certificate with this subject."""
+    section = Document.read("docs/access-control.md").sections()["Certificates of clients"]
+    (block,) = [block for block in section.blocks if block.language == "python"]
+    program: dict[str, Any] = {}
+    exec(block.text, program)
+    made: Interceptor = program["BoundToCertificate"](subjects)
+    return made
 
 
-def broker_of(path: Path, certificates: Certificates, names: dict[str, str], need: ClientAuth) -> Broker:
+def broker_of(path: Path, certificates: Certificates, subjects: dict[str, str], need: ClientAuth) -> Broker:
     config = BrokerConfig(
         bind_address=HOST, broker_ip1=HOST, listen_port=0, ha_listen_port=0, acl_enable=True,
         rocketmq_home=make_home(path / "home"), tls=certificates.config(server_need_client_auth=need),
     )  # fmt: skip
     store = StoreConfig(store_path_root_dir=path / "store", **SMALL_FILES)
-    return Broker(config, store, interceptors=[NamedByCertificate(names)])
+    return Broker(config, store, interceptors=[documented_interceptor(subjects)])
 
 
 async def create_topic(broker: Broker, tls: ClientTls, keys: Credentials, topic: str) -> int:

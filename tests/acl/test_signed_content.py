@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.access import Caller, Refused
+from rucola.acl import signature
 from rucola.acl import signed_content as module
 from rucola.acl.access_control import AccessControl, PolicyAccounts
 from rucola.acl.credentials import Credentials
@@ -135,6 +136,22 @@ def test_the_number_of_structs_is_bounded(control: AccessControl) -> None:
         control.authenticate(Caller("10.0.0.1:1"), command)
     assert len(module._structs) == MAX_KINDS
     assert signed_content(signed(ADMIN, name9="x")).text == signed_text({"AccessKey": "operator", "name9": "x"})
+
+
+def test_long_names_and_languages_are_not_remembered(control: AccessControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before the account is known: 1,000 headers of 256 KiB would otherwise stay in memory."""
+    monkeypatch.setattr(signature, "_orders", {})
+    for number in range(20):
+        stranger = signed(Credentials("stranger", "secret"), **{f"n{number}" + "x" * 50_000: ""})
+        with pytest.raises(Refused):
+            control.authenticate(Caller("10.0.0.1:1"), stranger)
+        control.authenticate(Caller("10.0.0.1:1"), signed(ADMIN, **{f"n{number}" + "x" * 50_000: ""}))
+    assert not signature._orders
+    assert not module._structs
+    fields = {"topic": "T"}
+    ADMIN.sign(fields, b"")
+    control.authenticate(Caller("10.0.0.1:1"), received(header(fields, language="x" * 50_000)))
+    assert not module._kinds
 
 
 def test_the_typed_header_is_kept_for_the_handler() -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.client import route
+from rucola.client.consumer.pull_consumer import MAX_PULLED_SIZE
+from rucola.client.producer.transaction import MAX_CHECKS
 from rucola.fastjson import MAX_DEPTH, MAX_TOLERANT_SIZE
 from rucola.message import sql92
 from rucola.message.compression import RATIO_VARIABLE, SIZE_VARIABLE, ExpansionLimits
 from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.route import MAX_REGISTRATION_SIZE
+from rucola.remoting import server_requests
 from rucola.store.config import StoreConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -48,6 +51,11 @@ def test_the_fixed_limits_are_those_of_the_code() -> None:
     )
     assert fixed["a property that SQL92 compares with a number"] == f"{sql92.MAX_NUMBER_LENGTH:,} characters"
     assert fixed["a registration, decompressed"] == f"{MAX_REGISTRATION_SIZE >> 20} MiB"
-    assert fixed["queues in a route that a client accepts"] == (
-        f"{route.MAX_QUEUES_PER_BROKER:,} for each broker, {route.MAX_QUEUES:,} in total"
+    assert fixed["queues in a route"].startswith(
+        f"{route.MAX_QUEUES_PER_BROKER:,} for each broker, {route.MAX_QUEUES:,} in total:"
     )
+    assert fixed["addresses of brokers in a route"].startswith(f"{route.MAX_ADDRESSES:,}:")
+    assert fixed["decompressed bodies of a pull"].startswith(f"{MAX_PULLED_SIZE >> 20} MiB ")
+    assert fixed["requests of one server that wait for an answer"].startswith(f"{server_requests.MAX_PENDING};")
+    assert fixed["answers that a server does not read"].startswith(f"{server_requests.MAX_UNSENT >> 20} MiB;")
+    assert fixed["transaction checks that run"].startswith(f"{MAX_CHECKS:,} for each producer;")

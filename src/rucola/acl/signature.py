@@ -93,7 +93,7 @@ def signed_text(fields: Mapping[str, str]) -> bytes:
         values_of = _values_getter([name for name in names if name not in (SIGNATURE, UNIQUE_MSG_QUERY_FLAG)])
         if len(_orders) >= MAX_ORDERS:
             _orders.clear()
-        if len(names) <= MAX_NAMES:
+        if len(names) <= MAX_NAMES and sum(map(len, names)) <= MAX_NAMES_LENGTH:
             _orders[names] = values_of
     return "".join(values_of(fields)).encode("utf-8", "surrogatepass")
 
@@ -109,6 +109,8 @@ def other_signed_text(fields: Mapping[str, str]) -> bytes | None:
 MAX_ORDERS: Final = 1000
 """Sets of names whose order is remembered."""
 MAX_NAMES: Final = 64
+MAX_NAMES_LENGTH: Final = 1024
+"""Characters of the names together; longer ones, which no client sends, would fill the memory."""
 
 _orders: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] = {}
 """By the names of the ext fields of a request, as they came: returns the signed values in their order."""

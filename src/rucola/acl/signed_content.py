@@ -17,12 +17,20 @@ from typing import Any, Final
 
 import msgspec
 
-from rucola.acl.signature import ACCESS_KEY, SIGNATURE, UNIQUE_MSG_QUERY_FLAG, ordered, signed_text
+from rucola.acl.signature import (
+    ACCESS_KEY,
+    MAX_NAMES,
+    MAX_NAMES_LENGTH,
+    SIGNATURE,
+    UNIQUE_MSG_QUERY_FLAG,
+    ordered,
+    signed_text,
+)
 from rucola.protocol.command import RemotingCommand
 
 MAX_KINDS: Final = 256
-MAX_NAMES: Final = 64
-"""Ext fields of a request for which a struct is made."""
+MAX_LANGUAGE: Final = 32
+"""Characters of the language of a kind."""
 
 _values: Callable[[Any], tuple[str, ...]] = msgspec.structs.astuple
 
@@ -34,7 +42,7 @@ _structs: dict[tuple[str, ...], _Decode] = {}
 
 
 class SignedContent(msgspec.Struct, gc=False):
-    """What a request says of its user, and what its signature is about. A struct, since one is made per request."""
+    """The user that a request names, and the content of its signature. A struct, since one is made per request."""
 
     access_key: str
     signature: str
@@ -64,8 +72,10 @@ def signed_content(command: RemotingCommand) -> SignedContent:
 def remember(command: RemotingCommand, fields: Mapping[str, str]) -> None:
     """Decode later requests of the same kind in one pass. `command` is authentic, and has these ext fields."""
     names = tuple(ordered(name for name in fields if name not in (ACCESS_KEY, SIGNATURE)))
-    if command.ext is not None or len(names) > MAX_NAMES or UNIQUE_MSG_QUERY_FLAG in names:
+    if command.ext is not None or UNIQUE_MSG_QUERY_FLAG in names:
         return  # no JSON, or signed in two ways
+    if len(names) > MAX_NAMES or sum(map(len, names)) > MAX_NAMES_LENGTH or len(command.language) > MAX_LANGUAGE:
+        return
     if not all(name.isascii() and name.isidentifier() for name in names):
         return  # no field of a struct can have such a name
     decode = _structs.get(names)
