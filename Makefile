@@ -99,7 +99,7 @@ speed: $(STAMP) ## compile the accelerator again
 sanitize: $(STAMP) ## run the tests of the accelerator with AddressSanitizer and UndefinedBehaviorSanitizer
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		SPEED_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
-		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/speed $(ARGS)
+		$(VENV)/bin/python -m pytest -p no:cacheprovider --capture=sys tests/speed $(ARGS)
 
 # A lock file contains no addresses or paths, so that only the hashes decide what is installed.
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
