@@ -126,3 +126,4 @@ if __name__ == "__main__":
     place = Path(__file__).resolve().parent
     if reason := build_accelerator(place, place / "src" / EXTENSION, sys.argv[1:]):
         sys.exit(f"no accelerator: {reason}")
+    (place / "src" / ABSENT).unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 #include "speed.h"
 
 #define BEFORE_ORIGIN 36 /* bytes of a record up to sysFlag */
-#define MAX_ORIGIN 68    /* bytes from sysFlag to preparedTransactionOffset, with IPv6 hosts */
+#define MAX_ORIGIN 72    /* bytes from sysFlag to preparedTransactionOffset, with IPv6 hosts */
 #define MAX_TOPIC 256
 #define HOSTS_V6 0x30
 #define BORN_HOST_V6 0x10

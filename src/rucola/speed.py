@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
 
 
