@@ -26,7 +26,7 @@ from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.cli import banner, systemd
-from rucola.cli.garbage_collection import CHECK_INTERVAL_S, FrozenObjects
+from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import namesrv_option
 from rucola.errors import ConfigError, MQError
@@ -291,23 +291,22 @@ async def serve_until_cancelled(ready: str, reload: Callable[[], Awaitable[None]
     hung_up = asyncio.Event()
     if sys.stdin is None or not sys.stdin.isatty():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
-    frozen = FrozenObjects()
-    frozen.freeze()
     loop = asyncio.get_running_loop()
+    with tuned_for_serving() as frozen:
 
-    def collect() -> None:
-        frozen.collect_if_doubled()
+        def collect() -> None:
+            frozen.collect_if_doubled()
+            loop.call_later(CHECK_INTERVAL_S, collect)
+
         loop.call_later(CHECK_INTERVAL_S, collect)
-
-    loop.call_later(CHECK_INTERVAL_S, collect)
-    print(ready, flush=True)
-    systemd.ready(ready)
-    while True:
-        await hung_up.wait()
-        hung_up.clear()
-        systemd.reloading()
-        try:
-            await reload()
-        except MQError as error:
-            logger.error("SIGHUP: nothing is reloaded: %s", error)
+        print(ready, flush=True)
         systemd.ready(ready)
+        while True:
+            await hung_up.wait()
+            hung_up.clear()
+            systemd.reloading()
+            try:
+                await reload()
+            except MQError as error:
+                logger.error("SIGHUP: nothing is reloaded: %s", error)
+            systemd.ready(ready)

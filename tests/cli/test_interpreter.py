@@ -1,14 +1,15 @@
-"""Garbage collection of servers: what is frozen, and what is collected all the same."""
+"""The interpreter of a server: what is frozen, what is collected all the same, and the end of it."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from rucola.cli.garbage_collection import FrozenObjects
+from rucola.cli.interpreter import SWITCH_INTERVAL_S, FrozenObjects, tuned_for_serving
 
 
 class Node:
@@ -20,12 +21,11 @@ class Node:
 
 @pytest.fixture
 def frozen() -> Iterator[FrozenObjects]:
-    thresholds = gc.get_threshold()
-    frozen = FrozenObjects()
-    frozen.freeze()
-    yield frozen
-    frozen.thaw()
-    gc.set_threshold(*thresholds)
+    before = gc.get_threshold(), sys.getswitchinterval()
+    with tuned_for_serving() as frozen:
+        assert sys.getswitchinterval() == SWITCH_INTERVAL_S
+        yield frozen
+    assert (gc.get_threshold(), sys.getswitchinterval()) == before
     assert gc.get_freeze_count() == 0
 
 

@@ -1,4 +1,4 @@
-"""Garbage collection of servers: collections that stay short, however many objects the server has.
+"""The interpreter of a server process: short garbage collections, and a short switch interval.
 
 A full collection scans every object, and all messages wait for it: 100 ms with ten thousand idle connections. Objects
 that survive one usually live for hours, so they are frozen then (`gc.freeze`) and no later collection scans them
@@ -7,12 +7,23 @@ again. Each object is scanned by one full collection at most, and each full coll
 Reference counting frees a frozen object as any other; only cycles of frozen objects stay (asyncio leaves one of eight
 small objects for each closed connection). So that these do not accumulate, `collect_if_doubled` collects everything
 once the number of frozen objects has doubled.
+
+The event loop waits for the interpreter lock while another thread runs Python code, for the switch interval at most. A
+server's threads mostly wait for the disk and compute little, so a short interval delays messages less and costs nothing
+measurable: beside a thread that only computes, a flush of the kernel takes 0.04 ms instead of 8.7 (median, busy
+machine).
 """
 
 from __future__ import annotations
 
 import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""A tenth of the interpreter's own."""
 
 CHECK_INTERVAL_S: Final = 3600
 """Time between two calls of `collect_if_doubled`: counting a million frozen objects takes some milliseconds."""
@@ -60,3 +71,17 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
     """Freeze all objects at the end of a full collection; a callback of the collector."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
+
+
+@contextmanager
+def tuned_for_serving() -> Iterator[FrozenObjects]:
+    """Freeze objects and shorten the switch interval while the block runs. For the whole process, once."""
+    interval, thresholds, frozen = sys.getswitchinterval(), gc.get_threshold(), FrozenObjects()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    frozen.freeze()
+    try:
+        yield frozen
+    finally:
+        frozen.thaw()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
