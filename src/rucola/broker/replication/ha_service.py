@@ -263,8 +263,8 @@ class HAService:
         if point < join.end:
             raise StoreError(
                 f"its log ends at {join.end}, and that of this master at {greeting.end}; they are equal up to {point}. "
-                "If that slave was master, it sets the rest aside and follows. If this master has lost messages, `rucola "
-                "admin promote` on the slave keeps them"
+                "If that slave was master, it sets the rest aside and follows. If this master has lost messages, "
+                "`rucola admin promote` on the slave keeps them"
             )
         connection.member_id = join.member_id
         return encode_report(join.begin)
