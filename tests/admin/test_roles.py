@@ -39,7 +39,7 @@ async def send_until(running: Cluster, is_over: asyncio.Event) -> tuple[list[byt
     async with Producer("p", running.namesrv) as producer:
         while not is_over.is_set():
             body = b"%d" % len(bodies)
-            statuses.append((await producer.send(Message("T", body))).status)
+            statuses.append((await producer.send(Message("T", body), timeout_ms=30_000)).status)
             bodies.append(body)
     return bodies, statuses
 

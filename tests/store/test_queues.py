@@ -353,3 +353,17 @@ def test_a_queue_file_that_is_truncated_under_the_broker_is_refused_and_not_mapp
         file.write_bytes(whole)
         assert len(store.get("T", 0, 100, 1).records) == 1
     assert check(root) == []
+
+
+def test_the_end_before_a_physical_offset_is_behind_the_last_record_that_ends_there(tmp_path: Path) -> None:
+    with MessageStore(config(tmp_path / "s")) as store:
+        ends = []
+        for number in range(20):
+            store.put(inner("T", 0, bytes(7 * number)), 1000)
+            ends.append(store.max_physical_offset)
+        store.reput()
+        (queue,) = store.consume_queues()
+        for end in range(0, ends[-1] + 50, 3):
+            assert queue.end_before(end) == len([one for one in ends if one <= end])
+        assert queue.end_before(None) == len(ends)
+    assert check(tmp_path / "s") == []

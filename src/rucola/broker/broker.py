@@ -24,6 +24,7 @@ from typing import Any
 
 from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
+from rucola.broker.assembly.listeners import held_ports
 from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.config import BrokerConfig
@@ -242,12 +243,13 @@ class Broker:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
         began_s = time.monotonic()
         await self._stop()
-        assert self._role is not None
-        changed = dataclasses.replace(self._role.changed(role), rejoins=rejoins)
-        await asyncio.to_thread(self._keep_role(changed))
-        self._take_role(changed, broker_id)
-        await self.open()
-        await self._start(start)
+        with held_ports(self.config):
+            assert self._role is not None
+            changed = dataclasses.replace(self._role.changed(role), rejoins=rejoins)
+            await asyncio.to_thread(self._keep_role(changed))
+            self._take_role(changed, broker_id)
+            await self.open()
+            await self._start(start)
         logger.info("role %s after %.0f ms", role.value, (time.monotonic() - began_s) * 1000)
 
     def _on_diverged(self, physical_offset: int) -> None:
@@ -262,20 +264,24 @@ class Broker:
             if self._parts is None or is_master(self.store_config.broker_role):
                 return
             await self._stop()
-            try:
-                tail = await asyncio.to_thread(cut_tail, self.store_config, physical_offset)
-            except (OSError, StoreError) as error:
-                logger.error("the log cannot be cut at %d, and does not follow its master: %s", physical_offset, error)
-            except Exception:
-                logger.exception("the log cannot be cut at %d", physical_offset)
-            else:
-                logger.warning(
-                    "%d messages, %d bytes of the log from %d to %d, were never replicated, and are cut off; they are "
-                    "kept in %s. `rucola store grep` reads them",
-                    tail.messages, tail.size, tail.begin, tail.end, ", ".join(map(str, tail.directories)),
-                )  # fmt: skip
-            await self.open()
-            await self._start(RoleStart(master_address=self._master_address))
+            with held_ports(self.config):
+                await asyncio.to_thread(self._cut_closed_log, physical_offset)
+                await self.open()
+                await self._start(RoleStart(master_address=self._master_address))
+
+    def _cut_closed_log(self, physical_offset: int) -> None:
+        try:
+            tail = cut_tail(self.store_config, physical_offset)
+        except (OSError, StoreError) as error:
+            logger.error("the log cannot be cut at %d, and does not follow its master: %s", physical_offset, error)
+        except Exception:
+            logger.exception("the log cannot be cut at %d", physical_offset)
+        else:
+            logger.warning(
+                "%d messages, %d bytes of the log from %d to %d, were never replicated, and are cut off; they are "
+                "kept in %s. `rucola store grep` reads them",
+                tail.messages, tail.size, tail.begin, tail.end, ", ".join(map(str, tail.directories)),
+            )  # fmt: skip
 
     def _may_cut(self) -> bool:
         return self._role is not None and self._role.rejoins

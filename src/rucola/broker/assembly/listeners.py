@@ -6,7 +6,10 @@ and a slave of Apache 4.9.8 asks its master for topics only there. `vipChannelEn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError
@@ -99,3 +102,26 @@ class Listeners:
                 f"{error}; it is the VIP channel of listenPort={listen_port}: free the port, choose another "
                 "listenPort, or set vipChannelEnabled=false if no slave of Apache and no old client needs it"
             ) from None
+
+
+@contextmanager
+def held_ports(config: BrokerConfig) -> Iterator[None]:
+    """Keep the ports of a broker that is stopped, and will be started again, from other processes.
+
+    On Linux, a socket that is bound and does not listen does that, and lets a listening one be bound beside it
+    (SO_REUSEADDR); elsewhere nothing is held. A port that another process has taken already is reported by the start.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    ports = [config.listen_port, config.ha_listen_port]
+    if config.vip_channel_enabled:
+        ports.append(BrokerConfig.vip_port(config.listen_port))
+    with ExitStack() as held:
+        for port in ports:
+            family = socket.AF_INET6 if ":" in config.bind_address else socket.AF_INET
+            bound = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                bound.bind((config.bind_address, port))
+        yield
