@@ -249,13 +249,13 @@ def test_an_elected_cluster_shows_its_roles_and_promotes(tmp_path: Path) -> None
         assert sorted(roles.values()) == ["master", "slave"]
         (killed,) = (name for name, role in roles.items() if role == "master")
         (other,) = roles.keys() - {killed}
-        until(lambda: send_one(namesrv_of(running)))
+        wait_until(lambda: send_one(namesrv_of(running)))
         pid = before[killed].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until(lambda: status(directory)[other].role == "master")
-        until(lambda: (now := status(directory)[killed]).role == "slave" and now.state == "ready")
-        until(lambda: send_one(namesrv_of(running)))
+        wait_until(lambda: status(directory)[other].role == "master")
+        wait_until(lambda: (now := status(directory)[killed]).role == "slave" and now.state == "ready")
+        wait_until(lambda: send_one(namesrv_of(running)))
         all_pids = pids(directory)
         assert running.stop() == 0
     assert not any(map(is_alive, all_pids))
