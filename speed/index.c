@@ -4,6 +4,7 @@
 
 #define HEADER_SIZE 40
 #define ENTRY_SIZE 20
+#define MAX_STEPS 1024 /* of a chain, before Python takes it */
 
 /* An index file in memory, checked: all slots are before `entries`, all entries below `room` are inside the file. */
 typedef struct {
@@ -94,12 +95,12 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return is_usual ? PyLong_FromLong(new_slots) : decline();
 }
 
-/* Counterpart: IndexFile.select.
+/* Counterpart: IndexFile.select_steps, for chains of at most MAX_STEPS.
 
 (map, slot count, number of the next entry, begin timestamp, hash, max count, begin, end, before) -> physical offsets */
 PyObject *select_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     File file;
-    int64_t following, begin_timestamp, hash, max_count, begin_ms, end_ms, before, number, found = 0;
+    int64_t following, begin_timestamp, hash, max_count, begin_ms, end_ms, before, number, found = 0, steps = 0;
     PyObject *result;
     (void)module;
     if (count != 9 || !take_i64(args[2], &following) || !take_i64(args[3], &begin_timestamp) ||
@@ -112,6 +113,10 @@ PyObject *select_entries(PyObject *module, PyObject *const *args, Py_ssize_t cou
         following = file.room;
     number = get_i32(file.slots + 4 * (hash % file.slot_count));
     while (result && 0 < number && number < following && found < max_count) {
+        if (++steps > MAX_STEPS) { /* Python walks a long chain in slices */
+            Py_CLEAR(result);
+            break;
+        }
         const uint8_t *entry = file.entries + number * ENTRY_SIZE;
         int64_t offset = get_i64(entry + 4), seconds = get_i32(entry + 12), time = begin_timestamp + seconds * 1000;
         if (seconds < 0)

@@ -33,7 +33,7 @@ static int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_off
     return get_u16(at + position) <= MAX_PROPERTIES_SIZE && position + 2 + get_u16(at + position) == size ? size : 0;
 }
 
-/* Counterpart: latest_records of rucola.store.read_batch.
+/* Counterpart: latest_records of rucola.store.query.
 
 (map, physical offset of its begin, bytes that the log has written there, physical offsets, max bytes)
 -> (records, physical offsets) | None if one of them is outside the map */

@@ -9,6 +9,8 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from rucola.name_server_addresses import DEFAULT_NAMESRV, default_name_servers
+
 SQLITE_TIMEOUT_S = 30.0
 """SQLite has one writer at a time; the others wait up to this long for their turn."""
 
@@ -18,8 +20,8 @@ class Settings(NamedTuple):
 
     database: str = "sqlite:///orders.db"
     """ORDERS_DATABASE: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME."""
-    namesrv: str = "127.0.0.1:9876"
-    """NAMESRV_ADDR: name servers, host:port;host:port."""
+    namesrv: str = DEFAULT_NAMESRV
+    """ROCKETMQ_NAMESRV or NAMESRV_ADDR: name servers, host:port;host:port."""
     relay: bool = True
     """ORDERS_RELAY: "on" relays in the web process; "off" leaves it to `rucola reliable relay`."""
     lease_s: float = 30.0
@@ -37,7 +39,7 @@ class Settings(NamedTuple):
             raise SystemExit(f"ORDERS_LEASE is {lease!r}: write seconds, at least 1")
         return cls(
             os.environ.get("ORDERS_DATABASE", default.database),
-            os.environ.get("NAMESRV_ADDR", default.namesrv),
+            default_name_servers(),
             relay == "on",
             float(lease),
         )

@@ -30,7 +30,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
@@ -116,22 +116,18 @@ class Secret:
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
+# Possessive: otherwise every repetition would take memory for going back to it, 200 bytes for each of the text.
+_KEY = re.compile(r"((?:[^\\=:\s]++|\\.)*+)[ \t\f]*+[=:]?[ \t\f]*+", re.DOTALL)
 
 
 def parse(text: str) -> dict[str, str]:
     """Parse the text of a properties file; the last of two equal keys wins."""
     properties: dict[str, str] = {}
-    lines = iter(text.splitlines())
-    for line in lines:
-        line = line.lstrip()
-        if not line or line[0] in "#!":
-            continue
-        while _is_continued(line):
-            line = line[:-1] + next(lines, "").lstrip()
-        key = _KEY.match(line)
-        assert key is not None
-        properties[_unescape(key[1])] = _unescape(line[key.end() :])
+    for line in _logical_lines(text):
+        if _is_setting(line):
+            key = _KEY.match(line)
+            assert key is not None
+            properties[_unescape(key[1])] = _unescape(line[key.end() :])
     return properties
 
 
@@ -165,20 +161,14 @@ def replaced(text: str, changes: Mapping[str, str]) -> str:
     """
     lines: list[str] = []
     at: dict[str, int] = {}
-    pending = iter(text.splitlines())
-    for line in pending:
-        whole = line.lstrip()
-        if whole and whole[0] not in "#!":
-            while _is_continued(whole):
-                whole = whole[:-1] + next(pending, "").lstrip()
-            (key,) = parse(whole)
+    for line in _logical_lines(text):
+        if _is_setting(line):
+            (key,) = parse(line)
             if key in changes:
                 line = ""
                 if key in at:
                     lines[at[key]] = ""
                 at[key] = len(lines)
-            else:
-                line = whole
         lines.append(line)
     for key, value in changes.items():
         line = f"{key}={_escape(value)}"
@@ -315,6 +305,26 @@ def keys_of(kinds: Iterable[type[Any]]) -> set[str]:
 
 def _spellings(field: dataclasses.Field[Any]) -> tuple[str, ...]:
     return key_of(field), *field.metadata.get("former", ())
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a file; settings with their continuations, and without white space in front."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        stripped = line.lstrip()
+        if not _is_setting(stripped):
+            yield line
+            continue
+        parts = [stripped]
+        while _is_continued(parts[-1]):
+            parts[-1] = parts[-1][:-1]
+            parts.append(next(lines, "").lstrip())
+        yield "".join(parts)
+
+
+def _is_setting(line: str) -> bool:
+    """Tell a setting from a comment and an empty line."""
+    return line.lstrip()[:1] not in ("", "#", "!")
 
 
 def _is_continued(line: str) -> bool:

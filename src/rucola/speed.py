@@ -96,12 +96,13 @@ put_entries: Callable[[mmap, int, int, int, Buffer, Buffer, Buffer], int | None]
 
 select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[int] | None] | None
 select_entries = _function("select_entries")
-"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select`) -> `IndexFile.select`."""
+"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select_steps`) -> its result, if
+the chain is short."""
 
 read_records: Callable[[mmap, int, int, list[int], int], tuple[list[bytes], list[int]] | None] | None
 read_records = _function("read_records")
 """(map, physical offset of its begin, bytes that the log has written, physical offsets, max bytes) ->
-`read_batch.latest_records`."""
+`query.latest_records`."""
 
 _Accepts = Callable[[int], bool] | None
 
@@ -109,3 +110,13 @@ read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[lis
 read_units = _function("read_units")
 """(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written, max count,
 max bytes, accepts) -> (records, their bytes, units that were read) of `read_batch`."""
+
+crc32_of_ranges: Callable[[Buffer, Buffer, Buffer], bytes | None] | None = _function("crc32_of_ranges")
+"""(data, begins, ends) -> the bytes of `record.body_crcs`."""
+
+_Properties = tuple[bytes, list[bytes], bytes, bytes, bytes, bytes]
+
+parse_properties: Callable[[Buffer, Buffer, Buffer], _Properties | None] | None = _function("parse_properties")
+"""(data, begins, ends) -> `property_columns.parse_properties` of the regular rows, as bytes of arrays: (offsets of the
+pairs of each row: int32; names; code of the name of each pair: int32; offset of each value: int32; values; irregular
+rows: int64)."""

@@ -17,6 +17,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.group import QueryConsumeTimeSpanRequestHeader
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.protocol.topic import (
     CreateTopicRequestHeader,
@@ -236,3 +237,29 @@ async def test_settings_beyond_the_size_of_a_body_are_refused(tmp_path: Path) ->
     async with broker_peer(tmp_path) as peer:
         answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"x=1\n" * 100_000)
         assert answer.remark == "settings of 400000 bytes; the limit is 262144 (maxJsonBodySize)"
+
+
+async def test_a_query_returns_no_more_than_a_frame_holds(tmp_path: Path) -> None:
+    """The rest is found by its offsets, as every further page is."""
+    async with broker_peer(tmp_path, {"mapped_file_size_commit_log": 64 << 20}) as peer:
+        for number in range(6):
+            await peer.send(bytes([number]) * 3_000_000, properties="KEYS\x01k\x02")
+        wanted: dict[str, Any] = {"topic": "T", "key": "k", "max_num": 64, "begin_timestamp": 0}
+        found: list[int] = []
+        before = None
+        while len(found) < 6:
+            header = QueryMessageRequestHeader(**wanted, end_timestamp=1 << 62, before_physical_offset=before)
+            records = decode_many((await peer.ask(RequestCode.QUERY_MESSAGE, header)).body)
+            assert len(records) == 2
+            found += [record.body[0] for record in reversed(records)]
+            before = records[0].physical_offset
+        assert found == [5, 4, 3, 2, 1, 0]
+
+
+async def test_a_pull_for_very_many_messages_looks_at_as_few_units_as_any(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        body = encode_batch([Message("", b"x", tags="other")]) * 1000
+        assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)).code == ResponseCode.SUCCESS
+        answer = await peer.pull(subscription="wanted", max_msg_nums=1 << 30)
+        assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert answer.ext_fields["nextBeginOffset"] == "800"

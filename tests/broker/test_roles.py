@@ -10,14 +10,14 @@ import pytest
 
 from rucola.broker.broker import Broker
 from rucola.client import Producer, PullConsumer, PullStatus, SendStatus
-from rucola.errors import StoreError
+from rucola.errors import StoreCorrupt, StoreError
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeader
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
-from rucola.store.epoch_file import read_epochs
+from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, cluster
 from support.replication import pair, send
@@ -248,3 +248,22 @@ async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
         assert (first.role_since_ms, second.role_since_ms) == since_ms
         with pytest.raises(StoreError, match="epoch 1 is not new"):
             await second.become_master(1, None)
+
+
+async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        failed = asyncio.create_task(broker.wait_failed())
+        epochs = tmp_path / "broker-a" / EPOCH_FILE
+        whole = epochs.read_bytes()
+        epochs.write_bytes(b"damaged")
+        broker.in_background(broker.become_slave(1, 1, ""))
+        with pytest.raises(StoreCorrupt):
+            await failed
+        with pytest.raises(StoreError, match="the broker is stopped"):
+            broker.position()
+        epochs.write_bytes(whole)
+    assert "the role cannot be changed" in caplog.text
+    assert check(tmp_path / "broker-a") == []

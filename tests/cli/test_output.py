@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli import output
+from rucola.cli.admin.messages import TRACK_COLUMNS
 from rucola.cli.output import Column, optional, to_json, whole
 
 
@@ -52,6 +53,7 @@ def test_fields_are_in_camel_case_and_data_is_not() -> None:
 
 
 TOPIC = "Topic-" + "x" * 88 + "-order"
+TIME = "2013-01-01 05:15:00,000"
 ID = "7F00000100002A9F00000000000A1B2C"
 
 
@@ -85,7 +87,7 @@ def row_of(columns: tuple[Column, ...]) -> list[object]:
     kinds: tuple[tuple[str, object], ...] = (
         (r"message.?id|msgid|^#at$", ID), ("client|addr|remote", "192.168.100.100@12345#1234567890"),
         ("topic|group|broker name|brokername|subexpr|left out|tag|key|remark", TOPIC),
-        ("time|first|last|stored|updat|until|oldest|newest", "2013-01-01 05:15:00,000"),
+        ("time|first|last|stored|updat|until|oldest|newest", TIME),
     )  # fmt: skip
     return [next((value for kind, value in kinds if re.search(kind, one.name.lower())), 1234567) for one in columns]
 
@@ -94,13 +96,16 @@ def row_of(columns: tuple[Column, ...]) -> list[object]:
 def test_every_table_fits_80_columns_and_cuts_no_id(where: str, columns: tuple[Column, ...]) -> None:
     row = row_of(columns)
     cells = [[str(cell) for cell in row]]
-    widths = output.fit(columns, cells, [isinstance(cell, int) for cell in row], 80)
+    is_time = [cell == TIME for cell in row]
+    widths = output.fit(columns, cells, [isinstance(cell, int) for cell in row], is_time, 80)
     total = sum(widths.values()) + 2 * (len(widths) - 1)
     for number, cell in enumerate(row):
         if columns[number].is_whole:
             assert widths[number] >= len(str(cell)), "ids are shown, and whole"
         elif number in widths and isinstance(cell, int):
             assert widths[number] >= len(str(cell)), "numbers are whole"
+        elif number in widths and cell == TIME:
+            assert widths[number] >= max(map(len, TIME.split())), "times are broken between date and time of day"
     assert 0 in widths
     whole = sum(len(str(cell)) + 2 for number, cell in enumerate(row) if columns[number].is_whole)
     assert total <= max(80, whole + 12), (where, widths)
@@ -130,7 +135,7 @@ def shown(columns: tuple[str | Column, ...], rows: list[tuple[object, ...]], *op
 
 
 COLUMNS = (whole("#Message ID"), "#Topic", "#Offset", optional("#Store Time"), optional("#Tags"), optional("#Keys"))
-ROW = (ID, TOPIC, 4711, "2013-01-01 05:15:00,000", "T" * 30, "K" * 30)
+ROW = (ID, TOPIC, 4711, TIME, "T" * 30, "K" * 30)
 
 
 def plain(text: str) -> str:
@@ -149,6 +154,18 @@ def test_a_terminal_gets_the_important_columns_and_wide_all() -> None:
     result = shown(COLUMNS, [ROW], "--wide")
     assert plain(result.stdout).splitlines()[1].split() == " ".join(map(str, ROW)).split()
     assert result.stderr == ""
+
+
+def test_times_are_broken_into_two_lines_and_not_cut() -> None:
+    row = ("billing", "CONSUMED", "yes", 1, TIME, TIME)
+    result = shown(TRACK_COLUMNS, [row, ("audit-of-all-orders", "NOT_CONSUME_YET", "no", 0, TIME, "")])
+    lines = [line.rstrip() for line in plain(result.stdout).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines[:4])
+    first = next(number for number, line in enumerate(lines) if line.startswith("billing"))
+    assert lines[first].count("2013-01-01") == 2
+    assert lines[first + 1].split() == ["05:15:00,000"] * 2
+    assert plain(shown(TRACK_COLUMNS, [row], "--wide").stdout).count(TIME) == 2
 
 
 def test_a_name_is_shortened_in_its_middle() -> None:

@@ -412,7 +412,7 @@ async def test_the_fetcher_pauses_while_too_much_is_cached(tmp_path: Path) -> No
         count = 1001
         broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(count)])
         await broker.start(running)
-        async with consumer_of(running) as consumer:
+        async with consumer_of(running, pull_batch_size=count) as consumer:
             messages = consumer.messages()
             first, second = await anext(messages), await anext(messages)
             assert (first.body, second.body) == (b"0", b"1")

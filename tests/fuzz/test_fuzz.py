@@ -8,50 +8,73 @@ from __future__ import annotations
 import random
 import resource
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rucola.errors import InvalidMessage
+from support.fuzz.access import access_targets, guarded_targets
 from support.fuzz.directories import lake_target, store_target
-from support.fuzz.loop import GROWTH, Target, fuzz, read_corpus
+from support.fuzz.loop import GROWTH, Run, Target, fuzz, read_corpus
+from support.fuzz.ports import client_target, port_targets
 from support.fuzz.servers import broker_target, namesrv_target
 from support.fuzz.targets import parser_targets
 
 CORPUS = Path(__file__).parent / "corpus"
-INPUTS = {"store": 40, "lake": 150, "broker": 600, "namesrv": 600}
+INPUTS = {"store": 40, "lake": 150, "broker": 600, "namesrv": 600, "guarded": 300, "signed": 300, "client": 150}
+INPUTS |= {"tls-port": 100, "ha-port": 100, "metrics-port": 100}
 """Inputs of targets that are slower than a parser, beside their seeds."""
 INPUTS_OF_PARSER = 600
 
 
 @pytest.mark.slow
-def test_no_parser_fails_stalls_or_grows(golden: Path) -> None:
-    for target in parser_targets(golden):
+def test_no_parser_fails_stalls_or_grows(golden: Path, tmp_path: Path) -> None:
+    for target in [*parser_targets(golden), *access_targets(tmp_path)]:
         run = fuzz(target, read_corpus(CORPUS, target.name), random.Random(target.name), INPUTS_OF_PARSER)
         assert run.findings == [], "\n".join(map(str, run.findings))
         assert run.count >= INPUTS_OF_PARSER
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["store", "lake", "broker", "namesrv"])
+@pytest.mark.parametrize("name", ["store", "lake", "broker", "namesrv", "guarded", "ports", "client"])
 def test_no_store_lake_or_server_fails_stalls_or_grows(golden: Path, tmp_path: Path, name: str) -> None:
     with ExitStack() as stack:
         match name:
             case "store":
-                target = store_target(tmp_path)
+                targets = [store_target(tmp_path)]
             case "lake":
-                target = lake_target(tmp_path)
+                targets = [lake_target(tmp_path)]
             case "broker":
-                target = stack.enter_context(broker_target(golden, tmp_path))
+                targets = [stack.enter_context(broker_target(golden, tmp_path))]
+            case "guarded":
+                targets = stack.enter_context(guarded_targets(golden, tmp_path))
+            case "ports":
+                targets = stack.enter_context(port_targets(golden, tmp_path))
+            case "client":
+                targets = [stack.enter_context(client_target(golden))]
             case _:
-                target = stack.enter_context(namesrv_target(golden))
-        run = fuzz(target, read_corpus(CORPUS, name), random.Random(name), len(target.seeds) + INPUTS[name])
-        assert run.findings == [], "\n".join(map(str, run.findings))
+                targets = [stack.enter_context(namesrv_target(golden))]
+        for target in targets:
+            corpus, chance = read_corpus(CORPUS, target.name), random.Random(target.name)
+            run = fuzz(target, corpus, chance, len(target.seeds) + INPUTS[target.name])
+            assert run.findings == [], "\n".join(map(str, run.findings))
 
 
-def test_every_input_of_the_corpus_belongs_to_a_target(golden: Path) -> None:
-    names = {target.name for target in parser_targets(golden)} | INPUTS.keys()
-    assert {path.name for path in CORPUS.iterdir()} <= names
+def test_every_input_of_the_corpus_belongs_to_a_target(golden: Path, tmp_path: Path) -> None:
+    parsers = [*parser_targets(golden), *access_targets(tmp_path)]
+    assert {path.name for path in CORPUS.iterdir()} <= {target.name for target in parsers} | INPUTS.keys()
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\\\n" * 300_000, b"\\a" * 400_000, b"a" * 800_000], ids=["continued", "escaped", "plain"]
+)
+def test_long_lines_of_settings_neither_stall_nor_grow(golden: Path, data: bytes) -> None:
+    """They once took quadratic time, and 200 bytes for each of theirs."""
+    (target,) = [target for target in parser_targets(golden) if target.name == "settings"]
+    run = Run(replace(target, stall_s=1.0))
+    run.try_input(data)
+    assert run.findings == []
 
 
 @pytest.mark.parametrize("bad", ["fails", "stalls", "grows"])

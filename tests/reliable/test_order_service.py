@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import signal
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
+from rucola.name_server_addresses import NAMESRV_VARIABLES
 from support.databases import create_database
-from support.order_service import OrderService
+from support.order_service import EXAMPLES, OrderService
 from support.outbox import until
 from support.servers import run, server
 
@@ -39,6 +41,18 @@ def order_service(tmp_path: Path) -> Iterator[Start]:
             return service
 
         yield start
+
+
+def test_the_order_service_finds_name_servers_as_the_rest_of_rucola(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    read = importlib.import_module("order_service.settings").Settings.from_environment
+    for name in NAMESRV_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert read().namesrv == "localhost:9876"
+    monkeypatch.setenv("NAMESRV_ADDR", "second:1")
+    assert read().namesrv == "second:1"
+    monkeypatch.setenv("ROCKETMQ_NAMESRV", "first:1")
+    assert read().namesrv == "first:1"
 
 
 def settled(service: OrderService) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola import speed
+from rucola import slices, speed
 from rucola.message import MessageInner, sysflag
 from rucola.message.record import encode
 from rucola.message.topics import SCHEDULE_TOPIC
@@ -22,7 +22,8 @@ from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_entr
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.index import MAX_LONG, IndexFile
 from rucola.store.mapped_file import MappedFileQueue
-from rucola.store.read_batch import latest_records, read_batch
+from rucola.store.query import latest_records
+from rucola.store.read_batch import read_batch
 from support.accelerator import assert_same, use
 
 KEYS = st.sampled_from([None, "", "k", "a b", "  a  b ", "\u00e4 \U0001f355", "Aa BB", "\udcff", "x" * 40])
@@ -111,7 +112,12 @@ def test_index_files(folder: Path, first: list[Any], second: list[Any], damage: 
             index.put_many(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
             index.file.map[40 : 40 + len(damage)] = damage
         ranges = [(0, MAX_LONG, MAX_LONG), (1000, 5000, 2**40)]
-        return [index.select(key, count, *each) for key in range(21) for count in (1, 32) for each in ranges]
+        return [
+            slices.run(index.select_steps(key, count, *each))
+            for key in range(21)
+            for count in (1, 32)
+            for each in ranges
+        ]
 
     _twice(folder, work)
 
@@ -169,8 +175,8 @@ def test_records_of_a_log(
         if at < len(data):
             data[at] = byte
     log = logs(bytes(data))
-    assert_same(lambda: latest_records(log, offsets))
-    assert_same(lambda: latest_records(log, [*offsets, *others]))
+    assert_same(lambda: slices.run(latest_records(log, offsets)))
+    assert_same(lambda: slices.run(latest_records(log, [*offsets, *others])))
 
 
 @given(RECORDS, DAMAGE, st.integers(1, 40), st.integers(0, 900), st.sampled_from([None, (0,), (1, 2)]), st.data())

@@ -99,6 +99,9 @@ class Broker:
         """Held during a change of the role."""
         self.role_since_ms = 0
         """When the broker started in its role."""
+        self._failure: BaseException | None = None
+        """Why a change of the role has left the broker stopped."""
+        self._failed = asyncio.Event()
         self._changes: set[asyncio.Task[None]] = set()
         """Changes of the role in the background."""
         self._is_cutting = False
@@ -164,6 +167,12 @@ class Broker:
         self._parts = None
         await self._running.aclose()
 
+    async def wait_failed(self) -> None:
+        """Wait until a change of the role fails and leaves the broker stopped, and raise the reason."""
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
     # -- the role, see `RoleControl` ----------------------------------------------------------------------------------
 
     def position(self) -> LogPosition:
@@ -194,7 +203,10 @@ class Broker:
         def end(task: asyncio.Task[None]) -> None:
             self._changes.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
-                logger.critical("the role cannot be changed", exc_info=error)
+                logger.error("the role cannot be changed: %s", error)
+                if self._parts is None:
+                    self._failure = error
+                    self._failed.set()
 
         task = asyncio.create_task(change)
         self._changes.add(task)

@@ -37,6 +37,8 @@ class LateChecks:
     """Before each retry of a held pull: access control and permission."""
     publish: Check
     """Before a half message is committed or rolled back: access control."""
+    create: Check
+    """Before a message is stored in a topic that it creates: permission."""
     read: Check | None
     """Before a message that was found by key or offset is returned, or sent back for a retry: access control."""
 
@@ -44,14 +46,14 @@ class LateChecks:
 def late_checks(access: AccessControl | None, permission: Permission) -> LateChecks:
     """Return the late checks of a broker; `access` is None without access control."""
     if access is None:
-        return LateChecks(permission.check_fetch, _pass, None)
+        return LateChecks(permission.check_fetch, _pass, permission.check_publish, None)
     may_fetch, may_publish, may_read = map(access.check_for, (Action.FETCH, Action.END_TRANSACTION, Action.READ))
 
     def check_fetch(caller: Caller, resource: Resource) -> None:
         may_fetch(access.renew(caller), resource)
         permission.check_fetch(caller, resource)
 
-    return LateChecks(check_fetch, may_publish, may_read)
+    return LateChecks(check_fetch, may_publish, permission.check_publish, may_read)
 
 
 def _pass(caller: Caller, resource: Resource) -> None:

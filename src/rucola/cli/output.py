@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,8 @@ _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
 """Width to which names and texts may be shortened."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?")
+_TIME_OF_DAY_WIDTH: Final = len("05:15:00,000")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,12 +113,13 @@ def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     names = [column.name for column in declared]
     numeric = [any(isinstance(line[number], int | float) for line in lines) for number in range(len(names))]
     cells = [[printable(str(cell)) for cell in line] for line in lines]
+    is_time = [_is_time([line[number] for line in cells]) for number in range(len(names))]
     console = Console(highlight=False, markup=False)
     context = click.get_current_context(silent=True)
     is_fitted = console.is_terminal and not (context is not None and context.meta.get(_WIDE))
     shown = dict(enumerate(_natural_widths(names, cells)))
     if is_fitted:
-        shown = fit(declared, cells, numeric, console.width)
+        shown = fit(declared, cells, numeric, is_time, console.width)
     else:
         # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.
         console = Console(highlight=False, markup=False, width=1_000_000)
@@ -127,7 +131,7 @@ def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
         )  # fmt: skip
     for count, line in enumerate(cells, 1):
         table.add_row(
-            *(shorten(line[number], width) for number, width in shown.items()),
+            *(line[number] if is_time[number] else shorten(line[number], width) for number, width in shown.items()),
             end_section=footer and count == len(cells) - 1,
         )
     # Ids are printed whole even if they alone are wider than the terminal.
@@ -137,13 +141,17 @@ def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
 
 
 def fit(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int
+    columns: Sequence[Column],
+    cells: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    is_time: Sequence[bool],
+    width: int,
 ) -> dict[int, int]:
     """Choose the columns that fit into `width`, with their widths: {index of the column: width}.
 
-    Numbers and the content of whole columns are never cut. Other content is shortened first, the widest most. If that
-    does not suffice, columns are left out from the right, optional ones before others, but never the first column and
-    never a whole one.
+    Numbers, times and the content of whole columns are never cut. Other content is shortened first, the widest most;
+    then times are broken between date and time of day. If that does not suffice, columns are left out from the right,
+    optional ones before others, but never the first column and never a whole one.
     """
     names = [column.name for column in columns]
     natural = _natural_widths(names, cells)
@@ -156,20 +164,26 @@ def fit(
         room = width - _GAP * (len(shown) - 1)
         if sum(natural[number] for number in shown) <= room:
             return {number: natural[number] for number in shown}
-        # Titles are broken between their words before any content is shortened.
-        widths = {number: content[number] for number in shown}
-        elastic = [number for number in shown if not numeric[number] and not columns[number].is_whole]
-        while sum(widths.values()) > room:
-            widest = max(elastic, key=lambda number: widths[number], default=None)
-            if widest is None or widths[widest] <= max(_LEAST_WIDTH, longest_word[widest]):
-                break
-            widths[widest] -= 1
-        if sum(widths.values()) <= room:
-            return widths
+        # Titles are broken between their words before any content is shortened, and times if that is not enough.
+        elastic = [n for n in shown if not numeric[n] and not is_time[n] and not columns[n].is_whole]
+        for of_times in ({}, {n: max(_TIME_OF_DAY_WIDTH, longest_word[n]) for n in shown if is_time[n]}):
+            widths = {number: content[number] for number in shown} | of_times
+            while sum(widths.values()) > room:
+                widest = max(elastic, key=lambda number: widths[number], default=None)
+                if widest is None or widths[widest] <= max(_LEAST_WIDTH, longest_word[widest]):
+                    break
+                widths[widest] -= 1
+            if sum(widths.values()) <= room:
+                return widths
         droppable = [number for number in shown[1:] if not columns[number].is_whole]
         if not droppable:
             return widths
         shown.remove(max(droppable, key=lambda number: (columns[number].is_optional, number)))
+
+
+def _is_time(cells: Sequence[str]) -> bool:
+    """Tell whether a column has times, as by `time_text`, and nothing else."""
+    return any(cells) and all(_TIME.fullmatch(cell) for cell in cells if cell)
 
 
 def shorten(text: str, width: int) -> str:

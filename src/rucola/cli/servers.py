@@ -34,6 +34,7 @@ from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.remoting.batching_event_loop import BatchingEventLoop
+from rucola.remoting.byte_stream import run_until_first_ends
 from rucola.remoting.exposure import is_loopback
 from rucola.store.config import StoreConfig
 
@@ -125,7 +126,7 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
             namesrv.reload_certificates()
             await broker.reload()
 
-        await serve_until_cancelled(ready, reload)
+        await run_until_first_ends(serve_until_cancelled(ready, reload), broker.wait_failed())
 
 
 @click.command()
@@ -199,7 +200,7 @@ async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: 
         registered = f" and name server is {config.namesrv_addr}" if config.namesrv_addr else ""
         banner.log_broker(server)
         ready = f"The broker[{config.broker_name}, {server.address}] boot success.{registered}"
-        await serve_until_cancelled(ready, server.reload)
+        await run_until_first_ends(serve_until_cancelled(ready, server.reload), server.wait_failed())
 
 
 def read_properties(config_file: Path | None) -> dict[str, str]:

@@ -68,6 +68,7 @@ from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.connection_memory import UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
+from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.refusals import refusal_response
 from rucola.remoting.tls import subject_of
 
@@ -98,13 +99,6 @@ MIN_SILENCE_MS = 1000
 """Minimum time without a received byte, with a request in flight, for a connection to count as half-open."""
 KERNEL_TICK_MS: Final = 10
 """Maximum error of the kernel's times of a connection: a jiffy at 100 Hz."""
-
-_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds until the first probe (under its names of Linux and of macOS), seconds between probes, and number of
-unanswered probes that end a connection."""
-
-_USER_TIMEOUT: Final = {"TCP_USER_TIMEOUT": 30_000}
-"""Milliseconds for which sent data may stay unacknowledged. Clients only: a server waits for slow readers."""
 
 
 class ReceiveBuffer:
@@ -358,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write_uncounted = self._write
         if self._memory is not None:
             self._transport.set_write_buffer_limits(high=UNCOUNTED)
-        self._set_keepalive(transport.get_extra_info("socket"))
+        enable_keepalive(transport.get_extra_info("socket"), is_client=self._memory is None)
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
         self.caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
@@ -566,12 +560,6 @@ class Connection(asyncio.BufferedProtocol):
             needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
             return f"; it sent nothing: if it enforces TLS, {needed}"
         return "; it sent nothing: if it requires certificates, set tls.client.certPath to one that it accepts"
-
-    def _set_keepalive(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (_KEEPALIVE if self._memory else _KEEPALIVE | _USER_TIMEOUT).items():
-            if hasattr(socket, name):  # not on every platform
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def _error_response(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
         """Return the response to a request whose processor raised.

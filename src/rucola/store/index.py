@@ -39,15 +39,16 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import datetime, timedelta
+from itertools import count as count_from
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from rucola import speed
+from rucola import slices, speed
 from rucola.errors import StoreCorrupt
 from rucola.files import sync_directory
 from rucola.message.hashing import index_hash
@@ -67,6 +68,7 @@ _MAX_SECONDS: Final = 0x7FFFFFFF
 _LAST_NAMED_MS: Final = 253_370_764_799_999
 """The end of the year 9998, UTC; beyond it a local time may have five digits for its year."""
 MAX_LONG: Final = (1 << 63) - 1
+_ENTRIES_PER_STEP: Final = 64
 
 
 class IndexFile:
@@ -173,13 +175,13 @@ class IndexFile:
         first, last = self.begin_timestamp, self.end_timestamp
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
-    def select(
+    def select_steps(
         self, key_hash: int, max_count: int, begin_ms: int, end_ms: int, before_physical_offset: int = MAX_LONG
-    ) -> list[int]:
-        """Return up to `max_count` physical offsets below a bound whose hash and time match, latest first.
+    ) -> Generator[None, None, list[int]]:
+        """Find up to `max_count` physical offsets below a bound whose hash and time match, latest first.
 
-        O(length of the chain); the chain ends at an entry before the window, since store times rise along the log, or
-        after MAX_CHAIN entries.
+        A generator of small steps (see `rucola.slices`). O(length of the chain), which may have millions of entries if
+        as many messages have one key; it ends at an entry before the window, since store times rise along the log.
         """
         mapped, at = self.file.map, self._entries_at
         if speed.select_entries is not None:
@@ -190,7 +192,11 @@ class IndexFile:
         found: list[int] = []
         (number,) = _SLOT.unpack_from(mapped, HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE)
         following = min(self.count, self.max_count)
-        while 0 < number < following and len(found) < max_count:
+        for step in count_from(1):
+            if not 0 < number < following or len(found) >= max_count:
+                break
+            if step % _ENTRIES_PER_STEP == 0:
+                yield
             stored_hash, physical_offset, seconds, previous = _ENTRY.unpack_from(mapped, at + number * ENTRY_SIZE)
             time_ms = self.begin_timestamp + seconds * 1000
             if seconds < 0:
@@ -384,15 +390,34 @@ class Index:
         end_ms: int = MAX_LONG,
         before_physical_offset: int = MAX_LONG,
     ) -> list[int]:
-        """Return the latest `max_count` physical offsets below a bound for this key, ascending.
+        """Return what `query_steps` finds, at once."""
+        return slices.run(self.query_steps(topic, key, max_count, begin_ms, end_ms, before_physical_offset))
 
-        They include keys with the same hash. The first offset of one result is the bound of the next query.
+    def query_steps(
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int = 0,
+        end_ms: int = MAX_LONG,
+        before_physical_offset: int = MAX_LONG,
+    ) -> Generator[None, None, list[int]]:
+        """Find the latest `max_count` physical offsets below a bound for this key, ascending.
+
+        They include keys with the same hash. The first offset of one result is the bound of the next query. A generator
+        of small steps; a file that retention deletes between two of them is left out.
         """
         key_hash = index_hash(index_key(topic, key))
         found: list[int] = []
-        for file in reversed(self.files):
-            if file.begin_physical_offset < before_physical_offset and file.overlaps(begin_ms, end_ms):
-                found += file.select(key_hash, max_count - len(found), begin_ms, end_ms, before_physical_offset)
+        for file in self.files[::-1]:
+            is_wanted = file.begin_physical_offset < before_physical_offset and file.overlaps(begin_ms, end_ms)
+            if is_wanted and file.file.hold():
+                try:
+                    found += yield from file.select_steps(
+                        key_hash, max_count - len(found), begin_ms, end_ms, before_physical_offset
+                    )
+                finally:
+                    file.file.release()
             if file.begin_timestamp < begin_ms or len(found) >= max_count:
                 break
         return sorted(found)

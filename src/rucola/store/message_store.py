@@ -31,7 +31,7 @@ Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, repeat
 from pathlib import Path
@@ -40,6 +40,7 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
+from rucola import slices
 from rucola.errors import InvalidMessage
 from rucola.files import FILE_MODE, make_directory, sync_directory
 from rucola.message import MessageInner, MessageInnerBatch, sysflag
@@ -67,7 +68,8 @@ from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock, naming_store
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.pending import PendingRequests
-from rucola.store.read_batch import latest_records, read_batch, report_damaged_unit
+from rucola.store.query import query_steps
+from rucola.store.read_batch import read_batch, report_damaged_unit
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
@@ -434,8 +436,7 @@ class MessageStore:
 
         Raises OSError.
         """
-        queue = self._queue(topic, queue_id)
-        if queue is None or queue.min_offset < queue.max_offset:
+        if (queue := self._queue(topic, queue_id)) is None or queue.min_offset < queue.max_offset:
             return False
         queue.delete()
         del self._queues[topic, queue_id]
@@ -524,20 +525,20 @@ class MessageStore:
     ) -> QueryResult:
         """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch, and 8 MiB.
 
-        The caller compares the keys. Times are compared in whole seconds (see `index`). All physical offsets are below
-        `before`, so the first offset of one result continues the query.
+        The caller compares the keys. Times are compared in whole seconds. All physical offsets are below `before`, so
+        the first offset of one result continues the query.
         """
+        return slices.run(self.query_steps(topic, key, max_count, begin_ms, end_ms, before))
+
+    def query_steps(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, before: int
+    ) -> Generator[None, None, QueryResult]:
+        """Do the same in small steps."""
         self._reput_unless_stalled()
-        index = self._dispatcher.index
+        index, max_count = self._dispatcher.index, min(max_count, self.config.max_msgs_num_batch)
         if index is None:
             return QueryResult([], [], 0, 0, None)
-        indexed = index.begin_timestamp, index.end_timestamp
-        max_count = min(max_count, self.config.max_msgs_num_batch)
-        offsets = index.query(topic, key, max_count, begin_ms, end_ms, before)
-        if not offsets:
-            return QueryResult([], [], 0, 0, indexed)
-        records, offsets = latest_records(self._log, offsets)
-        return QueryResult(records, offsets, index.end_timestamp, index.end_physical_offset, indexed)
+        return (yield from query_steps(index, self._log, topic, key, max_count, begin_ms, end_ms, before))
 
     def consume_queues(self) -> list[ConsumeQueue]:
         """Return every queue."""

@@ -23,8 +23,6 @@ from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, iter
 
 logger = logging.getLogger(__name__)
 
-MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
-"""Bytes of records that a query returns, beyond the first: a frame has 16 MiB at most."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -41,9 +39,8 @@ def read_batch(
 ) -> tuple[GetMessageStatus, int, list[bytes], int]:
     """Return (status, queue offset to continue from, records, their bytes).
 
-    `units` begin at `queue_offset`. At most `max_count` records are returned, and after the first at most `max_bytes`.
-    `accepts` gets a tags code, `matches` the properties; None accepts all. `on_damage` gets the queue offset of each
-    damaged unit.
+    `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
+    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
     """
     status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
     if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
@@ -90,35 +87,6 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, records, total
-
-
-def latest_records(log: CommitLog, physical_offsets: list[int]) -> tuple[list[bytes], list[int]]:
-    """Return the records at ascending physical offsets, as many of the last as fit a response, with their offsets.
-
-    Offsets without a record are left out. At least one record is returned, whatever its size.
-    """
-    if (
-        speed.read_records is not None
-        and physical_offsets
-        and (file := log.files.find(physical_offsets[0])) is not None
-    ):
-        written = min(log.end, file.end) - file.begin
-        found = speed.read_records(file.map, file.begin, written, physical_offsets, MAX_QUERY_SIZE)
-        if found is not None:
-            return found
-    records: list[bytes] = []
-    offsets: list[int] = []
-    size = 0
-    for physical_offset in reversed(physical_offsets):
-        record = log.record(physical_offset)
-        if record is None:
-            continue
-        size += len(record)
-        if records and size > MAX_QUERY_SIZE:
-            break
-        records.append(record)
-        offsets.append(physical_offset)
-    return records[::-1], offsets[::-1]
 
 
 def _read_usual(

@@ -24,12 +24,20 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from isal.isal_zlib import crc32
 
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.message.record import BLANK_MAGIC, FRAME, HEAD, HEAD_SIZE, MESSAGE_MAGIC, MIN_RECORD_SIZE, peek
+from rucola.message.record import (
+    BLANK_MAGIC,
+    FRAME,
+    HEAD,
+    HEAD_SIZE,
+    MESSAGE_MAGIC,
+    MIN_RECORD_SIZE,
+    body_crcs,
+    peek,
+)
 from rucola.message.topics import MAX_TOPIC_LENGTH
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
@@ -195,8 +203,7 @@ def _valid_run(
     damage = None if count == len(begins) else _damage_without_crc(file, first + begins[count])
     # 5. Compare the CRCs of the bodies before it.
     if check_crc:
-        bodies = map(view.__getitem__, map(slice, body_begins[:count].tolist(), body_ends[:count].tolist()))
-        found = np.fromiter(map(crc32, bodies), np.int64, count) & 0x7FFFFFFF
+        found = body_crcs(view, body_begins[:count], body_ends[:count])
         wrong = np.flatnonzero(found != crcs[:count])
         if wrong.size:
             count = int(wrong[0])

@@ -22,8 +22,10 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+from support.fuzz.access import access_targets, guarded_targets
 from support.fuzz.directories import lake_target, store_target
 from support.fuzz.loop import Finding, Target, fuzz, read_corpus
+from support.fuzz.ports import client_target, port_targets
 from support.fuzz.servers import broker_target, namesrv_target
 from support.fuzz.targets import parser_targets
 
@@ -41,6 +43,10 @@ def targets(golden: Path, directory: Path, stack: ExitStack) -> list[Target]:
         lake_target(directory / "lake"),
         stack.enter_context(broker_target(golden, directory / "broker")),
         stack.enter_context(namesrv_target(golden)),
+        *access_targets(directory),
+        *stack.enter_context(guarded_targets(golden, directory / "guarded")),
+        *stack.enter_context(port_targets(golden, directory / "ports")),
+        stack.enter_context(client_target(golden)),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.frame import FrameDecoder
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from support.cluster import HOST, SMALL_FILES
@@ -32,26 +33,45 @@ LEFT_OUT = {RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG}
 """They can switch off what the fuzzer is to reach."""
 
 
-class _Errors(logging.Handler):
-    """Collects what servers log as errors."""
+class LoggedErrors(logging.Handler):
+    """Collects what servers and clients log as errors, and what an event loop complains of."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(logging.ERROR)
         self.lines: list[str] = []
+        self._loop = loop
+        loop.set_exception_handler(lambda loop, context: self.lines.append(repr(context)))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(self.format(record)[-1500:])
 
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the lines of the program."""
+        logging.getLogger("rucola").addHandler(self)
+        try:
+            yield
+        finally:
+            logging.getLogger("rucola").removeHandler(self)
 
-class _Server:
+    def run(self, exchange: Coroutine[Any, Any, None]) -> None:
+        """Run one exchange. AssertionError if anything is logged as an error meanwhile."""
+        self.lines.clear()
+        try:
+            self._loop.run_until_complete(exchange)
+        finally:
+            assert not self.lines, "\n".join(self.lines)
+
+
+class RunningServer:
     """A server in an event loop of its own, and a connection to it."""
 
     def __init__(self, server: Broker | Namesrv, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._server = server
-        self._errors = _Errors()
+        self._errors = LoggedErrors(loop)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        loop.set_exception_handler(lambda loop, context: self._errors.lines.append(repr(context)))
+        self._received = b""
 
     def start(self) -> None:
         logging.getLogger("rucola").addHandler(self._errors)
@@ -64,9 +84,12 @@ class _Server:
 
     def run(self, data: bytes) -> None:
         """Send one input and wait until it is processed. AssertionError if the server logs an error or stays silent."""
-        self._errors.lines.clear()
-        self._loop.run_until_complete(self._exchange(data))
-        assert not self._errors.lines, "\n".join(self._errors.lines)
+        self._errors.run(self._exchange(data))
+
+    def answers(self) -> list[RemotingCommand]:
+        """Return the responses to the last input, without that to the probe."""
+        commands = FrameDecoder(1 << 30).receive_data(self._received)
+        return [command for command in commands if command.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED]
 
     async def _exchange(self, data: bytes) -> None:
         if self._streams is None:
@@ -79,13 +102,14 @@ class _Server:
         with suppress(ConnectionError):
             writer.write(frame + probe.encode())
             expected = b'"opaque":%d,' % probe.opaque
-            seen = b""
+            seen = self._received = b""
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 while expected not in seen:
                     received = await reader.read(1 << 20)
                     if not received:
                         break
                     seen = seen[-64:] + received
+                    self._received += received
                 else:
                     return
         await self._disconnect()
@@ -100,13 +124,14 @@ class _Server:
 
 
 @contextmanager
-def _running(server: Broker | Namesrv, loop: asyncio.AbstractEventLoop) -> Iterator[Callable[[bytes], None]]:
-    running = _Server(server, loop)
-    running.start()
+def running(server: Broker | Namesrv, loop: asyncio.AbstractEventLoop) -> Iterator[RunningServer]:
+    """Yield a started server, and stop it at the end."""
+    started = RunningServer(server, loop)
+    started.start()
     try:
-        yield running.run
+        yield started
     finally:
-        running.stop()
+        started.stop()
 
 
 @contextmanager
@@ -117,8 +142,8 @@ def broker_target(golden: Path, directory: Path) -> Iterator[Target]:
     loop = asyncio.new_event_loop()
     try:
         broker = Broker(BrokerConfig(**config, **limits), StoreConfig(store_path_root_dir=directory, **SMALL_FILES))
-        with _running(broker, loop) as run:
-            yield Target("broker", _requests(golden, to_namesrv=False), run)
+        with running(broker, loop) as server:
+            yield Target("broker", requests_of(golden, to_namesrv=False), server.run)
         assert check(directory) == []
     finally:
         loop.close()
@@ -129,13 +154,13 @@ def namesrv_target(golden: Path) -> Iterator[Target]:
     """Yield the target of a name server."""
     loop = asyncio.new_event_loop()
     try:
-        with _running(Namesrv(HOST, 0), loop) as run:
-            yield Target("namesrv", _requests(golden, to_namesrv=True), run)
+        with running(Namesrv(HOST, 0), loop) as server:
+            yield Target("namesrv", requests_of(golden, to_namesrv=True), server.run)
     finally:
         loop.close()
 
 
-def _requests(golden: Path, *, to_namesrv: bool) -> list[bytes]:
+def requests_of(golden: Path, *, to_namesrv: bool) -> list[bytes]:
     """Return the recorded requests to a kind of server, one for each code and serializer."""
     found = {
         (exchange.code, exchange.serializer): exchange.request

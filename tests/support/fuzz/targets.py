@@ -7,14 +7,17 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from rucola import fastjson, settings
+import numpy as np
+
+from rucola import fastjson, settings, speed
 from rucola.broker.config import from_properties
+from rucola.broker.send_properties import PropertyEditor
 from rucola.client.route import topic_route
 from rucola.errors import MQError
-from rucola.message import Message, properties, sql92
+from rucola.message import Message, MessageInnerBatch, properties, sql92
 from rucola.message.batch import decode_batch, encode_batch
 from rucola.message.compression import CompressionType, compress, decompress
-from rucola.message.record import decode_many
+from rucola.message.record import body_crcs, decode_many, encode_many, peek
 from rucola.protocol import route, topic, trace
 from rucola.protocol.body import decode_body, decode_request
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
@@ -25,6 +28,7 @@ from rucola.protocol.heartbeat import HeartbeatData, subscription
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
 from rucola.protocol.send import SendMessageRequestHeaderV2
+from support.accelerator import assert_same
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
 
@@ -65,6 +69,9 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("inflated-registration", [zlib.decompress(route.encode_registration(registration, compress=True))],
                lambda data: _registration(zlib.compress(data, 1))),
         Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
+        Target("accelerated-batch", [encode_batch(messages)], _accelerated_batch),
+        Target("accelerated-properties", [properties.join(each.properties) for each in messages], _accelerated_edit),
+        Target("accelerated-log", [log[:6000]], _accelerated_log),
         Target("records", [log[:6000], *(body for body in bodies if body[4:8] == log[4:8])], decode_many),
         Target("compressed", _compressed_seeds(), _decompress),
         Target("replication", [encode_header(0, 4) + b"abcd" + encode_header(4, 0), encode_report(9)], _replication),
@@ -75,6 +82,41 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("trace", [body for body in bodies if b"Pub" in body[:300]] or [b"Pub\x011\x01r\x01g\x01T\x02"],
                lambda data: list(trace.decode(_text(data)))),
     ]  # fmt: skip
+
+
+def _accelerated_batch(data: bytes) -> None:
+    """Read a batch and encode its records, in C and in Python."""
+
+    def records() -> object:
+        flags, bodies, stored, *columns = PropertyEditor("C").read_batch(data)
+        batch = MessageInnerBatch("T", 0, bodies, stored, flags, 0, 0, bytes(8), 0, *columns)
+        return columns, encode_many(batch, 0, 0, 0, bytes(8))
+
+    assert_same(records)
+
+
+def _accelerated_edit(data: bytes) -> None:
+    """Edit a property string, in C and in Python."""
+    text = _text(data)
+    assert_same(lambda: PropertyEditor("C").edit("T", text))
+
+
+def _accelerated_log(data: bytes) -> None:
+    """Check the records of a log, and parse ranges of it as properties, in C and in Python."""
+    bounds = np.sort(np.random.default_rng(len(data)).integers(1, len(data) + 2, 8)) if data else np.ones(8, np.int64)
+    begins, ends = bounds[0::2], bounds[1::2] - 1
+    ends = np.maximum(begins, ends)
+    source = np.frombuffer(b"#" + data + b"##", np.uint8)
+    assert_same(lambda: body_crcs(source, begins, ends).tolist())  # type: ignore[arg-type]
+    if speed.read_records is not None:
+        for at in range(0, len(data), 97):
+            (record,) = speed.read_records(data, 0, len(data), [at]) or [None]
+            try:
+                outline = peek(data, at)
+                reference = data[at : at + outline.size] if outline.physical_offset == at else None
+            except MQError:
+                reference = None
+            assert record == reference, at
 
 
 def _text(data: bytes) -> str:

@@ -11,11 +11,13 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
+from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
+from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.promise import PromiseAdapter
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
@@ -69,30 +71,16 @@ class Serving:
             self.state,
             replication.durability,
             connections.calls,
-            permission.check_publish,
             late,
             access.service,
-            RoleService(
-                config,
-                storage.store,
-                storage.mastership,
-                replication,
-                registration,
-                metadata.client,
-                environment.roles,
-                environment.clock,
-            ),
+            _role_service(environment, metadata, storage, replication),
             registration.wait_registered,
             environment.config_file,
         )
         endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
-        role_refusal: SlaveRefusal | LeaseRefusal | None = None
-        if environment.is_slave:
-            role_refusal = SlaveRefusal(lambda: registration.master_address)
-        elif environment.lease is not None:
-            role_refusal = LeaseRefusal(environment.lease)
         if environment.coordination is not None:
             endpoints += PromiseAdapter(environment.coordination.promise).endpoints()
+        role_refusal = _role_refusal(environment, registration)
         chain = broker_interceptors(
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
         )
@@ -105,6 +93,28 @@ class Serving:
         scheduler.every(TICK_MS, "flow control", flow_control.tick)
         scheduler.every(TOUCH_PAGES_INTERVAL_MS, "touch pages", lambda: flow_control.touch(store.warm))
         scheduler.every(EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: self.state.locks.expire(clock()))
+
+
+def _role_service(
+    environment: BrokerEnvironment, metadata: Metadata, storage: Storage, replication: Replication
+) -> RoleService:
+    return RoleService(
+        environment.config,
+        storage.store,
+        storage.mastership,
+        replication,
+        metadata.registration,
+        RemotingPeerCalls(metadata.client),
+        environment.roles,
+        environment.clock,
+    )
+
+
+def _role_refusal(environment: BrokerEnvironment, registration: Registration) -> SlaveRefusal | LeaseRefusal | None:
+    """Return what refuses the requests that a slave, or an elected master without its lease, cannot serve."""
+    if environment.is_slave:
+        return SlaveRefusal(lambda: registration.master_address)
+    return None if environment.lease is None else LeaseRefusal(environment.lease)
 
 
 def _monotonic_ms() -> int:

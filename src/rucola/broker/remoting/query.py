@@ -7,7 +7,7 @@ from rucola.broker.services.query import QueryService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
-from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint, server_resource
 
 
@@ -28,8 +28,10 @@ class QueryAdapter:
             Endpoint(RequestCode.VIEW_MESSAGE_BY_ID, Action.READ, self.view, by_id, server_resource),
         )
 
-    def query(self, connection: Connection, command: RemotingCommand, header: QueryMessageRequestHeader) -> Reply:
-        found = self._service.by_key(connection.caller, header)
+    async def query(
+        self, connection: Connection, command: RemotingCommand, header: QueryMessageRequestHeader
+    ) -> Answer:
+        found = await self._service.by_key(connection.caller, header)
         reach = QueryMessageResponseHeader(
             index_last_update_timestamp=found.index_last_update_timestamp,
             index_last_update_phyoffset=found.index_last_update_physical_offset,

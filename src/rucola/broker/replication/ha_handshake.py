@@ -58,12 +58,12 @@ async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> 
         return None, first
     greeting = decode_greeting(await read_exactly(stream, checked_size(first, KNOWS_EPOCHS), timeout_ms))
     if greeting.epoch < join.newest_epoch:
-        await stream.write(encode_join(join))  # so that it learns of the newer master
+        await stream.write(encode_join(join))
         raise RemotingConnectError(
             f"it is master in epoch {greeting.epoch} only; this slave has followed that of epoch {join.newest_epoch}"
         )
+    await stream.write(encode_join(join))  # also if the logs have diverged: the master logs that as well
     _check_divergence(greeting, join, log_begin)
-    await stream.write(encode_join(join))
     return greeting, b""
 
 

@@ -32,8 +32,9 @@ from collections.abc import Awaitable, Callable
 
 from rucola.broker.config import BrokerConfig, TransferFrom
 from rucola.broker.mastership import Mastership
-from rucola.broker.replication.ha_handshake import welcome
+from rucola.broker.replication.ha_handshake import as_epochs, welcome
 from rucola.broker.replication.transfer_progress import Pace, TransferProgress
+from rucola.epochs import divergence
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header, encode_report
 from rucola.protocol.replication_epochs import Greeting
@@ -270,6 +271,13 @@ class HAService:
         if join.newest_epoch > mastership.epoch:
             mastership.fence(join.newest_epoch, f"the broker that slave {stream.peer} has followed")
             raise StoreError(f"it has followed a master of epoch {join.newest_epoch}")
+        point = divergence(as_epochs(join.epochs), join.end, mastership.epochs.epochs, greeting.end)
+        if point < join.end:
+            raise StoreError(
+                f"its log ends at {join.end}, and that of this master at {greeting.end}; they are equal up to {point}. "
+                "If that slave was master, it sets the rest aside and follows. If this master has lost messages, "
+                "`rucola admin promote` on the slave keeps them"
+            )
         # A connection that this slave had before may be half-open, and what it confirmed by it not its own any more.
         self.disconnect_slave(join.member_id)
         connection.member_id = join.member_id

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rucola.access import Check
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.durability import Durability
 from rucola.broker.interceptors import LateChecks
@@ -59,7 +58,6 @@ def build_services(
     state: BrokerState,
     durability: Durability,
     calls: ClientCalls,
-    check_publish: Check,
     late: LateChecks,
     access: AccessService,
     roles: RoleService,
@@ -68,11 +66,10 @@ def build_services(
 ) -> BrokerServices:
     """Build all services.
 
-    `calls` reaches connected clients. `check_publish` is the permission check of topics that a message creates, `late`
-    has the checks of access control.
+    `calls` reaches connected clients; `late` has the checks that services run themselves.
     `topics_registered` waits until the name servers know all topics. Changes of the settings go to `config_file`.
     """
-    publish = PublishService(state, durability, check_publish, topics_registered)
+    publish = PublishService(state, durability, late.create, topics_registered)
     return BrokerServices(
         publish=publish,
         reply=ReplyService(state, publish, calls),

@@ -12,6 +12,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.message.properties import is_true
 from rucola.message.record import decode
 from rucola.protocol.query import QueryMessageRequestHeader
+from rucola.slices import in_slices
 from rucola.store.config import QueryResult
 from rucola.store.index import MAX_LONG
 from rucola.store.message_store import MessageStore
@@ -25,17 +26,19 @@ class QueryService:
         self._store = store
         self._check_read = check_read
 
-    def by_key(self, caller: Caller, request: QueryMessageRequestHeader) -> QueryResult:
+    async def by_key(self, caller: Caller, request: QueryMessageRequestHeader) -> QueryResult:
         """Return records whose key has the hash of the requested key; callers compare the keys themselves."""
         max_num = self._config.default_query_max_num if is_true(request.unique_key_query) else request.max_num
         before = request.before_physical_offset
-        found = self._store.query(
-            request.topic,
-            request.key,
-            max_num,
-            request.begin_timestamp,
-            request.end_timestamp,
-            MAX_LONG if before is None else before,
+        found = await in_slices(
+            self._store.query_steps(
+                request.topic,
+                request.key,
+                max_num,
+                request.begin_timestamp,
+                request.end_timestamp,
+                MAX_LONG if before is None else before,
+            )
         )
         if self._check_read is None:
             return found

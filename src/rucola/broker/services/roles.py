@@ -28,18 +28,7 @@ from rucola.broker.mastership import Mastership
 from rucola.broker.role import RoleControl
 from rucola.errors import BrokerError, MQError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
-from rucola.protocol.body import decode_body
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.roles import (
-    SWITCHOVER,
-    HaStatus,
-    HaStatusRequestHeader,
-    PromoteBrokerRequestHeader,
-    SlaveStatus,
-    SwitchOverRequestHeader,
-)
-from rucola.remoting.client import RemotingClient
+from rucola.protocol.roles import SWITCHOVER, HaStatus, SlaveStatus, SwitchOverRequestHeader
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -64,6 +53,18 @@ class RoleChanges(RoleControl, Protocol):
 
     def in_background(self, change: Coroutine[Any, Any, None]) -> None:
         """Run a change; a failure is logged."""
+        ...
+
+
+class PeerCalls(Protocol):
+    """What a master asks of the slave to which it hands over. Both methods raise RemotingError."""
+
+    async def promote(self, address: str, epoch: int) -> None:
+        """Ask a slave to become master in an epoch, although its master is connected."""
+        ...
+
+    async def status(self, address: str) -> HaStatus:
+        """Return the role of a broker."""
         ...
 
 
@@ -98,7 +99,7 @@ class RoleService:
         mastership: Mastership,
         replication: ReplicationState,
         registration: Registration,
-        client: RemotingClient,
+        peers: PeerCalls,
         control: RoleChanges,
         clock: Callable[[], int],
     ) -> None:
@@ -107,7 +108,7 @@ class RoleService:
         self._mastership = mastership
         self._replication = replication
         self._registration = registration
-        self._client = client
+        self._peers = peers
         self._control = control
         self._clock = clock
 
@@ -192,10 +193,7 @@ class RoleService:
         try:
             async with asyncio.timeout(target.timeout_ms / 1000):
                 await self._replication.wait_confirmed(target.target_id, self._store.max_physical_offset)
-            header = PromoteBrokerRequestHeader(epoch=mastership.epoch + 1, force=True)
-            await self._client.invoke_ok(
-                target.target_addr, RemotingCommand.request(RequestCode.PROMOTE_BROKER, header)
-            )
+            await self._peers.promote(target.target_addr, mastership.epoch + 1)
         except (TimeoutError, BrokerError) as error:
             mastership.resume()
             why = str(error) or f"it does not have the whole log after {target.timeout_ms} ms"
@@ -209,12 +207,10 @@ class RoleService:
         return status.epoch, pause_ms
 
     async def _wait_master(self, target: SwitchOverRequestHeader, own_epoch: int) -> HaStatus:
-        request = RemotingCommand.request(RequestCode.GET_HA_STATUS, HaStatusRequestHeader())
         deadline_s = time.monotonic() + target.timeout_ms / 1000
         while time.monotonic() < deadline_s:
             try:
-                answer = await self._client.invoke_ok(target.target_addr, request, target.timeout_ms)
-                status = decode_body(HaStatus, answer.body)
+                status = await self._peers.status(target.target_addr)
                 if status.epoch > own_epoch and status.is_accepting:
                     return status
             except MQError:  # it restarts

@@ -24,7 +24,7 @@ from rucola.cli.admin.command import begin_option, call_admin, command, end_opti
 from rucola.cli.admin.send import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
 from rucola.cli.option_types import check_window
-from rucola.cli.output import print_json, print_table, time_text, whole
+from rucola.cli.output import optional, print_json, print_table, printable, time_text, whole
 from rucola.client import Message, Producer, PullConsumer
 from rucola.client.consumer.pull_consumer import PullStatus
 from rucola.client.producer.send_request import SendResult
@@ -326,15 +326,20 @@ def _print_tracked(found: list[tuple[MessageExt, list[MessageTrack]]], as_json: 
             click.echo("WARN: No Consumer")
         else:
             print_table(TRACK_COLUMNS, map(_track_row, tracks))
+            for track in tracks:
+                if track.error:
+                    click.echo(f"{track.consumer_group}: {printable(track.error)}")
 
 
-TRACK_COLUMNS = ("#Consumer Group", "#Status", "#Passed", "#Retries", "#Last Failed", "#Consumed Until", "#Remark")
+TRACK_COLUMNS = (
+    "#Consumer Group", whole("#Status"), optional("#Passed"), "#Retries", "#Last Failed", "#Consumed Until",
+)  # fmt: skip
 
 
 def _track_row(track: MessageTrack) -> tuple[object, ...]:
     passed = {True: "yes", False: "no", None: ""}[track.is_passed]
     times = time_text(track.last_failed_ms), time_text(track.consumed_until_ms)
-    return track.consumer_group, track.track_type.name, passed, track.retry_count, *times, track.error
+    return track.consumer_group, track.track_type.name, passed, track.retry_count, *times
 
 
 def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from rucola import speed
 from rucola.message import properties
 from rucola.spark.source.array_conversions import Array, arrow, ints, strings
 from rucola.spark.source.byte_ranges import gather, offsets_and_data, replace_rows
@@ -71,6 +72,9 @@ def parse_properties(log: Array, begins: Array, ends: Array) -> PropertyColumns:
 
     The ranges must be ascending and disjoint, and the byte before each must belong to no other range.
     """
+    if (columns := _parse_in_c(log, begins, ends)) is not None:
+        parsed, irregular = columns
+        return _with_irregular(parsed, irregular, [log[begins[row] : ends[row]].tobytes() for row in irregular])
     # 1. Copy each string together with the byte before it, and overwrite that byte by a pair separator. Now every name
     #    follows a 0x02 and every value a 0x01, across the whole batch, and each ends at the next separator:
     #
@@ -98,13 +102,33 @@ def parse_properties(log: Array, begins: Array, ends: Array) -> PropertyColumns:
         if not len(repeated):
             break
         irregular = np.append(irregular, repeated)
+    # 4. Parse the irregular rows one by one.
     irregular = np.unique(irregular)
+    return _with_irregular(parsed, irregular, [data[slice(*offsets[row : row + 2])][1:].tobytes() for row in irregular])
+
+
+def _parse_in_c(log: Array, begins: Array, ends: Array) -> tuple[PropertyColumns, Array] | None:
+    """Return the properties of the regular rows, and the irregular rows; None without the accelerator."""
+    if speed.parse_properties is None:
+        return None
+    found = speed.parse_properties(log, np.ascontiguousarray(begins), np.ascontiguousarray(ends))
+    if found is None:
+        return None
+    offsets, names, codes, value_offsets, values, irregular = found
+    count = len(codes) // 4
+    indices = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(codes)])
+    texts = pa.StringArray.from_buffers(count, pa.py_buffer(value_offsets), pa.py_buffer(values))
+    parsed = PropertyColumns(
+        np.frombuffer(offsets, np.int32), pa.DictionaryArray.from_arrays(indices, strings(names)), texts
+    )
+    return parsed, np.frombuffer(irregular, np.int64)
+
+
+def _with_irregular(parsed: PropertyColumns, irregular: Array, plain: Sequence[bytes]) -> PropertyColumns:
+    """Return the properties with those of the irregular rows, whose strings are `plain`."""
     if not len(irregular):
         return parsed
-
-    # 4. Parse the irregular rows one by one.
-    plain = [properties.parse(data[slice(*offsets[row : row + 2])][1:].tobytes()) for row in irregular]
-    maps = replace_rows(parsed.as_map(), irregular, _maps(plain))
+    maps = replace_rows(parsed.as_map(), irregular, _maps([properties.parse(string) for string in plain]))
     return PropertyColumns(ints(maps.offsets), maps.keys.dictionary_encode(), maps.items)
 
 

@@ -18,7 +18,7 @@ Callers keep a batch near `BATCH_ROWS` and `BATCH_SIZE`; `batches` cuts record p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -28,11 +28,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from isal.isal_zlib import crc32
 
+from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host
-from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer
+from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer, body_crcs
 from rucola.spark.source.array_conversions import Array, arrow, ints, mask, strings
 from rucola.spark.source.byte_ranges import fields_at, gather, hexadecimal, replace_rows
 from rucola.spark.source.property_columns import PropertyColumns, is_utf8, parse_properties
@@ -115,15 +116,12 @@ class Records:
     def body_crcs(self) -> Array:
         """Compute the CRC-32 of each stored body, cut to 31 bits as in the record.
 
-        The CRC is the only step with one call per record: `crc32` accepts one buffer at a time.
+        Without the accelerator it is the only step with one call per record: `crc32` accepts one buffer at a time.
         """
         begins, ends = self.layout["body"], self.layout["topic"] - 1
-        bodies: Iterable[Buffer]
-        if (ends - begins).sum() < _SMALL_BODY * len(self):
-            bodies = gather(self.log, begins, ends).to_pylist()
-        else:
-            log = memoryview(self.log)  # type: ignore[arg-type]  # an array is a buffer
-            bodies = map(log.__getitem__, map(slice, begins.tolist(), ends.tolist()))
+        if speed.crc32_of_ranges is not None or (ends - begins).sum() >= _SMALL_BODY * len(self):
+            return body_crcs(self.log, begins, ends)  # type: ignore[arg-type]  # an array is a buffer
+        bodies = gather(self.log, begins, ends).to_pylist()
         return np.fromiter(map(crc32, bodies), np.uint32, len(self)) & np.uint32(0x7FFFFFFF)
 
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:

@@ -1,0 +1,24 @@
+"""Calls from a broker to another one of its name, which the switchover makes."""
+
+from __future__ import annotations
+
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.roles import HaStatus, HaStatusRequestHeader, PromoteBrokerRequestHeader
+from rucola.remoting.client import RemotingClient
+
+
+class RemotingPeerCalls:
+    """`services.roles.PeerCalls` by requests of the remoting protocol."""
+
+    def __init__(self, client: RemotingClient) -> None:
+        self._client = client
+
+    async def promote(self, address: str, epoch: int) -> None:
+        header = PromoteBrokerRequestHeader(epoch=epoch, force=True)
+        await self._client.invoke_ok(address, RemotingCommand.request(RequestCode.PROMOTE_BROKER, header))
+
+    async def status(self, address: str) -> HaStatus:
+        request = RemotingCommand.request(RequestCode.GET_HA_STATUS, HaStatusRequestHeader())
+        return decode_body(HaStatus, (await self._client.invoke_ok(address, request)).body)
