@@ -179,7 +179,7 @@ class ElectedSoak:
         for number in (first, *(group.brokers.keys() - {first})):
             assert await asyncio.to_thread(group.brokers[number].stop) == 0
         for number in group.brokers:
-            assert check(group.directory(number)) == []
+            assert (problems := check(group.directory(number))) == [], f"broker {number}: {problems}"
         assert logs_are_equal(group), "the logs differ"
 
 
