@@ -43,7 +43,7 @@ ETCD_EACH = 5
 """In one of so many rounds etcd is away for a while first."""
 ETCD_AWAY_S = 6.0
 SEND_PAUSE_S = 0.005
-SETTLE_S = 90.0
+SETTLE_S = 300.0
 
 
 @dataclass
