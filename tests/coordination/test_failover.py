@@ -19,6 +19,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.store.tools.check import check
 from support.elected_group import ElectedGroup, SendLedger, logs_are_equal
 from support.etcd import EtcdServer
+from support.servers import run
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,10 @@ async def test_a_stopped_master_hands_over_at_once(group: ElectedGroup) -> None:
         await ledger.until_ok(producer)
         await until(group.all_in_sync)
         first = await group.master()
+        (other,) = group.brokers.keys() - {first}
+        promoted = run("admin", "promote", "-b", group.address(other), "--force", "--yes")
+        assert promoted.returncode != 0
+        assert "is elected (etcdEndpoints)" in promoted.stderr
         assert group.brokers[first].stop() == 0
         await until(lambda: is_other_master(group, first))
         group.start(first)

@@ -18,7 +18,7 @@ from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, b
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
-from rucola.broker.remoting.promise import PromiseAdapter
+from rucola.broker.remoting.promise import PromiseAdapter, no_promise
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
@@ -78,8 +78,8 @@ class Serving:
             environment.config_file,
         )
         endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
-        if environment.coordination is not None:
-            endpoints += PromiseAdapter(environment.coordination.promise).endpoints()
+        promise = environment.coordination.promise if environment.coordination is not None else no_promise
+        endpoints += PromiseAdapter(promise).endpoints()
         role_refusal = _role_refusal(environment, registration)
         chain = broker_interceptors(
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission

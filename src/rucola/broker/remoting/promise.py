@@ -18,6 +18,11 @@ Promise: TypeAlias = Callable[[int, LeaderRecord], Answer]
 """Answers the master of an epoch, see `Coordinator.promise`."""
 
 
+def no_promise(epoch: int, master: LeaderRecord) -> Answer:
+    """Promise nothing, as a broker does whose configuration decides who is master."""
+    return Answer(False, 0)
+
+
 class PromiseAdapter:
     """Promises of this broker."""
 

@@ -159,8 +159,18 @@ class RoleService:
             messages=None if count_from is None else await self._count(count_from),
         )
 
+    def _check_not_elected(self) -> None:
+        """Raise Refused if etcd decides about the role of this broker."""
+        if self._config.coordination.is_enabled:
+            raise Refused(
+                Reason.FAILED,
+                "the master of this broker's group is elected (etcdEndpoints): stop the master in order, and another "
+                "broker of the in-sync set takes over at once",
+            )
+
     async def promote(self, caller: Caller, epoch: int, *, force: bool) -> int:
         """Become master in the background; return the epoch. Raises Refused."""
+        self._check_not_elected()
         if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
             raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
         if self._replication.is_following and not force:
@@ -173,6 +183,7 @@ class RoleService:
 
     def demote(self, caller: Caller, broker_id: int) -> None:
         """Become slave of the registered master, in the background. Raises Refused without an id above 0."""
+        self._check_not_elected()
         if not (self._control.member_id or broker_id):
             raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
         logger.warning("%s demotes this broker to slave", caller.address)
@@ -182,6 +193,7 @@ class RoleService:
 
     async def switch_over(self, caller: Caller, target: SwitchOverRequestHeader) -> tuple[int, int]:
         """Hand over to a slave; return the new epoch and the pause in milliseconds. Raises Refused."""
+        self._check_not_elected()
         mastership = self._mastership
         if not mastership.is_valid:
             raise Refused(Reason.FAILED, "this broker is no master")
