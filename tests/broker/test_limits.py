@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.config import MetricsExporterType
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.message.record import decode_many
@@ -26,6 +25,7 @@ from rucola.protocol.topic import (
     SubscriptionGroupWrapper,
     TopicRequestHeader,
 )
+from rucola.remoting.metrics_config import MetricsExporterType
 from support.broker_peer import broker_peer, send_back, send_header
 from support.metrics import sample_value, scrape
 

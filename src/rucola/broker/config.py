@@ -31,6 +31,7 @@ from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds
 from rucola.store.config import StoreConfig
@@ -39,14 +40,6 @@ _REFUSED: Final = {
     "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
 }
 """Switches of Apache's broker.conf that promise what this broker does not do, and the consequence of ignoring them."""
-
-
-class MetricsExporterType(Enum):
-    """Export of metrics."""
-
-    DISABLE = 0
-    PROM = 1
-    """An HTTP endpoint that Prometheus scrapes."""
 
 
 class TransferFrom(Enum):

@@ -15,8 +15,9 @@ from typing import Annotated, Final
 from rucola import settings
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS
-from rucola.remoting.tls_config import TlsConfig, with_tls_file
+from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Port, Range, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productEnvName"}
@@ -27,7 +28,8 @@ _LIMITS: Final = {field.name for field in dataclasses.fields(ConnectionLimits)}
 
 _FIXED: Final = {
     "aclEnable", "auditLogMaxFiles", "auditLogMaxSize", "auditLogPath", "bindAddress", "configBlackList",
-    "configStorePath", "insecure", "kvConfigPath", "listenPort", "rocketmqHome",
+    "configStorePath", "insecure", "kvConfigPath", "listenPort", "metricsExporterType", "metricsPromExporterHost",
+    "metricsPromExporterPort", "rocketmqHome",
 }  # fmt: skip
 """Keys that are read at the start only."""
 
@@ -91,6 +93,15 @@ class NamesrvConfig:
     Raise it for many producers that send messages of megabytes at the same time.
     """
 
+    # Metrics
+
+    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    """PROM serves metrics to Prometheus over HTTP; see docs/metrics.md."""
+    metrics_prom_exporter_host: str = LOOPBACK
+    """Address of the metrics endpoint. Another than 127.0.0.1 needs mutual TLS, or insecure=true."""
+    metrics_prom_exporter_port: Port = 5558
+    """Port of the metrics endpoint; 0 selects a free port."""
+
     def __post_init__(self) -> None:
         settings.check(self)
 
@@ -111,6 +122,11 @@ class NamesrvConfig:
         listed = {key.strip() for key in self.config_black_list.split(";")}
         limits = {settings.key_of(field) for field in dataclasses.fields(self) if field.name in _LIMITS}
         return listed | limits | _FIXED | settings.keys_of([TlsConfig])
+
+    @property
+    def requires_client_certificates(self) -> bool:
+        """Whether every connection is by mutual TLS."""
+        return self.tls.is_enforced and self.tls.server_need_client_auth is ClientAuth.require
 
     @property
     def has_access_control(self) -> bool:

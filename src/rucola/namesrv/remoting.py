@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from rucola import settings
 from rucola.access import Action, Resource
+from rucola.errors import MQError
 from rucola.message.properties import is_true
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.protocol.body import Body, decode_body, encode_body
@@ -75,10 +76,14 @@ class RouteAdapter:
     async def register_broker(
         self, connection: Connection, command: RemotingCommand, header: RegisterBrokerRequestHeader
     ) -> Answer:
-        body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
-        if not connection.is_open:
-            return None  # its registration would never be removed
-        registered = await in_slices(self._service.register(connection, header, body))
+        try:
+            body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
+            if not connection.is_open:
+                return None  # its registration would never be removed
+            registered = await in_slices(self._service.register(connection, header, body))
+        except MQError:
+            self._service.refused_registrations += 1
+            raise
         order = registered.order_config
         return command.response(
             ResponseCode.SUCCESS,

@@ -202,6 +202,15 @@ class RouteTable:
 
     # Reads.
 
+    @property
+    def broker_count(self) -> int:
+        """The number of registered addresses."""
+        return len(self._live)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def route(self, topic: str) -> TopicRouteData | None:
         """Return the brokers and queues of a topic; None if no broker has it."""
         queues = self._topics.get(topic)

@@ -54,6 +54,10 @@ class RouteService:
         self._kv_config = kv_config
         self._configuration = configuration
         self._clock_ms = clock_ms
+        self.registrations = 0
+        """Registrations that were carried out since the start."""
+        self.refused_registrations = 0
+        """Those that were refused: malformed, above a limit, or a second address of a registered broker."""
 
     # Brokers.
 
@@ -79,6 +83,7 @@ class RouteService:
             self._clock_ms(),
             owner,
         )
+        self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
 

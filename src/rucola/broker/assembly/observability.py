@@ -9,9 +9,9 @@ from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.serving import Serving
-from rucola.broker.config import MetricsExporterType
 from rucola.errors import ConfigError, missing_extra
 from rucola.remoting.exposure import check_metrics_exposure
+from rucola.remoting.metrics_config import MetricsExporterType
 
 
 async def start_metrics(
@@ -30,7 +30,8 @@ async def start_metrics(
     if config.metrics_exporter_type is not MetricsExporterType.PROM:
         return
     try:
-        from rucola.broker.metrics import BrokerCollector, MetricsServer
+        from rucola.broker.metrics import BrokerCollector
+        from rucola.remoting.metrics_server import MetricsServer
     except ModuleNotFoundError as error:
         raise ConfigError(f"metricsExporterType=PROM: {missing_extra(error, 'metrics')}") from None
     collector = BrokerCollector(
@@ -44,7 +45,7 @@ async def start_metrics(
     )
     host = config.metrics_prom_exporter_host
     check_metrics_exposure(host, is_mutual_tls=config.requires_client_certificates, insecure=config.insecure)
-    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector, environment.tls)
+    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector.collect, environment.tls)
     await metrics.start()
     running.push_async_callback(metrics.stop)
     config.metrics_prom_exporter_port = metrics.port
