@@ -234,6 +234,8 @@ class BrokerConfig:
 
     Raise it if producers send batches of several megabytes with very small messages.
     """
+    max_keys_per_message: Annotated[Count, Range(1, 16_384)] = 128
+    """Maximum number of keys (words of KEYS) of one message; each takes 20 bytes of the index."""
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
     """Maximum size of a request's body of JSON or settings, for example of a heartbeat.
 

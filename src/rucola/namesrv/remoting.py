@@ -32,9 +32,9 @@ from rucola.protocol.route import (
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
-    TopicList,
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerRequestHeader,
+    encode_topic_list,
     registration_steps,
 )
 from rucola.protocol.topic import DataVersion
@@ -205,6 +205,4 @@ def _listing(topics: Callable[[], list[str]]) -> Callable[[Connection, RemotingC
 
 
 def _topic_list(command: RemotingCommand, topics: list[str], broker_addr: str | None = None) -> RemotingCommand:
-    return command.response(
-        ResponseCode.SUCCESS, body=encode_body(TopicList(broker_addr=broker_addr, topic_list=topics))
-    )
+    return command.response(ResponseCode.SUCCESS, body=encode_topic_list(topics, broker_addr))
