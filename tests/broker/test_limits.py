@@ -269,9 +269,8 @@ async def test_a_pull_for_very_many_messages_looks_at_as_few_units_as_any(tmp_pa
 async def test_a_message_with_too_many_keys_is_refused(tmp_path: Path, pairs: dict[str, str]) -> None:
     async with broker_peer(tmp_path, max_keys_per_message=20) as peer:
         for count, code in ((20, ResponseCode.SUCCESS), (21, ResponseCode.MESSAGE_ILLEGAL)):
-            text = "".join(
-                f"{name}\x01{value}\x02" for name, value in ({"KEYS": "k " * (count - 1) + "k"} | pairs).items()
-            )
+            all_pairs = pairs | {"KEYS": "k " * (count - 1) + " k"}  # blanks between words count once
+            text = "".join(f"{name}\x01{value}\x02" for name, value in all_pairs.items())
             answer = await peer.send(properties=text)
             assert answer.code == code
         assert answer.remark == "a message for topic T with 21 keys; the limit is 20 (maxKeysPerMessage)"

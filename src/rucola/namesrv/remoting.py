@@ -6,7 +6,7 @@ where Apache's name server does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from rucola import settings
 from rucola.access import Action, Resource
@@ -113,10 +113,10 @@ class RouteAdapter:
     def clusters(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.clusters()))
 
-    def topics_of_cluster(
+    async def topics_of_cluster(
         self, connection: Connection, command: RemotingCommand, header: GetTopicsByClusterRequestHeader
-    ) -> Reply:
-        return _topic_list(command, self._service.topics_of_cluster(header.cluster))
+    ) -> Answer:
+        return _topic_list(command, await self._service.topics_of_cluster(header.cluster))
 
     def system_topics(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         return _topic_list(command, *self._service.system_topics())
@@ -127,16 +127,16 @@ class RouteAdapter:
         self._service.delete_topic(header.topic, header.cluster_name or None)
         return command.response(ResponseCode.SUCCESS)
 
-    def wipe_write_perm(
+    async def wipe_write_perm(
         self, connection: Connection, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
-    ) -> Reply:
-        count = self._service.set_writable(connection.caller, header.broker_name, False)
+    ) -> Answer:
+        count = await self._service.set_writable(connection.caller, header.broker_name, False)
         return command.response(ResponseCode.SUCCESS, WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
-    def add_write_perm(
+    async def add_write_perm(
         self, connection: Connection, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
-    ) -> Reply:
-        count = self._service.set_writable(connection.caller, header.broker_name, True)
+    ) -> Answer:
+        count = await self._service.set_writable(connection.caller, header.broker_name, True)
         return command.response(ResponseCode.SUCCESS, AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
 
@@ -199,9 +199,15 @@ def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHead
     return Resource(header.topic)
 
 
-def _listing(topics: Callable[[], list[str]]) -> Callable[[Connection, RemotingCommand, Header | Body | None], Reply]:
+def _listing(
+    topics: Callable[[], Awaitable[list[str]]],
+) -> Callable[[Connection, RemotingCommand, Header | Body | None], Reply]:
     """Return the handler of a request without a header for a list of topics."""
-    return lambda connection, command, request: _topic_list(command, topics())
+
+    async def answer(connection: Connection, command: RemotingCommand, request: Header | Body | None) -> Answer:
+        return _topic_list(command, await topics())
+
+    return answer
 
 
 def _topic_list(command: RemotingCommand, topics: list[str], broker_addr: str | None = None) -> RemotingCommand:
