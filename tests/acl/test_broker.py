@@ -13,7 +13,6 @@ from rucola.acl.credentials import Credentials
 from rucola.acl.signature import CREDENTIAL_FIELDS
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
-from rucola.broker.config import MetricsExporterType
 from rucola.broker.replication.ha_authentication import prove
 from rucola.client import BrokerError, Message, Producer, PullConsumer, PushConsumer, SendFailed, TransactionProducer
 from rucola.client.producer.transaction import LocalTransactionState
@@ -28,6 +27,7 @@ from rucola.protocol.topic import TopicConfig
 from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
 from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster

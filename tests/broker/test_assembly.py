@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig, MetricsExporterType
+from rucola.broker.config import BrokerConfig
 from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreLocked
 from rucola.message.host import encode_host
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from support.waiting import until

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig, MetricsExporterType, from_properties
+from rucola.broker.config import BrokerConfig, from_properties
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.remoting.exposure import check_exposure, is_loopback
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls_config import ClientAuth, TlsMode
 from rucola.store.config import StoreConfig
 from support.certificates import Certificates

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.config import MetricsExporterType
 from rucola.broker.delivery import internal_puts
 from rucola.broker.delivery.internal_puts import LAST_RETRY_MS, Backoff, InternalPuts
 from rucola.broker.delivery.timer import TimerCheckpoint
@@ -21,6 +20,7 @@ from rucola.message.record import decode, decode_many
 from rucola.message.topics import OFFSET_MOVED_EVENT, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check

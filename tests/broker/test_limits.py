@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.config import MetricsExporterType
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.message.record import decode_many
@@ -26,6 +25,7 @@ from rucola.protocol.topic import (
     SubscriptionGroupWrapper,
     TopicRequestHeader,
 )
+from rucola.remoting.metrics_config import MetricsExporterType
 from support.broker_peer import broker_peer, send_back, send_header
 from support.metrics import sample_value, scrape
 
@@ -263,3 +263,18 @@ async def test_a_pull_for_very_many_messages_looks_at_as_few_units_as_any(tmp_pa
         answer = await peer.pull(subscription="wanted", max_msg_nums=1 << 30)
         assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert answer.ext_fields["nextBeginOffset"] == "800"
+
+
+@pytest.mark.parametrize("pairs", [{}, {"DELAY": "1"}], ids=["plain", "delayed"])
+async def test_a_message_with_too_many_keys_is_refused(tmp_path: Path, pairs: dict[str, str]) -> None:
+    async with broker_peer(tmp_path, max_keys_per_message=20) as peer:
+        for count, code in ((20, ResponseCode.SUCCESS), (21, ResponseCode.MESSAGE_ILLEGAL)):
+            all_pairs = pairs | {"KEYS": "k " * (count - 1) + " k"}  # blanks between words count once
+            text = "".join(f"{name}\x01{value}\x02" for name, value in all_pairs.items())
+            answer = await peer.send(properties=text)
+            assert answer.code == code
+        assert answer.remark == "a message for topic T with 21 keys; the limit is 20 (maxKeysPerMessage)"
+        batch = encode_batch([Message("", b"x", keys="a"), Message("", b"y", keys="k" + " k" * 20)])
+        answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), batch)
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert (await peer.send(properties=f"KEYS\x01{'long' * 20}\x02")).code == ResponseCode.SUCCESS

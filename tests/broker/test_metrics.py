@@ -12,7 +12,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rucola.broker.broker import Broker
-from rucola.broker.config import MetricsExporterType
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.errors import RemotingError
 from rucola.protocol import pull
@@ -21,6 +20,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import encode_report
 from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.metrics_config import MetricsExporterType
 from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, http_request, sample_value, scrape
@@ -73,7 +73,7 @@ async def test_topic_and_group_metrics_are_exported(tmp_path: Path) -> None:
 
 
 async def test_the_page_documents_exactly_the_exported_metrics(tmp_path: Path) -> None:
-    broker_table, _ = PAGE.split("### Clients")
+    broker_table, _ = PAGE.split("### Name server")
     named = set(re.findall(r"`(rocketmq_\w+)`", "".join(re.findall(r"^\| (.*?) \|", broker_table, re.MULTILINE))))
 
     async with metered_broker(tmp_path) as (_, broker):

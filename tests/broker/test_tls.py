@@ -13,7 +13,7 @@ import pytest
 from rucola import settings
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig, MetricsExporterType, from_properties
+from rucola.broker.config import BrokerConfig, from_properties
 from rucola.client import ClientInstance, ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, sync
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.namesrv.config import NamesrvConfig
@@ -23,6 +23,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import encode_report
 from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls import ClientTls
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, TlsMode, with_tls_file
 from rucola.store.config import BrokerRole, StoreConfig

@@ -17,6 +17,7 @@ from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.route import MAX_REGISTRATION_SIZE
 from rucola.remoting import server_requests
+from rucola.remoting.connection_memory import FRAME_CHECK_INTERVAL_S, MIN_FRAME_RATE
 from rucola.store.config import StoreConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -44,6 +45,8 @@ def test_the_fixed_limits_are_those_of_the_code() -> None:
     fixed = dict(re.findall(r"^\| ([^|`]+) \| ([^|]+) \|$", PAGE.split("## Fixed")[1], re.MULTILINE))
     assert fixed["a frame"].startswith(f"{MAX_FRAME_SIZE >> 20} MiB")
     assert fixed["its header"] == f"{MAX_HEADER_SIZE >> 10} KiB"
+    slow = f"{MIN_FRAME_RATE} bytes a second in {FRAME_CHECK_INTERVAL_S:g} s"
+    assert fixed["growth of an incomplete frame"].startswith(slow)
     assert f"{MAX_TOLERANT_SIZE >> 10} KiB" in fixed.values()
     assert fixed["nesting of JSON"] == f"{MAX_DEPTH} levels"
     assert fixed["an SQL92 expression"] == (

@@ -238,3 +238,31 @@ async def test_connections_leave_descriptors_for_files() -> None:
             os.close(file)
         for peer in peers:
             peer.close()
+
+
+async def test_a_frame_that_hardly_grows_is_not_waited_for() -> None:
+    """Between two checks; peers that complete their frames, or send a large one steadily, stay."""
+    memory = ConnectionMemory(ConnectionLimits())
+    async with running_server({ECHO: echo}, memory=memory) as server:
+        frame = request(ECHO, bytes(100 * KILO)).encode()
+        trickling, steady, busy = [await RawPeer.to(server) for _ in range(3)]
+        await trickling.send(frame[:10])
+        await steady.send(frame[: 10 * KILO])
+        await busy.send(frame[:10])
+        await until(lambda: memory.partial_total == 10 * KILO + 20)
+        memory.close_slow_frames()
+        assert len(server.connections) == 3
+        await trickling.send(frame[10:12])
+        await steady.send(frame[10 * KILO : 20 * KILO])
+        await busy.send(frame[10:] + frame[:20])
+        assert len(await busy.commands(1)) == 1
+        await until(lambda: memory.partial_total == 20 * KILO + 32)
+        memory.close_slow_frames()
+        await until(lambda: len(server.connections) == 2)
+        assert memory.closed == {"slowFrame": 1}
+        await steady.send(frame[20 * KILO :])
+        await busy.send(frame[20:])
+        assert len(await steady.commands(1)) == len(await busy.commands(1)) == 1
+        for peer in (trickling, steady, busy):
+            await peer.close()
+    assert memory.partial_total == 0

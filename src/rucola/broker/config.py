@@ -32,6 +32,7 @@ from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds, Secret
 from rucola.store.config import StoreConfig
@@ -40,14 +41,6 @@ _REFUSED: Final = {
     "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
 }
 """Switches of Apache's broker.conf that promise what this broker does not do, and the consequence of ignoring them."""
-
-
-class MetricsExporterType(Enum):
-    """Export of metrics."""
-
-    DISABLE = 0
-    PROM = 1
-    """An HTTP endpoint that Prometheus scrapes."""
 
 
 class TransferFrom(Enum):
@@ -231,6 +224,8 @@ class BrokerConfig:
 
     Raise it if producers send batches of several megabytes with very small messages.
     """
+    max_keys_per_message: Annotated[Count, Range(1, 16_384)] = 128
+    """Maximum number of keys (words of KEYS) of one message; each takes 20 bytes of the index."""
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
     """Maximum size of a request's body of JSON or settings, for example of a heartbeat.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from rucola.coordination.coordinator import CoordinationFigures
 from rucola.coordination.election import Role
@@ -22,7 +21,7 @@ from rucola.coordination.election import Role
 _LABELS = ("cluster", "broker")
 
 
-class ElectionCollector(Collector):
+class ElectionCollector:
     """Collects the metrics of one broker's election; `figures` returns None before it begins."""
 
     def __init__(self, cluster: str, broker: str, figures: Callable[[], CoordinationFigures | None]) -> None:

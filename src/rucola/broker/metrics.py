@@ -37,17 +37,11 @@ their own metrics (`rucola.client.metrics`). Figures that only Apache's broker h
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
 from rucola.broker.assembly.access import AccessFigures
 from rucola.broker.pull_request_hold import PullRequestHold
@@ -65,12 +59,6 @@ from rucola.protocol.broker_stats import (
     group_key,
 )
 from rucola.remoting.connection_memory import ConnectionMemory
-from rucola.remoting.exposure import cannot_listen
-from rucola.remoting.tls import ServerTls
-from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
-
-REQUEST_TIMEOUT_S = 10
-MAX_REQUEST_SIZE = 16 * 1024
 
 _RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
@@ -100,6 +88,8 @@ _RUNTIME_RATES = {
 }
 """Figures with three rates: key, and metric name, to which the seconds of the window are appended."""
 
+_QUEUES_PER_STEP = 16
+
 _WINDOWS_S = ("10", "60", "600")
 
 _TOPIC_LABELS = ("cluster", "broker", "topic")
@@ -107,7 +97,7 @@ _GROUP_LABELS = ("cluster", "broker", "topic", "group")
 _BACKLOG_LABELS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
 
 
-class BrokerCollector(Collector):
+class BrokerCollector:
     """Collects the metrics of one broker.
 
     `figures` returns those of GET_BROKER_RUNTIME_INFO; `directory` is the store's.
@@ -140,8 +130,8 @@ class BrokerCollector(Collector):
         self._roles = roles
         self._directory = directory
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their current values."""
+    def collect(self) -> Iterator[Metric | None]:
+        """Yield all metrics with their current values, and None at every small step (see `MetricsServer`)."""
         yield from self._broker()
         yield from self._slaves()
         yield from self._role()
@@ -266,7 +256,7 @@ class BrokerCollector(Collector):
             family.add_metric(labels, float(value))
             yield family
 
-    def _topic_metrics(self) -> Iterator[GaugeMetricFamily]:
+    def _topic_metrics(self) -> Iterator[GaugeMetricFamily | None]:
         own = self._config.broker_cluster_name, self._config.broker_name
         stored = GaugeMetricFamily(
             "rocketmq_producer_offset", "messages stored since the creation of the topic", labels=_TOPIC_LABELS
@@ -275,9 +265,12 @@ class BrokerCollector(Collector):
         dead = GaugeMetricFamily("rocketmq_topic_dlq_offset", "dead letters", labels=("cluster", "broker", "group"))
         tps = GaugeMetricFamily("rocketmq_producer_tps", "messages put per second", labels=_TOPIC_LABELS)
         size = GaugeMetricFamily("rocketmq_producer_message_size", "bytes put per second", labels=_TOPIC_LABELS)
-        for config in self._topics:
-            topic = config.topic_name
-            count = sum(max(0, self._store.max_offset(topic, number)) for number in range(config.write_queue_nums))
+        for config in list(self._topics):  # topics may be created between two steps
+            topic, count = config.topic_name, 0
+            for number in range(config.write_queue_nums):
+                count += max(0, self._store.max_offset(topic, number))
+                if number % _QUEUES_PER_STEP == 0:
+                    yield None
             if topic.startswith(RETRY_PREFIX):
                 retried.add_metric((*own, topic), count)
             elif topic.startswith(DLQ_PREFIX):
@@ -295,7 +288,7 @@ class BrokerCollector(Collector):
             family.add_metric((self._config.broker_cluster_name, self._config.broker_name, name), len(clients))
         return family
 
-    def _group_metrics(self) -> Iterator[GaugeMetricFamily]:
+    def _group_metrics(self) -> Iterator[GaugeMetricFamily | None]:
         own = self._config.broker_cluster_name, self._config.broker_name
         tps = GaugeMetricFamily("rocketmq_consumer_tps", "messages read per second", labels=_GROUP_LABELS)
         size = GaugeMetricFamily("rocketmq_consumer_message_size", "bytes read per second", labels=_GROUP_LABELS)
@@ -314,18 +307,23 @@ class BrokerCollector(Collector):
             prefix: GaugeMetricFamily(f"rocketmq_group_{name}", "backlog of the group", labels=_BACKLOG_LABELS)
             for prefix, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff"))
         }
-        for key, committed in self._offsets.table().items():
+        for key, offsets in list(self._offsets.table().items()):
             topic, _, group = key.partition(group_key("", ""))
             if self._topics.get(topic) is None:
                 continue
-            labels, counted = (*own, topic, group), group_key(topic, group)
+            labels, counted, committed = (*own, topic, group), group_key(topic, group), dict(offsets)
+            # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
+            ahead = latency_ms = 0
+            for step, (number, at) in enumerate(committed.items()):
+                ahead += max(0, self._store.max_offset(topic, number) - at)
+                latency_ms = max(latency_ms, self._latency_ms(topic, number, at))
+                if step % _QUEUES_PER_STEP == 0:
+                    yield None
             tps.add_metric(labels, self._tps(GROUP_GET_NUMS, counted))
             size.add_metric(labels, self._tps(GROUP_GET_SIZE, counted))
             done.add_metric(labels, sum(committed.values()))
             returned.add_metric(labels, self._minute(SNDBCK_PUT_NUMS, counted))
-            latency.add_metric(labels, max((self._latency_ms(topic, *at) for at in committed.items()), default=0))
-            # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
-            ahead = sum(max(0, self._store.max_offset(topic, number) - at) for number, at in committed.items())
+            latency.add_metric(labels, latency_ms)
             members = self._clients.consumers.get(group)
             count, model = (len(members.members), members.message_model) if members is not None else (0, "")
             # The backlog of retry and dead letter topics has metrics of its own.
@@ -349,85 +347,3 @@ class BrokerCollector(Collector):
             addresses = ",".join(sorted(connection.peer for connection in group.members))
             family.add_metric((addresses, ",".join(sorted(group.client_ids)), name), len(group.members))
         return family
-
-
-class MetricsServer:
-    """HTTP server for GET /metrics, one request per connection, in the broker's event loop.
-
-    With `tls` it is an HTTPS server; in the mode permissive both.
-    """
-
-    def __init__(self, host: str, port: int, collector: Collector, tls: ServerTls | None = None) -> None:
-        self.host = host
-        self.port = port
-        self._tls = tls
-        self._server: asyncio.Server | None = None
-        self._acceptor: TlsAcceptor | None = None
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(collector)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def add(self, collector: Collector) -> None:
-        """Serve the metrics of another collector as well."""
-        self._registry.register(collector)
-
-    async def start(self) -> None:
-        """Listen, and store the chosen port in `port`. Raises RemotingError if the address is in use."""
-        try:
-            if self._tls is None:
-                self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_SIZE)
-                listening = self._server.sockets[0]
-            else:
-                family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-                listening = socket.create_server((self.host, self.port), family=family)
-                self._acceptor = TlsAcceptor(listening, self._tls, connect_to(self._protocol))
-        except OSError as error:
-            raise cannot_listen(self.host, self.port, error) from None
-        self.port = listening.getsockname()[1]
-
-    async def stop(self) -> None:
-        """Close the listening socket and cancel running requests."""
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-        if self._acceptor is not None:
-            await self._acceptor.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _protocol(self) -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(MAX_REQUEST_SIZE), self._accept)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._answer(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request. Without a valid request head in time, close the connection without a response."""
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._response(head.split(b"\r\n", 1)[0].split(b" ")))
-                    await writer.drain()
-        except TimeoutError:
-            pass
-        finally:
-            writer.close()
-
-    def _response(self, request: list[bytes]) -> bytes:
-        method, path, *_ = *request, b"", b""
-        if method != b"GET":
-            return _http("405 Method Not Allowed", "text/plain", b"only GET is answered\n")
-        if path.partition(b"?")[0] != b"/metrics":
-            return _http("404 Not Found", "text/plain", b"metrics are at /metrics\n")
-        return _http("200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry))
-
-
-def _http(status: str, content_type: str, body: bytes) -> bytes:
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body

@@ -14,8 +14,9 @@ from typing import Final
 from rucola import settings
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS
-from rucola.remoting.tls_config import TlsConfig, with_tls_file
+from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
 from rucola.settings import Bytes, Count, Port, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productEnvName"}
@@ -23,7 +24,8 @@ WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productE
 
 _FIXED: Final = {
     "aclEnable", "auditLogMaxFiles", "auditLogMaxSize", "auditLogPath", "bindAddress", "configBlackList",
-    "configStorePath", "insecure", "kvConfigPath", "listenPort", "rocketmqHome",
+    "configStorePath", "insecure", "kvConfigPath", "listenPort", "metricsExporterType", "metricsPromExporterHost",
+    "metricsPromExporterPort", "rocketmqHome",
 }  # fmt: skip
 """Keys that are read at the start only."""
 
@@ -69,6 +71,15 @@ class NamesrvConfig:
     """Keys, joined by `;`, that cannot be changed over the network."""
     connection_limits: ConnectionLimits = field(default_factory=lambda: ConnectionLimits(reserved_descriptors=64))
 
+    # Metrics
+
+    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    """PROM serves metrics to Prometheus over HTTP; see docs/metrics.md."""
+    metrics_prom_exporter_host: str = LOOPBACK
+    """Address of the metrics endpoint. Another than 127.0.0.1 needs mutual TLS, or insecure=true."""
+    metrics_prom_exporter_port: Port = 5558
+    """Port of the metrics endpoint; 0 selects a free port."""
+
     def __post_init__(self) -> None:
         settings.check(self)
 
@@ -77,6 +88,11 @@ class NamesrvConfig:
         """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
         return listed | _FIXED | settings.keys_of([ConnectionLimits, TlsConfig])
+
+    @property
+    def requires_client_certificates(self) -> bool:
+        """Whether every connection is by mutual TLS."""
+        return self.tls.is_enforced and self.tls.server_need_client_auth is ClientAuth.require
 
     @property
     def has_access_control(self) -> bool:

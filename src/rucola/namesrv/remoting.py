@@ -6,10 +6,11 @@ where Apache's name server does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from rucola import settings
 from rucola.access import Action, Resource
+from rucola.errors import MQError
 from rucola.message.properties import is_true
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.protocol.body import Body, decode_body, encode_body
@@ -31,9 +32,9 @@ from rucola.protocol.route import (
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
-    TopicList,
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerRequestHeader,
+    encode_topic_list,
     registration_steps,
 )
 from rucola.protocol.topic import DataVersion
@@ -75,10 +76,14 @@ class RouteAdapter:
     async def register_broker(
         self, connection: Connection, command: RemotingCommand, header: RegisterBrokerRequestHeader
     ) -> Answer:
-        body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
-        if not connection.is_open:
-            return None  # its registration would never be removed
-        registered = await in_slices(self._service.register(connection, header, body))
+        try:
+            body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
+            if not connection.is_open:
+                return None  # its registration would never be removed
+            registered = await in_slices(self._service.register(connection, header, body))
+        except MQError:
+            self._service.refused_registrations += 1
+            raise
         order = registered.order_config
         return command.response(
             ResponseCode.SUCCESS,
@@ -111,10 +116,10 @@ class RouteAdapter:
     def clusters(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.clusters()))
 
-    def topics_of_cluster(
+    async def topics_of_cluster(
         self, connection: Connection, command: RemotingCommand, header: GetTopicsByClusterRequestHeader
-    ) -> Reply:
-        return _topic_list(command, self._service.topics_of_cluster(header.cluster))
+    ) -> Answer:
+        return _topic_list(command, await self._service.topics_of_cluster(header.cluster))
 
     def system_topics(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
         return _topic_list(command, *self._service.system_topics())
@@ -125,16 +130,16 @@ class RouteAdapter:
         self._service.delete_topic(header.topic, header.cluster_name or None)
         return command.response(ResponseCode.SUCCESS)
 
-    def wipe_write_perm(
+    async def wipe_write_perm(
         self, connection: Connection, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
-    ) -> Reply:
-        count = self._service.set_writable(connection.caller, header.broker_name, False)
+    ) -> Answer:
+        count = await self._service.set_writable(connection.caller, header.broker_name, False)
         return command.response(ResponseCode.SUCCESS, WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
-    def add_write_perm(
+    async def add_write_perm(
         self, connection: Connection, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
-    ) -> Reply:
-        count = self._service.set_writable(connection.caller, header.broker_name, True)
+    ) -> Answer:
+        count = await self._service.set_writable(connection.caller, header.broker_name, True)
         return command.response(ResponseCode.SUCCESS, AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
 
@@ -197,12 +202,16 @@ def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHead
     return Resource(header.topic)
 
 
-def _listing(topics: Callable[[], list[str]]) -> Callable[[Connection, RemotingCommand, Header | Body | None], Reply]:
+def _listing(
+    topics: Callable[[], Awaitable[list[str]]],
+) -> Callable[[Connection, RemotingCommand, Header | Body | None], Reply]:
     """Return the handler of a request without a header for a list of topics."""
-    return lambda connection, command, request: _topic_list(command, topics())
+
+    async def answer(connection: Connection, command: RemotingCommand, request: Header | Body | None) -> Answer:
+        return _topic_list(command, await topics())
+
+    return answer
 
 
 def _topic_list(command: RemotingCommand, topics: list[str], broker_addr: str | None = None) -> RemotingCommand:
-    return command.response(
-        ResponseCode.SUCCESS, body=encode_body(TopicList(broker_addr=broker_addr, topic_list=topics))
-    )
+    return command.response(ResponseCode.SUCCESS, body=encode_topic_list(topics, broker_addr))

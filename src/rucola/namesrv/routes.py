@@ -235,6 +235,15 @@ class RouteTable:
 
     # Reads.
 
+    @property
+    def broker_count(self) -> int:
+        """The number of registered addresses."""
+        return len(self._live)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def route(self, topic: str) -> TopicRouteData | None:
         """Return the brokers and queues of a topic; None if no broker has it."""
         queues = self._topics.get(topic)
@@ -261,13 +270,26 @@ class RouteTable:
             broker_addr_table={name: self._broker_data(name) for name in self._brokers}, cluster_addr_table=names
         )
 
-    def topics(self, accepts: Callable[[QueueData], bool] = lambda queues: True) -> list[str]:
-        """Return the topics of which `accepts` accepts the queues on some broker."""
-        return [topic for topic, queues in self._topics.items() if any(map(accepts, queues.values()))]
+    def topics(self) -> list[str]:
+        """Return all topics."""
+        return list(self._topics)
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Return the topics that brokers of a cluster have."""
-        return self.topics(lambda queues: self._brokers[queues.broker_name].cluster == cluster)
+    def topics_steps(self, accepts: Callable[[QueueData], bool]) -> Generator[None, None, list[str]]:
+        """Find the topics of which `accepts` accepts the queues on some broker, a generator of small steps."""
+        found: list[str] = []
+        for topic, queues in list(self._topics.items()):
+            if any(map(accepts, queues.values())):
+                found.append(topic)
+            yield
+        return found
+
+    def topics_of_cluster_steps(self, cluster: str) -> Generator[None, None, list[str]]:
+        """Find the topics that brokers of a cluster have, a generator of small steps."""
+        return self.topics_steps(lambda queues: self._is_of_cluster(queues.broker_name, cluster))
+
+    def _is_of_cluster(self, broker_name: str, cluster: str) -> bool:
+        broker = self._brokers.get(broker_name)  # it may be removed between two steps
+        return broker is not None and broker.cluster == cluster
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """Return the names of clusters and brokers, which are topics, and the address of a broker that has more."""
@@ -278,13 +300,14 @@ class RouteTable:
 
     # Changes by operators.
 
-    def set_writable(self, broker_name: str, writable: bool) -> int:
+    def set_writable_steps(self, broker_name: str, writable: bool) -> Generator[None, None, int]:
         """Grant or revoke write permission on all topics of a broker name, until it registers changed topics.
 
-        Returns the number of its topics.
+        Returns the number of its topics. A generator of small steps.
         """
         count = 0
-        for queues in self._topics.values():
+        for queues in list(self._topics.values()):
+            yield
             data = queues.get(broker_name)
             if data is not None:
                 perm = data.perm | PERM_WRITE if writable else data.perm & ~PERM_WRITE

@@ -14,11 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rucola.access import Interceptor
 from rucola.acl.access_control import AccessControl, PlainAccounts
 from rucola.acl.audit import AuditLog
 from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
+from rucola.errors import ConfigError, RemotingError, missing_extra
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
@@ -28,9 +30,13 @@ from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.connection import Connection
 from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.endpoints import processor_table
-from rucola.remoting.exposure import check_exposure
+from rucola.remoting.exposure import check_exposure, check_metrics_exposure
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
+
+if TYPE_CHECKING:
+    from rucola.remoting.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +102,10 @@ class Namesrv:
         self._clock_ms = clock_ms
         self._kv_config = KVConfig(config.kv_config_path)
         self._configuration = ConfigurationService(config, config_file)
+        self._service = RouteService(self.routes, self._kv_config, self._configuration, clock_ms)
+        self._memory = ConnectionMemory(config.connection_limits)
         adapters = (
-            RouteAdapter(RouteService(self.routes, self._kv_config, self._configuration, clock_ms)),
+            RouteAdapter(self._service),
             KVAdapter(KVService(self._kv_config)),
             ConfigurationAdapter(self._configuration),
         )
@@ -109,10 +117,11 @@ class Namesrv:
             processor_table(endpoints, chain, gate=self._access.gate),
             tls=self._tls,
             on_close=self._closed,
-            memory=ConnectionMemory(config.connection_limits),
+            memory=self._memory,
         )
         self._scanning: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._metrics: MetricsServer | None = None
 
     @property
     def connections(self) -> list[Connection]:
@@ -127,8 +136,13 @@ class Namesrv:
     def port(self) -> int:
         return self._server.port
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics endpoint; 0 if there is none."""
+        return 0 if self._metrics is None else self._metrics.port
+
     async def start(self) -> None:
-        """Read the key-value table and listen. Raises ConfigError, or RemotingError if the address is in use."""
+        """Read the key-value table and listen. Raises ConfigError, or RemotingError if an address is in use."""
         config = self._configuration.config
         check_exposure(
             "the name server",
@@ -140,7 +154,12 @@ class Namesrv:
         self._kv_config.load()
         if self._access.audit is not None:
             self._access.audit.open()
-        await self._server.start()
+        await self._start_metrics(config)
+        try:
+            await self._server.start()
+        except RemotingError:
+            await self.stop()
+            raise
         self._configuration.config = dataclasses.replace(self._configuration.config, listen_port=self.port)
         self._scanning = asyncio.create_task(self._scan())
         if self._access.files is not None:
@@ -165,6 +184,9 @@ class Namesrv:
             self._refreshing.cancel()
             self._refreshing = None
         await self._server.stop()
+        if self._metrics is not None:
+            await self._metrics.stop()
+            self._metrics = None
         if self._access.audit is not None:
             await asyncio.to_thread(self._access.audit.close)
 
@@ -180,6 +202,32 @@ class Namesrv:
         for owner in self.routes.remove_expired(self._clock_ms()):
             if isinstance(owner, Connection):
                 owner.close()
+
+    async def _start_metrics(self, config: NamesrvConfig) -> None:
+        """Serve /metrics if metricsExporterType is PROM. ConfigError without the extra `metrics`, or RemotingError.
+
+        The import is local because prometheus_client is optional.
+        """
+        if config.metrics_exporter_type is not MetricsExporterType.PROM:
+            return
+        try:
+            from rucola.namesrv.metrics import NamesrvCollector
+            from rucola.remoting.metrics_server import MetricsServer
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"metricsExporterType=PROM: {missing_extra(error, 'metrics')}") from None
+        host = config.metrics_prom_exporter_host
+        check_metrics_exposure(host, is_mutual_tls=config.requires_client_certificates, insecure=config.insecure)
+        gate = self._access.gate
+        collector = NamesrvCollector(
+            self._server.connections,
+            self.routes,
+            self._service,
+            self._memory,
+            lambda: 0 if gate is None else gate.denied,
+        )
+        metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector.collect, self._tls)
+        await metrics.start()
+        self._metrics = metrics
 
     async def _scan(self) -> None:
         while True:

@@ -25,6 +25,7 @@ from rucola.namesrv.routes import RouteTable
 from rucola.protocol.kv import ORDER_TOPIC_CONFIG
 from rucola.protocol.route import ClusterInfo, RegisterBrokerBody, RegisterBrokerRequestHeader, TopicRouteData
 from rucola.protocol.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
+from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class RouteService:
         self._kv_config = kv_config
         self._configuration = configuration
         self._clock_ms = clock_ms
+        self.registrations = 0
+        """Registrations that were carried out since the start."""
+        self.refused_registrations = 0
+        """Those that were refused: malformed, above a limit, or a second address of a registered broker."""
 
     # Brokers.
 
@@ -81,6 +86,7 @@ class RouteService:
             self._clock_ms(),
             owner,
         )
+        self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
 
@@ -97,9 +103,9 @@ class RouteService:
         confirmed = self._routes.confirm(address, version, self._clock_ms())
         return confirmed, self._routes.data_version(address)
 
-    def set_writable(self, caller: Caller, broker_name: str, writable: bool) -> int:
+    async def set_writable(self, caller: Caller, broker_name: str, writable: bool) -> int:
         """Grant or revoke write permission on all topics of a broker name; return the number of topics."""
-        count = self._routes.set_writable(broker_name, writable)
+        count = await in_slices(self._routes.set_writable_steps(broker_name, writable))
         done = "granted to" if writable else "revoked from"
         logger.info("%s: write permission on %d topics %s broker %s", caller.address, count, done, broker_name)
         return count
@@ -119,30 +125,32 @@ class RouteService:
         """Return all brokers by cluster."""
         return self._routes.clusters()
 
-    def topics(self) -> list[str]:
+    async def topics(self) -> list[str]:
         """Return all topics."""
         return self._routes.topics()
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
+    async def topics_of_cluster(self, cluster: str) -> list[str]:
         """Return the topics that brokers of a cluster have."""
-        return self._routes.topics_of_cluster(cluster)
+        return await in_slices(self._routes.topics_of_cluster_steps(cluster))
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """Return the topics of the system, and the address of a broker that knows more of them."""
         return self._routes.system_topics()
 
-    def unit_topics(self) -> list[str]:
+    async def unit_topics(self) -> list[str]:
         """Return the topics with the unit flag."""
-        return self._routes.topics(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT))
+        return await in_slices(self._routes.topics_steps(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT)))
 
-    def unit_sub_topics(self) -> list[str]:
+    async def unit_sub_topics(self) -> list[str]:
         """Return the topics with the unit subscription flag."""
-        return self._routes.topics(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT_SUB))
+        return await in_slices(self._routes.topics_steps(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT_SUB)))
 
-    def unit_sub_only_topics(self) -> list[str]:
+    async def unit_sub_only_topics(self) -> list[str]:
         """Return the topics with the unit subscription flag and without the unit flag."""
         both = TOPIC_FLAG_UNIT | TOPIC_FLAG_UNIT_SUB
-        return self._routes.topics(lambda data: data.topic_sys_flag & both == TOPIC_FLAG_UNIT_SUB)
+        return await in_slices(
+            self._routes.topics_steps(lambda data: data.topic_sys_flag & both == TOPIC_FLAG_UNIT_SUB)
+        )
 
     def delete_topic(self, topic: str, cluster: str | None) -> None:
         """Delete the route of a topic, in one cluster or in all."""

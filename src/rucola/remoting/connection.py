@@ -411,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._process(commands)
             if self._has_partial_frame or not commands:
-                self._count_partial_frame()
+                self._count_partial_frame(is_complete=bool(commands))
 
     # Memory.
 
@@ -431,9 +431,11 @@ class Connection(asyncio.BufferedProtocol):
             self._is_congested = True
             self._set_reading()
 
-    def _count_partial_frame(self) -> None:
-        """Count a frame that more than one read has to complete, until it is complete."""
+    def _count_partial_frame(self, *, is_complete: bool) -> None:
+        """Count a frame that more than one read has to complete, until it is complete; another one may follow it."""
         if self._memory is not None and self._transport is not None:
+            if is_complete:
+                self._memory.partial(self, 0)
             size = self._decoder.buffered
             self._has_partial_frame = size > 0
             self._memory.partial(self, size)

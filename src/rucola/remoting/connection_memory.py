@@ -7,6 +7,10 @@
                      not complete them                                         i.e. are not read, and those that hold
                                                                                a partial frame and are slow are closed
 
+A connection is also closed if it sends a frame so slowly that it can only want to occupy the connection: in
+FRAME_CHECK_INTERVAL_S the frame grew by less than MIN_FRAME_RATE, and was not completed. Idle times do not tell this,
+since every byte ends one.
+
 A congested connection is not read, and its held pulls are not answered. If many are congested, each may buffer less,
 its share of half of the total. Below the totals slow peers are only slowed down, so that a well-behaved client on a
 slow network keeps its connection.
@@ -36,6 +40,11 @@ UNCOUNTED: Final = 64 * 1024
 MIN_RATE: Final = 64 * 1024
 """Bytes per second that a partial frame must grow by while other connections wait."""
 CHECK_INTERVAL_S: Final = 1.0
+FRAME_CHECK_INTERVAL_S: Final = 30.0
+"""Seconds between two checks of all partial frames, of which one must see progress; Apache's clients time out after
+three seconds."""
+MIN_FRAME_RATE: Final = 256
+"""Bytes per second by which a partial frame must grow."""
 _LOG_INTERVAL_S: Final = 1.0
 _EXCESS: Final = 2 * MAX_FRAME_SIZE
 """Unsent bytes beyond its limit at which a connection is closed: what is sent to it does not heed its congestion."""
@@ -108,6 +117,9 @@ class ConnectionMemory:
         self._checked: dict[BufferedConnection, int] = {}
         """The bytes in `_partial` at the last check."""
         self._check_timer: asyncio.TimerHandle | None = None
+        self._slow: dict[BufferedConnection, int] = {}
+        """The bytes of each partial frame at the last check of all."""
+        self._frame_timer: asyncio.TimerHandle | None = None
         self._next_line_s: dict[str, float] = {}
         self._unlogged: Counter[str] = Counter()
 
@@ -168,6 +180,8 @@ class ConnectionMemory:
         self.partial_total += size - self._partial.get(connection, 0)
         if size:
             self._partial[connection] = size
+            if self._frame_timer is None:
+                self._schedule_frame_check()
             # One connection is always read: when its frame is complete, the next one has its turn.
             if (
                 self.partial_total > self._limits.max_partial_frame_bytes
@@ -178,6 +192,7 @@ class ConnectionMemory:
                 self._schedule_check()
         elif self._partial.pop(connection, None) is not None:
             self._checked.pop(connection, None)
+            self._slow.pop(connection, None)
             self._waiting.pop(connection, None)
             self._resume()
 
@@ -221,6 +236,27 @@ class ConnectionMemory:
                 self.forget(connection)
         if self._waiting:
             self._schedule_check()
+
+    def _schedule_frame_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._frame_timer = loop.call_later(FRAME_CHECK_INTERVAL_S, self.close_slow_frames)
+
+    def close_slow_frames(self) -> None:
+        """Close the connections whose partial frame has hardly grown since the last check."""
+        self._frame_timer = None
+        before, self._slow = self._slow, {}
+        for connection, size in list(self._partial.items()):
+            if connection in self._waiting:
+                continue  # it is not read, so its frame cannot grow
+            if connection in before and size - before[connection] < MIN_FRAME_RATE * FRAME_CHECK_INTERVAL_S:
+                since = f"hardly any in the last {FRAME_CHECK_INTERVAL_S:g} s"
+                self._note("slowFrame", f"{connection.peer} has sent {size} bytes of a frame, {since}", closed=True)
+                connection.abort()
+                self.forget(connection)
+            else:
+                self._slow[connection] = size
+        if self._partial:
+            self._schedule_frame_check()
 
     def _note(self, key: str, why: str, *, closed: bool = False) -> None:
         """Count a connection that is closed or not accepted; log one line a second for each limit."""

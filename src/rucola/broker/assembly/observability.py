@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from itertools import chain
 
 from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.serving import Serving
-from rucola.broker.config import MetricsExporterType
 from rucola.errors import ConfigError, missing_extra
 from rucola.remoting.exposure import check_metrics_exposure
+from rucola.remoting.metrics_config import MetricsExporterType
 
 
 async def start_metrics(
@@ -29,7 +30,8 @@ async def start_metrics(
         return
     try:
         from rucola.broker.election_metrics import ElectionCollector
-        from rucola.broker.metrics import BrokerCollector, MetricsServer
+        from rucola.broker.metrics import BrokerCollector
+        from rucola.remoting.metrics_server import Collect, MetricsServer
     except ModuleNotFoundError as error:
         raise ConfigError(f"metricsExporterType=PROM: {missing_extra(error, 'metrics')}") from None
     collector = BrokerCollector(
@@ -43,9 +45,16 @@ async def start_metrics(
     )
     host = config.metrics_prom_exporter_host
     check_metrics_exposure(host, is_mutual_tls=config.requires_client_certificates, insecure=config.insecure)
-    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector, environment.tls)
+    collects: list[Collect] = [collector.collect]
     if environment.coordination is not None:
-        metrics.add(ElectionCollector(config.broker_cluster_name, config.broker_name, environment.coordination.figures))
+        figures = environment.coordination.figures
+        collects.append(ElectionCollector(config.broker_cluster_name, config.broker_name, figures).collect)
+    metrics = MetricsServer(
+        host,
+        config.metrics_prom_exporter_port,
+        lambda: chain.from_iterable(collect() for collect in collects),
+        environment.tls,
+    )
     await metrics.start()
     running.push_async_callback(metrics.stop)
     config.metrics_prom_exporter_port = metrics.port

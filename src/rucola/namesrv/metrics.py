@@ -1,0 +1,68 @@
+"""Prometheus metrics of a name server; Apache's exporter has none.
+
+    rocketmq_namesrv_connections                       open connections
+    rocketmq_namesrv_brokers, _topics                  registered addresses, and topics with a route
+    rocketmq_namesrv_registrations_total               registrations since the start
+    rocketmq_namesrv_refused_registrations_total       malformed, above a limit, or a second address of a broker
+    rocketmq_namesrv_access_denied_total               requests that access control denied
+    rocketmq_namesrv_connections_closed_total  limit   closed or not accepted, by limit
+    rocketmq_namesrv_unsent_bytes, _partial_frame_bytes    memory of slow peers, in bytes
+    process_...                                        memory, processor time and descriptors of the process (Linux)
+
+`metricsExporterType=PROM` of namesrv.conf enables the endpoint (`rucola.remoting.metrics_server`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rucola.namesrv.routes import RouteTable
+from rucola.namesrv.services import RouteService
+from rucola.remoting.connection_memory import ConnectionMemory
+
+_PREFIX = "rocketmq_namesrv_"
+
+
+class NamesrvCollector:
+    """Collects the metrics of one name server. `denied` returns the number of requests that were denied."""
+
+    def __init__(
+        self,
+        connections: Sized,
+        routes: RouteTable,
+        service: RouteService,
+        memory: ConnectionMemory,
+        denied: Callable[[], int],
+    ) -> None:
+        self._connections = connections
+        self._routes = routes
+        self._service = service
+        self._memory = memory
+        self._denied = denied
+        self._process = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their current values."""
+        for name, text, value in (
+            ("connections", "open connections", len(self._connections)),
+            ("brokers", "registered addresses of brokers", self._routes.broker_count),
+            ("topics", "topics that have a route", self._routes.topic_count),
+            ("unsent_bytes", "bytes that congested connections have not sent", self._memory.unsent_total),
+            ("partial_frame_bytes", "bytes of frames that are not complete", self._memory.partial_total),
+        ):
+            yield GaugeMetricFamily(_PREFIX + name, text, value)
+        for name, text, value in (
+            ("registrations", "registrations of brokers", self._service.registrations),
+            ("refused_registrations", "registrations that were refused", self._service.refused_registrations),
+            ("access_denied", "requests that access control denied", self._denied()),
+        ):
+            yield CounterMetricFamily(_PREFIX + name, text, value)
+        text = "connections that a limit closed, or did not accept"
+        closed = CounterMetricFamily(f"{_PREFIX}connections_closed", text, labels=("limit",))
+        for key, count in sorted(self._memory.closed.items()):
+            closed.add_metric((key,), count)
+        yield closed
+        yield from self._process.collect()

@@ -1,0 +1,84 @@
+"""The metrics of a name server, as Prometheus gets them and reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rucola.errors import BrokerError, ConfigError, RemotingError
+from rucola.namesrv.config import NamesrvConfig, from_properties
+from rucola.namesrv.server import Namesrv
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.route import RegisterBrokerRequestHeader
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.metrics_config import MetricsExporterType
+from support.metrics import http_request
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+PROM = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
+
+
+@asynccontextmanager
+async def metered(**settings: Any) -> AsyncIterator[tuple[Namesrv, RemotingClient]]:
+    client = RemotingClient()
+    async with Namesrv("127.0.0.1", 0, config=NamesrvConfig(**PROM, **settings)) as namesrv:
+        yield namesrv, client
+        await client.close()
+
+
+async def scraped(namesrv: Namesrv) -> dict[str, float]:
+    head, body = await http_request(namesrv.metrics_port, b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    families = text_string_to_metric_families(body.decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+async def test_connections_and_registrations_are_exported() -> None:
+    async with metered() as (namesrv, client):
+        header = RegisterBrokerRequestHeader(
+            broker_name="a", broker_addr="127.0.0.1:1", cluster_name="c", broker_id=0, ha_server_addr=""
+        )
+        register = RemotingCommand.request(RequestCode.REGISTER_BROKER, header)
+        await client.invoke_ok(f"127.0.0.1:{namesrv.port}", register)
+        header.body_crc32 = 5
+        with pytest.raises(BrokerError, match="crc32"):
+            await client.invoke_ok(
+                f"127.0.0.1:{namesrv.port}", RemotingCommand.request(RequestCode.REGISTER_BROKER, header, b"x")
+            )
+        found = await scraped(namesrv)
+        wanted = {"connections": 1, "brokers": 1, "topics": 0, "registrations_total": 1}
+        wanted |= {"refused_registrations_total": 1, "unsent_bytes": 0}
+        assert {name: found[f"rocketmq_namesrv_{name}"] for name in wanted} == wanted
+
+
+async def test_the_page_documents_exactly_the_exported_metrics() -> None:
+    section = PAGE.split("### Name server")[1].split("###")[0]
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE))))
+    async with metered() as (namesrv, _):
+        _, body = await http_request(namesrv.metrics_port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        families = list(text_string_to_metric_families(body.decode()))
+        assert {family.name + "_total" * (family.type == "counter") for family in families} == named
+
+
+async def test_a_taken_port_stops_the_start_and_leaves_nothing() -> None:
+    async with metered() as (namesrv, _):
+        taken = {**PROM, "metrics_prom_exporter_port": namesrv.metrics_port}
+        with pytest.raises(RemotingError, match="for metrics"):
+            await Namesrv("127.0.0.1", 0, config=NamesrvConfig(**taken)).start()
+        other = Namesrv("127.0.0.1", namesrv.port, config=NamesrvConfig(**PROM))
+        with pytest.raises(RemotingError):
+            await other.start()
+        assert other.metrics_port == 0
+
+
+async def test_metrics_for_other_machines_need_certificates() -> None:
+    config, _ = from_properties({"metricsExporterType": "PROM", "metricsPromExporterHost": "0.0.0.0"})
+    with pytest.raises(ConfigError, match=r"metricsPromExporterHost=0\.0\.0\.0"):
+        await Namesrv("127.0.0.1", 0, config=config).start()
