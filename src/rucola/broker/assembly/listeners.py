@@ -116,7 +116,7 @@ def held_ports(config: BrokerConfig) -> Iterator[None]:
         return
     ports = [config.listen_port, config.ha_listen_port]
     if config.vip_channel_enabled:
-        ports.append(BrokerConfig.vip_port(config.listen_port))
+        ports.append(vip_port(config.listen_port))
     with ExitStack() as held:
         for port in ports:
             family = socket.AF_INET6 if ":" in config.bind_address else socket.AF_INET
