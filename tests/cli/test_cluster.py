@@ -250,6 +250,8 @@ def test_an_elected_cluster_shows_its_roles_and_promotes(tmp_path: Path) -> None
         (killed,) = (name for name, role in roles.items() if role == "master")
         (other,) = roles.keys() - {killed}
         wait_until(lambda: send_one(namesrv_of(running)))
+        # Only a member of the in-sync set can be elected.
+        wait_until(lambda: "in-sync set of epoch 1: [1, 2]" in (directory / "logs" / f"{killed}.log").read_text())
         pid = before[killed].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
