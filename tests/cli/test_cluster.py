@@ -236,7 +236,7 @@ def test_a_log_has_a_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_elected_cluster_shows_its_roles_and_promotes(tmp_path: Path) -> None:
+def test_an_elected_cluster_shows_its_roles_and_elects_again(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     size = Size(masters=1, slaves=1, namesrvs=1, is_sync=True, is_elected=True)
     for spec in open_layout(directory, size):
@@ -248,15 +248,15 @@ def test_an_elected_cluster_shows_its_roles_and_promotes(tmp_path: Path) -> None
         roles = {name: before[name].role for name in ("broker-a-1", "broker-a-2")}
         assert sorted(roles.values()) == ["master", "slave"]
         (killed,) = (name for name, role in roles.items() if role == "master")
-        (other,) = roles.keys() - {killed}
         wait_until(lambda: send_one(namesrv_of(running)))
         # Only a member of the in-sync set can be elected.
         wait_until(lambda: "in-sync set of epoch 1: [1, 2]" in (directory / "logs" / f"{killed}.log").read_text())
         pid = before[killed].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: status(directory)[other].role == "master")
-        wait_until(lambda: (now := status(directory)[killed]).role == "slave" and now.state == "ready")
+        # The supervisor restarts it before its lease ends: whichever of the two is elected, the other follows.
+        wait_until(lambda: status(directory)[killed].pid not in (None, pid))
+        wait_until(lambda: sorted(status(directory)[name].role for name in roles) == ["master", "slave"])
         wait_until(lambda: send_one(namesrv_of(running)))
         all_pids = pids(directory)
         assert running.stop() == 0
