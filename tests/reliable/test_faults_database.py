@@ -48,8 +48,9 @@ from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import FIRST_PAUSE_S, Relay
 from rucola.testing.rocketmq import RocketMQ
-from support.databases import HOST, OutboxDatabase
+from support.databases import OutboxDatabase
 from support.outbox import add, relay, statuses, stubs, until
+from support.ports import HOST
 from support.proxy import Proxy
 
 pytestmark = pytest.mark.slow

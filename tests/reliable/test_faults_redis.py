@@ -18,8 +18,9 @@ from rucola.client import MessageExt, ReconsumeLater
 from rucola.message import properties
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.redis_claims import RedisClaims
-from support.databases import HOST, DatabaseServer, OutboxDatabase
+from support.databases import DatabaseServer, OutboxDatabase
 from support.outbox import add, statuses
+from support.ports import HOST
 from support.proxy import Proxy
 
 GROUP = "billing"

@@ -14,6 +14,7 @@ from rucola.remoting import client as client_module
 from rucola.remoting.client import RemotingClient, host_and_port
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
+from support.ports import free_port
 
 ECHO = 1
 
@@ -26,14 +27,8 @@ def refuse(connection: Connection, command: RemotingCommand) -> RemotingCommand:
     return command.response(ResponseCode.NO_PERMISSION, remark="not you")
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_a_refused_connection_names_address_and_reason() -> None:
-    address = f"127.0.0.1:{unused_port()}"
+    address = f"127.0.0.1:{free_port()}"
 
     client = RemotingClient()
     with pytest.raises(RemotingConnectError, match=rf"cannot connect to {address}: .*[Rr]efused|{address}"):

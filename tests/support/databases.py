@@ -25,9 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from rucola.reliable.schema import Tables
-from support.ports import free_port
+from support.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 ATTEMPTS = 3
 START_TIMEOUT_S = 60
 ASYNC_DRIVERS = {

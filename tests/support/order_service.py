@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
-from support.databases import HOST
+from support.ports import HOST
 from support.processes import wait_for
 from support.servers import READY, RUCOLA
 
