@@ -81,8 +81,8 @@ NOT_TO_BE_WRITTEN = {"print-log", "print-msg", "machine-room"}
 LEFT_OUT = {("queryMsgById", "u")}
 ASKS_FIRST = {
     "cloneGroupOffset", "deleteAcl", "deleteAclConfig", "deleteExpiredCommitLog", "deleteKvConfig", "deleteSubGroup",
-    "deleteTopic", "deleteUser", "redriveDlq", "resetOffset", "resetOffsetByTime", "skipAccumulatedMessage",
-    "updateGlobalWhiteAddr", "wipeWritePerm",
+    "deleteTopic", "deleteUser", "demote", "promote", "redriveDlq", "resetOffset", "resetOffsetByTime",
+    "skipAccumulatedMessage", "switchover", "updateGlobalWhiteAddr", "wipeWritePerm",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_a_listener_that_cannot_take_a_message_is_rejected() -> None:
     with pytest.raises(ConfigError, match="it is called with a list of messages"):
         consumer.listen_to_batches(none, 10)  # type: ignore[arg-type]
     consumer.listen(lambda message, retries=3: None)
+
+    @functools.wraps(late)
+    async def with_session(message: object) -> None:
+        await late(message, object())
+
+    PushConsumer("g", "127.0.0.1:1").listen(with_session)
 
 
 def test_with_in_place_of_async_with_names_both_ways_out() -> None:

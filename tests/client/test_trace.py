@@ -192,6 +192,20 @@ async def test_traces_beyond_the_buffer_are_dropped(tmp_path: Path, caplog: pyte
         assert "2 entries of the message trace were dropped" in caplog.text
 
 
+async def test_traces_of_messages_with_many_short_keys_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker limits the keys of a message, those of the trace topic included."""
+    async with traced_cluster(tmp_path) as scene:
+        async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            keys = [" ".join(f"{number}-{key}" for key in range(40)) for number in range(100)]
+            await producer.send_batch([Message("T", b"x", keys=words) for words in keys])
+        await scene.trace.flush()
+        entries = [entry for message in await scene.written() for entry in decode(message.body.decode())]
+        assert sorted(entry.keys for entry in entries if isinstance(entry, Pub)) == sorted(keys)
+        assert "failed" not in caplog.text
+
+
 async def test_a_send_succeeds_and_logs_if_the_trace_topic_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,6 +21,7 @@ from rucola.broker.config import BrokerConfig, from_properties
 from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
+from rucola.protocol.route import vip_port
 from support.documents import check_command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ BROKER = BrokerConfig()
 PORTS = {
     "namesrv": {NamesrvConfig().listen_port},
     "broker": {
-        BROKER.listen_port, BrokerConfig.vip_port(BROKER.listen_port), BROKER.ha_listen_port,
+        BROKER.listen_port, vip_port(BROKER.listen_port), BROKER.ha_listen_port,
         BROKER.metrics_prom_exporter_port,
     },
 }  # fmt: skip

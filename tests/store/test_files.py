@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rucola import slices
 from rucola.errors import StoreCorrupt
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.config_files import ConfigFile, config_path, read_config, write_config
@@ -127,7 +128,7 @@ def test_many_index_entries_equal_single_ones(
     assert [file.file.map[:] for file in one.files] == [file.file.map[:] for file in many.files]
     assert len(one.files) == -(-len(put) // 29), "one entry of each file stays empty"
     for key_hash in set(hashes.tolist()):
-        found = [offset for file in one.files for offset in file.select(key_hash, 1000, 0, 1 << 62)]
+        found = [offset for file in one.files for offset in slices.run(file.select_steps(key_hash, 1000, 0, 1 << 62))]
         assert sorted(found) == offsets[hashes == key_hash].tolist()
     one.close()
     many.close()
@@ -148,7 +149,7 @@ def test_a_circular_hash_chain_ends(tmp_path: Path) -> None:
         index.put([4], offset, 1000)
     file = index.files[0]
     file.file.map[44 + 20 * 2 + 16 : 44 + 20 * 3] = (5).to_bytes(4, "big")
-    assert file.select(4, 100, 0, 9999) == [4, 3, 2, 1]
+    assert slices.run(file.select_steps(4, 100, 0, 9999)) == [4, 3, 2, 1]
     index.close()
 
 
@@ -191,7 +192,7 @@ def test_an_index_entry_is_found_after_the_clock_was_set_back(tmp_path: Path) ->
             hashes, offsets = np.full(count, 7, np.int32), np.full(count, 100, np.int64)
             assert file.put_many(hashes, offsets, np.array(times, np.int64)) == count
         assert file.entries()["seconds"].tolist() == [0, 2, 0, 3]
-        assert len(file.select(7, 10, 0, 1 << 62)) == len(times)
+        assert len(slices.run(file.select_steps(7, 10, 0, 1 << 62))) == len(times)
         file.file.close()
 
 

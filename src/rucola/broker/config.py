@@ -224,8 +224,11 @@ class BrokerConfig:
 
     Raise it if producers send batches of several megabytes with very small messages.
     """
-    max_keys_per_message: Annotated[Count, Range(1, 16_384)] = 128
-    """Maximum number of keys (words of KEYS) of one message; each takes 20 bytes of the index."""
+    max_keys_per_message: Annotated[Count, Range(1, 16_384)] = 2048
+    """Maximum number of keys (words of KEYS) of one message; each takes 20 bytes of the index.
+
+    A message of a message trace has the ids and keys of up to 100 (Java) or about 500 messages (Python).
+    """
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
     """Maximum size of a request's body of JSON or settings, for example of a heartbeat.
 

@@ -59,9 +59,11 @@ class Mastership:
             return
         self.fenced_by = epoch
         own = self.epoch or self.epochs.last.number
+        before = f"was master in epoch {own}" if own else "was never master"
         reason = (
-            f"this broker was master in epoch {own}, and {what} is master in epoch {epoch}: it accepts no messages, "
-            "and serves reads. Start it with brokerRole=SLAVE and a brokerId above 0 to follow that master"
+            f"this broker {before}, and {what} is master in epoch {epoch}: it accepts no messages, "
+            "and serves reads. Start it with brokerRole=SLAVE and a brokerId above 0 to follow that master. If that "
+            "one will not come back, `rucola admin promote` makes this one master"
         )
         logger.error("fenced: %s", reason)
         self._store.write_state.set_fenced(reason)

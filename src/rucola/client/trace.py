@@ -67,6 +67,9 @@ MAX_TEXT_SIZE = 118_000
 MAX_KEYS_SIZE = 16_000
 """The most characters of keys in one message, whose properties are limited to 32,767 bytes."""
 
+MAX_KEYS = 1000
+"""The most keys in one message of several entries; brokers limit them (maxKeysPerMessage)."""
+
 SEND_TIMEOUT_MS = 5000
 DEFAULT_REGION = "DefaultRegion"
 GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
@@ -243,7 +246,9 @@ def _messages(topic: str, pending: Sequence[tuple[str, tuple[str, ...]]]) -> Ite
     keys: dict[str, None] = {}
     for text, text_keys in pending:
         if texts and (
-            sum(map(len, texts)) + len(text) > MAX_TEXT_SIZE or sum(map(len, (*keys, *text_keys))) > MAX_KEYS_SIZE
+            sum(map(len, texts)) + len(text) > MAX_TEXT_SIZE
+            or sum(map(len, (*keys, *text_keys))) > MAX_KEYS_SIZE
+            or len(keys) + len(text_keys) > MAX_KEYS
         ):
             yield Message(topic, "".join(texts).encode(), keys=keys)
             texts, keys = [], {}

@@ -57,9 +57,9 @@ def _warn(server: str, host: str) -> None:
     logger.warning("insecure=true: %s on %s serves everyone who reaches it", server, host)
 
 
-def cannot_listen(host: str, port: int, error: OSError | OverflowError) -> RemotingError:
-    """Return the error for an address on which a server cannot listen."""
+def cannot_listen(host: str, port: int, error: OSError | OverflowError, purpose: str = "") -> RemotingError:
+    """Return the error for an address on which a server cannot listen; `purpose` is such as " for metrics"."""
     why = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         why = "another process has this port; stop that one, or choose another port"
-    return RemotingError(f"cannot listen on {host}:{port}: {why}")
+    return RemotingError(f"cannot listen on {host}:{port}{purpose}: {why}")

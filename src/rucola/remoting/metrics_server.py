@@ -70,7 +70,7 @@ class MetricsServer:
                 listening = socket.create_server((self.host, self.port), family=family, backlog=MAX_CONNECTIONS)
                 self._acceptor = TlsAcceptor(listening, self._tls, connect_to(self._protocol))
         except OSError as error:
-            raise cannot_listen(self.host, self.port, error) from None
+            raise cannot_listen(self.host, self.port, error, " for metrics") from None
         self.port = listening.getsockname()[1]
 
     async def stop(self) -> None:

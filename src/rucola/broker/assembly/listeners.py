@@ -99,8 +99,8 @@ class Listeners:
             return self._bound(port)
         except RemotingError as error:
             raise RemotingError(
-                f"{error}; it is the VIP channel of listenPort={listen_port}: free the port, choose another "
-                "listenPort, or set vipChannelEnabled=false if no slave of Apache and no old client needs it"
+                f"{error}. It is the VIP channel of listenPort={listen_port}, always two below it; set "
+                "vipChannelEnabled=false if no slave of Apache and no old client needs it"
             ) from None
 
 

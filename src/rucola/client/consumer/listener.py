@@ -69,7 +69,8 @@ class ListenerNotCalled(MQError):
 def _check_parameters(function: Callable[[Any], Any], argument: str) -> None:
     """Raise ConfigError if a listener cannot be called with one argument: each message would fail and be retried."""
     try:
-        signature = inspect.signature(function)
+        # What is called is the function itself, not the one that a decorator with `functools.wraps` refers to.
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # functions of C may have none
         return
     try:
