@@ -34,7 +34,7 @@ def test_a_tutorial_works_as_written(page: str, begin: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
-    """The reader does what stands between the blocks: waits for the slave, kills the master, and stops the slave."""
+    """The reader does what stands between the blocks: waits for the slave, kills the master, waits for its return."""
     sections = Document.read("docs/tutorials/pair.md").sections()
     ports = dict(zip(("9876", "10911", "10912", "10921", "10922"), map(str, free_ports(5)), strict=True))
     with Reader(tmp_path, ports) as reader:
@@ -44,11 +44,15 @@ def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
         reader.follow(sections["Send, and receive"])
         reader.kill(master)
         reader.follow(sections["Lose the master"])
-        reader.interrupt("rucola broker -c slave.conf")
         reader.follow(sections["Make the slave the master"])
-        reader.interrupt("rucola broker -c promoted.conf")
-        reader.interrupt("rucola namesrv")
-        reader.type("rucola store check slave")
+        *start, use = sections["Take the old master back"].blocks
+        reader.follow(start)
+        wait_until(lambda: "requests the log" in reader.printed("rucola broker -c slave.conf"))
+        reader.follow([use])
+        for server in ("rucola broker -c returned.conf", "rucola broker -c slave.conf", "rucola namesrv"):
+            reader.interrupt(server)
+        for store in ("master", "slave"):
+            reader.type(f"rucola store check {store}")
 
 
 def test_every_tutorial_is_tested() -> None:
