@@ -80,6 +80,7 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     pair.until(lambda: bool(pair.status("first")["slaves"]))
     pair.send(3)
     pair.until(lambda: pair.status("first")["unreplicatedBytes"] == 0)
+    assert pair.status("first")["slaves"][0]["inSync"] is None, "which only elections have"
     table = pair.admin("haStatus").stdout
     assert "follows" in table
     assert "0 messages, 0 bytes" in table

@@ -109,3 +109,13 @@ def test_progress_ends_at_the_total(store: Path) -> None:
                 pass
         assert seen == sorted(seen)
         assert seen[-1][0] == seen[-1][1]
+
+
+def test_a_store_without_consume_queues_is_searched_by_its_log(
+    golden: Path, tmp_path: Path, messages: list[MessageExt]
+) -> None:
+    """As the tail of a log is, which was cut off because no other broker has it."""
+    store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
+    shutil.rmtree(store / "consumequeue")
+    expected = [message.physical_offset for message in messages if message.topic == "GA"]
+    assert found(store, SearchQuery(topic="GA")) == expected != []

@@ -68,8 +68,8 @@ class SlaveStatus(Body, kw_only=True):
     lag_bytes: int
     lag_seconds: float
     """Age of the oldest message that it does not have; 0 if it has all."""
-    in_sync: bool
-    """Whether SEND_OK of a SYNC_MASTER with an in-sync set waits for it."""
+    in_sync: bool | None = None
+    """Whether SEND_OK of a SYNC_MASTER waits for it; None without an in-sync set, when one slave is enough."""
 
 
 class HaStatus(Body, kw_only=True):

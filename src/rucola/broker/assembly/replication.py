@@ -50,7 +50,7 @@ class Replication(Protocol):
         """Wait until a slave that knows epochs has everything below a physical offset."""
         ...
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
         """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
         ...
 
@@ -124,7 +124,7 @@ class _MasterSide:
     async def follow_again(self, master_address: str) -> None:
         """A master follows no other broker."""
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
         return self._ha_service.slaves()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
@@ -183,7 +183,7 @@ class _SlaveSide:
             await self._client.stop()
             self._client.start()
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
         return []
 
     def set_in_sync(self, members: frozenset[int]) -> None:

@@ -145,11 +145,19 @@ class HAService:
             self.on_put()
             await self._reported.wait()
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
-        """Return address, brokerId, confirmed physical offset and in-sync state of each slave that has reported."""
-        members = self._in_sync or frozenset()
+    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
+        """Return address, brokerId, confirmed physical offset and in-sync state of each slave that has reported.
+
+        The state is None without an in-sync set.
+        """
+        members = self._in_sync
         return [
-            (connection.peer, connection.member_id, connection.reported, connection.member_id in members)
+            (
+                connection.peer,
+                connection.member_id,
+                connection.reported,
+                None if members is None else connection.member_id in members,
+            )
             for connection in self._connections
             if connection.reported >= 0
         ]

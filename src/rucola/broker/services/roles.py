@@ -84,7 +84,7 @@ class ReplicationState(Protocol):
         """Wait until a slave that knows epochs has everything below a physical offset."""
         ...
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool]]:
+    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
         """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
         ...
 

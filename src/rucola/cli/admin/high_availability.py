@@ -84,7 +84,7 @@ def _status_row(address: str, status: HaStatus) -> tuple[object, ...]:
 def _slave_row(status: HaStatus, number: int) -> tuple[object, ...]:
     slave = status.slaves[number]
     broker_id = "" if slave.broker_id is None else slave.broker_id
-    in_sync = "yes" if slave.in_sync else "no"
+    in_sync = "" if slave.in_sync is None else "yes" if slave.in_sync else "no"
     return status.broker_name, slave.address, broker_id, slave.lag_bytes, f"{slave.lag_seconds:.1f}", in_sync
 
 

@@ -5,7 +5,8 @@ The access path depends on the query:
     key and topic    the index finds the messages with that hash, if it covers the whole log
     topic            the ConsumeQueues list its messages; units with another tags code are skipped, and the begin of the
                      time window is found by bisection, since store times rise along a queue
-    otherwise        the whole log is read, from the file before the one in which the time window begins
+    otherwise        the whole log is read, from the file before the one in which the time window begins; also if the
+                     store has no ConsumeQueues, as the tail of a log that was cut off (`rucola.store.diverged_tail`)
 
 `exhaustive` always reads the whole log. It also finds messages without a unit (half messages, rolled-back ones, those
 not dispatched yet) and keys that are missing from a damaged index.
@@ -94,7 +95,7 @@ def grep(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | N
     They come in the order of the log, or queue by queue if the ConsumeQueues are used. `progress` gets (done, total) in
     bytes of the log or in units. Raises StoreCorrupt at damage in the part that is read.
     """
-    if query.topic is None or query.exhaustive:
+    if query.topic is None or query.exhaustive or not any(first < end for first, end in reader.queues().values()):
         yield from _in_log(reader, query, progress)
     elif query.key is not None and _index_covers_log(reader):
         yield from _by_index(reader, query)
