@@ -98,7 +98,12 @@ def _print_stat(counted: StoreStat) -> None:
     click.echo(
         f"abort        {'there: the store is open, or was not closed cleanly' if counted.abort else 'not there'}"
     )
-    click.echo(f"config       {' '.join(counted.config) or 'none'}\n")
+    click.echo(f"config       {' '.join(counted.config) or 'none'}")
+    latest = counted.epochs[-_SHOWN_EPOCHS:]
+    if latest:
+        before = "... " if len(latest) < len(counted.epochs) else ""
+        click.echo(f"epochs       {before}{', '.join(f'{epoch.number} from {epoch.begin}' for epoch in latest)}")
+    click.echo()
     if counted.queues:
         print_table(_QUEUE_COLUMNS, map(_queue_row, counted.queues))
     if counted.index:
@@ -106,6 +111,7 @@ def _print_stat(counted: StoreStat) -> None:
         print_table(_INDEX_COLUMNS, map(_index_row, counted.index))
 
 
+_SHOWN_EPOCHS: Final = 8
 _QUEUE_COLUMNS: Final = (
     "#Topic", whole("#QID"), optional("#Min Offset"), "#Max Offset", "#Messages", optional("#Bytes"),
     optional("#Keys"), optional("#First"), optional("#Last"),
