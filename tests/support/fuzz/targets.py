@@ -19,7 +19,7 @@ from rucola.message.batch import decode_batch, encode_batch
 from rucola.message.compression import CompressionType, compress, decompress
 from rucola.message.record import body_crcs, decode_many, encode_many, peek
 from rucola.protocol import route, topic, trace
-from rucola.protocol.body import decode_body, decode_request
+from rucola.protocol.body import decode_body, decode_request, encode_body
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
 from rucola.protocol.connections import ConsumerConnection, ProducerConnection
 from rucola.protocol.frame import FrameDecoder
@@ -72,6 +72,7 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("registration", [route.encode_registration(registration, compress=True)], _registration),
         Target("inflated-registration", [zlib.decompress(route.encode_registration(registration, compress=True))],
                lambda data: _registration(zlib.compress(data, 1))),
+        Target("large-registration", [encode_body(registration)], _large_registration),
         Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
         Target("accelerated-batch", [encode_batch(messages)], _accelerated_batch),
         Target("accelerated-properties", [properties.join(each.properties) for each in messages], _accelerated_edit),
@@ -187,6 +188,13 @@ def _registration(data: bytes) -> None:
         broker_name="a", broker_addr="b", cluster_name="c", broker_id=0, compressed="true"
     )
     route.decode_registration(header, data)
+
+
+def _large_registration(data: bytes) -> None:
+    """Decode a plain registration as a large one, which white space makes of it, and as it is."""
+    header = route.RegisterBrokerRequestHeader(broker_name="a", broker_addr="b", cluster_name="c", broker_id=0)
+    body = route.decode_registration(header, b" " * (1 << 20) + data)
+    assert body == route.decode_registration(header, data)
 
 
 def _compressed_seeds() -> list[bytes]:
