@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -318,16 +319,17 @@ def test_a_large_registration_equals_a_small_one(
 def steps_of(body: RegisterBrokerBody, *, compress: bool) -> tuple[int, int]:
     """Return the number of steps in which a registration is decoded, and the most objects that a step makes."""
     data = encode_registration(body, compress=compress)
-    steps = registration_steps(registration_header(compress, body_crc(data)), data)
+    decoded: list[RegisterBrokerBody] = []
+
+    def run() -> Generator[None, None, None]:
+        decoded.append((yield from registration_steps(registration_header(compress, body_crc(data)), data)))
+
     count, most, before = 0, 0, sys.getallocatedblocks()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            assert stop.value == body
-            return count, most
+    for _ in run():
         present = sys.getallocatedblocks()
         count, most, before = count + 1, max(most, present - before), present
+    assert decoded == [body]
+    return count, most
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -355,6 +357,16 @@ def test_a_large_registration_that_is_not_well_formed_is_refused(table: bytes, f
     data = b" " * LARGE + b'{"topicConfigSerializeWrapper":{"topicConfigTable":%b}}' % table
     with pytest.raises(RemoteProtocolError, match=found):
         slices.run(registration_steps(registration_header(False), data, 1))
+
+
+@pytest.mark.parametrize(("compress", "padding"), [(False, 0), (False, LARGE), (True, 0)])
+def test_a_long_name_of_a_topic_is_refused(compress: bool, padding: int) -> None:
+    wrapper = TopicConfigSerializeWrapper(topic_config_table={"T": TopicConfig(topic_name="T" * 513)})
+    if compress:
+        wrapper.topic_config_table = {"T" * 513: wrapper.topic_config_table["T"]}
+    data = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper), compress=compress)
+    with pytest.raises(RemoteProtocolError, match="name has 513 characters; the limit is 512"):
+        decode_registration(registration_header(compress), b" " * padding + data)
 
 
 @pytest.mark.parametrize("compress", [False, True])

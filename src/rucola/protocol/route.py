@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from struct import Struct
 from struct import error as struct_error
 
@@ -38,15 +38,17 @@ MASTER_ID = 0
 """The broker id of a master; slaves have greater ones."""
 MAX_REGISTRATION_SIZE = 16 * 1024 * 1024
 """Limit of a decompressed registration in bytes: 100,000 topics with the longest names."""
+MAX_NAME_LENGTH = 512
+"""Limit of the name of a broker, cluster or registered topic in characters; Apache's longest have 262."""
 COMPRESS_ABOVE = 1024 * 1024
 """Size in bytes above which a broker compresses its registration, so that it fits into a frame."""
 _MAX_NULLS_SIZE = 1024 * 1024
 """Size in bytes up to which a registration may have nulls in place of topics' settings, which are slow to decode."""
 
-_PIECE_SIZE = 64 * 1024
-"""Size in bytes of the pieces in which a registration is read; a single topic cannot have more."""
-_MAX_FILTER_SERVERS_SIZE = 64 * 1024
-
+MAX_TOPIC_SIZE = 64 * 1024
+"""Limit of a single topic of a large registration, and of its filter servers, in bytes of JSON."""
+_PIECE_SIZE = MAX_TOPIC_SIZE
+"""Size in bytes of the pieces in which a registration is read."""
 _SIZE = Struct(">i")
 _LEVEL = 9
 """The level of Apache's brokers."""
@@ -243,7 +245,9 @@ def registration_steps(
     if len(data) > _MAX_NULLS_SIZE:
         return (yield from _decode_large(data, max_topics))
     body = decode_request(RegisterBrokerBody, data, _MAX_NULLS_SIZE)
-    _check_count(len(body.topic_config_serialize_wrapper.topic_config_table), max_topics)
+    table = body.topic_config_serialize_wrapper.topic_config_table
+    _check_count(len(table), max_topics)
+    _check_names(table)
     return body
 
 
@@ -252,10 +256,18 @@ def _check_count(count: int, max_topics: int) -> None:
         raise RemoteProtocolError(f"a registration with {count} topics; the limit is {max_topics} (maxTopicsPerBroker)")
 
 
-def _filter_servers(data: bytes) -> list[str]:
-    if len(data) > _MAX_FILTER_SERVERS_SIZE:
+def _check_names(topics: Mapping[str, TopicConfig]) -> None:
+    longest = max((len(topic.topic_name) for topic in topics.values()), default=0)
+    if longest > MAX_NAME_LENGTH:
         raise RemoteProtocolError(
-            f"a registration with {len(data)} bytes of filter servers; the limit is {_MAX_FILTER_SERVERS_SIZE}"
+            f"a registration of a topic whose name has {longest} characters; the limit is {MAX_NAME_LENGTH}"
+        )
+
+
+def _filter_servers(data: bytes) -> list[str]:
+    if len(data) > MAX_TOPIC_SIZE:
+        raise RemoteProtocolError(
+            f"a registration with {len(data)} bytes of filter servers; the limit is {MAX_TOPIC_SIZE}"
         )
     servers: list[str] = fastjson.loads(data, fastjson.MAX_TOLERANT_SIZE) or []
     return servers
@@ -297,14 +309,16 @@ def _decode_large(data: bytes, max_topics: int) -> Generator[None, None, Registe
     while members := _MEMBERS.match(encoded, position, position + _PIECE_SIZE):
         part = members[0].rstrip().removesuffix(b",")
         try:
-            table |= _table_decoder.decode(b"{%b}" % part)
+            topics = _table_decoder.decode(b"{%b}" % part)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RemoteProtocolError(f"topicConfigTable at byte {position}: {error}") from None
+        _check_names(topics)
+        table |= topics
         _check_count(len(table), max_topics)
         position = members.end()
         yield
     if encoded[:1] != b"{" or encoded[position:].strip() != b"}":
-        raise RemoteProtocolError(f"topicConfigTable at byte {position}: no topic of at most {_PIECE_SIZE} bytes")
+        raise RemoteProtocolError(f"topicConfigTable at byte {position}: no topic of at most {MAX_TOPIC_SIZE} bytes")
     wrapper = TopicConfigSerializeWrapper(
         data_version=whole.topic_config_serialize_wrapper.data_version, topic_config_table=table
     )
@@ -345,13 +359,14 @@ def _decode_lines(plain: bytes, max_topics: int) -> Generator[None, None, Regist
             yield
             line, at = _part(plain, at)
             name, read_queues, write_queues, perm, filter_type = line.decode("utf-8").split(" ")
-            table[name] = TopicConfig(
+            topic = table[name] = TopicConfig(
                 topic_name=name,
                 read_queue_nums=int(read_queues),
                 write_queue_nums=int(write_queues),
                 perm=int(perm),
                 topic_filter_type=filter_type,
             )
+            _check_names({name: topic})
         servers, _ = _part(plain, at)
     except (struct_error, ValueError) as error:
         raise RemoteProtocolError(f"compressed registration: {error}") from None
