@@ -55,7 +55,10 @@ def test_the_fixed_limits_are_those_of_the_code() -> None:
     assert fixed["a property that SQL92 compares with a number"] == f"{sql92.MAX_NUMBER_LENGTH:,} characters"
     assert fixed["a registration, decompressed"] == f"{MAX_REGISTRATION_SIZE >> 20} MiB"
     assert fixed["its filter servers, and a single topic in it"] == f"{MAX_TOPIC_SIZE >> 10} KiB"
-    assert fixed["names of registered brokers, clusters and topics"] == f"{MAX_NAME_LENGTH} characters"
+    assert (
+        fixed["names of registered brokers, clusters and topics, and of those who lock queues or commit offsets"]
+        == f"{MAX_NAME_LENGTH} characters"
+    )
     assert fixed["queues in a route"].startswith(
         f"{route.MAX_QUEUES_PER_BROKER:,} for each broker, {route.MAX_QUEUES:,} in total:"
     )

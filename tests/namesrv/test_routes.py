@@ -255,6 +255,8 @@ def test_long_names_are_refused() -> None:
     for address, name, cluster in ((MASTER * 50, "a", "C"), (MASTER, "a" * 513, "C"), (MASTER, "a", "C" * 513)):
         with pytest.raises(Refused, match="characters; the limit is 512"):
             register(table, address, name, 0, cluster=cluster)
+    with pytest.raises(Refused, match="brokerName has 513 characters"):
+        table.admit_master(MASTER, "a" * 513, 1)
     assert table.broker_count == 0
 
 

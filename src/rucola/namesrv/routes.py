@@ -38,7 +38,7 @@ the same data version adds the others (Apache has no route for them until the ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator, Mapping, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -160,22 +160,9 @@ class RouteTable:
         Refused for a second address of a registered broker, see the class, and beyond a bound. Registrations that run
         at once may find out only while they add topics that these are too many together.
         """
-        for name, text in ("brokerName", broker_name), ("clusterName", cluster), ("brokerAddr", address):
-            if len(text) > MAX_NAME_LENGTH:
-                raise Refused(Reason.FAILED, f"{name} has {len(text)} characters; the limit is {MAX_NAME_LENGTH}")
-        limits = self._limits()
-        if address not in self._live and len(self._live) >= limits.max_brokers:
-            found = f"{len(self._live)} others are registered"
-            raise _beyond(broker_name, address, found, limits.max_brokers, "maxBrokers")
-        broker = self._brokers.get(broker_name)
+        _check_lengths(brokerName=broker_name, clusterName=cluster, brokerAddr=address, haServerAddr=ha_server_addr)
         topics = body.topic_config_serialize_wrapper
-        if broker_id == MASTER_ID:
-            self._check_room(limits.max_topics, broker_name, address, topics.topic_config_table.keys())
-        known = broker.addresses.get(broker_id, address) if broker is not None else address
-        if self._keeps_addresses and known != address:
-            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
-            logger.warning("refused a registration: %s", text)
-            raise Refused(Reason.FAILED, text)
+        self._admit(address, broker_name, broker_id, topics.topic_config_table.keys())
         before = self._live.get(address)
         if before is None:
             logger.info("broker %s at %s registered in cluster %s", broker_name, address, cluster)
@@ -199,27 +186,47 @@ class RouteTable:
         # 3. The topics, of a master only: all of a new version, otherwise those that have no route yet.
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
-            for topic in topics.topic_config_table.values():
-                # Between two steps, the address may have registered again, with the same topics or with others.
-                live = self._live.get(address)
-                if not broker.addresses or live is None or not live.is_same_registration(registered):
-                    return None
-                name = topic.topic_name
-                if name not in broker.queues:
-                    self._check_room(limits.max_topics, broker_name, address, {name})
-                    self._topics.setdefault(name, {})[broker] = None
-                    self._queues_count += 1
-                    broker.queues[name] = _queue_data(broker_name, topic)
-                elif is_changed:
-                    broker.queues[name] = _queue_data(broker_name, topic)
-                yield
-        master = broker.addresses.get(MASTER_ID)
-        if broker_id == MASTER_ID or master is None:
+            yield from self._add_topics(broker, address, registered, topics.topic_config_table, is_changed)
             return None
-        return self._live[master].ha_server_addr, master
+        master = broker.addresses.get(MASTER_ID)
+        return None if master is None else (self._live[master].ha_server_addr, master)
 
-    def _check_room(self, limit: int, broker_name: str, address: str, topics: Set[str]) -> None:
+    def _admit(self, address: str, broker_name: str, broker_id: int, topics: Set[str]) -> None:
+        """Raise Refused for a registration beyond a bound, or with a second address of a broker, before any change."""
+        limit = self._limits().max_brokers
+        if address not in self._live and len(self._live) >= limit:
+            raise _beyond(broker_name, address, f"{len(self._live)} others are registered", limit, "maxBrokers")
+        if broker_id == MASTER_ID:
+            self._check_room(address, broker_name, topics)
+        broker = self._brokers.get(broker_name)
+        known = broker.addresses.get(broker_id, address) if broker is not None else address
+        if self._keeps_addresses and known != address:
+            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
+            logger.warning("refused a registration: %s", text)
+            raise Refused(Reason.FAILED, text)
+
+    def _add_topics(
+        self, broker: _Broker, address: str, registered: _Live, topics: Mapping[str, TopicConfig], is_changed: bool
+    ) -> Generator[None, None, None]:
+        """Add the topics that a broker has not registered yet and, with `is_changed`, replace the others."""
+        for topic in topics.values():
+            # Between two steps, the address may have registered again, with the same topics or with others.
+            live = self._live.get(address)
+            if not broker.addresses or live is None or not live.is_same_registration(registered):
+                return
+            name = topic.topic_name
+            if name not in broker.queues:
+                self._check_room(address, broker.name, {name})
+                self._topics.setdefault(name, {})[broker] = None
+                self._queues_count += 1
+                broker.queues[name] = _queue_data(broker.name, topic)
+            elif is_changed:
+                broker.queues[name] = _queue_data(broker.name, topic)
+            yield
+
+    def _check_room(self, address: str, broker_name: str, topics: Set[str]) -> None:
         """Raise Refused if there is no room for those of the topics that a broker has not registered yet."""
+        limit = self._limits().max_topics
         if self._queues_count + len(topics) > limit:
             broker = self._brokers.get(broker_name)
             count = len(topics - broker.queues.keys() if broker is not None else topics)
@@ -231,6 +238,7 @@ class RouteTable:
 
         For each registration of a master with an epoch, before it.
         """
+        _check_lengths(brokerName=broker_name, brokerAddr=address)
         newest, at = self.newest_master(broker_name)
         if epoch > newest or at == address:
             while len(self._masters) >= MAX_MASTERS and broker_name not in self._masters:
@@ -427,6 +435,13 @@ def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) ->
     text = f"broker {broker_name} at {address} is not registered: {found}; the limit is {limit} ({key})"
     logger.warning("refused a registration: %s", text)
     return Refused(Reason.FAILED, text)
+
+
+def _check_lengths(**fields: str) -> None:
+    """Raise Refused for a name or address that is longer than any that brokers have; by the fields of the request."""
+    for field_name, text in fields.items():
+        if len(text) > MAX_NAME_LENGTH:
+            raise Refused(Reason.FAILED, f"{field_name} has {len(text)} characters; the limit is {MAX_NAME_LENGTH}")
 
 
 def _broker_data(broker: _Broker) -> BrokerData:
