@@ -8,15 +8,24 @@ from typing import Any
 
 import pytest
 
+from rucola import fastjson
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.message.record import decode_many
+from rucola.protocol import pull
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.group import QueryConsumeTimeSpanRequestHeader
+from rucola.protocol.group import (
+    CloneGroupOffsetRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+)
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
+from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader
+from rucola.protocol.queue import MessageQueue
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.protocol.topic import (
     CreateTopicRequestHeader,
@@ -278,3 +287,92 @@ async def test_a_message_with_too_many_keys_is_refused(tmp_path: Path, pairs: di
         answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), batch)
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert (await peer.send(properties=f"KEYS\x01{'long' * 20}\x02")).code == ResponseCode.SUCCESS
+
+
+def commit(group: str, topic: str, queue_id: int, offset: int = 1) -> UpdateConsumerOffsetRequestHeader:
+    return UpdateConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
+
+
+async def test_offsets_are_bounded(tmp_path: Path) -> None:
+    """A group goes on with the offsets that it has; those of a deleted group make room."""
+    limits = {"max_consumer_offsets": 4, "max_subscription_group_nums": 2}
+    async with broker_peer(tmp_path, **limits) as peer:
+
+        async def remark(header: UpdateConsumerOffsetRequestHeader) -> str | None:
+            return (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark
+
+        async def offsets() -> Any:
+            return fastjson.loads((await peer.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body)["offsetTable"]
+
+        assert await remark(commit("g", "Nowhere", 0)) == (
+            "topic Nowhere does not exist, so group g can have no offset on it"
+        )
+        assert await remark(commit("g", "TBW102", 8)) == (
+            "topic TBW102 has the queues 0 to 7, so group g has no offset on 8"
+        )
+        assert await remark(commit("g", "TBW102", -1)) is not None
+        assert await remark(commit("g" * 513, "TBW102", 0)) == (
+            "the name of a consumer group has 513 characters; the limit is 512"
+        )
+        assert await offsets() == {}
+        for group, queue_id in ("g", 0), ("g", 1), ("h", 0):
+            assert await remark(commit(group, "TBW102", queue_id)) is None
+        assert await remark(commit("i", "TBW102", 0)) == (
+            "group i commits no offset beside 2 others; the limit is 2 (maxSubscriptionGroupNums)"
+        )
+        assert await remark(commit("h", "TBW102", 1)) is None
+        full = "the offset of group g on TBW102:2 is not added to 4 others; the limit is 4 (maxConsumerOffsets)"
+        assert await remark(commit("g", "TBW102", 2)) == full
+        assert await remark(commit("g", "TBW102", 1, 2)) is None
+        clone = CloneGroupOffsetRequestHeader(src_group="g", dest_group="h", topic="TBW102", offline="true")
+        assert (await peer.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == ResponseCode.SUCCESS
+        clone.dest_group = "i"
+        answer = await peer.ask(RequestCode.CLONE_GROUP_OFFSET, clone)
+        assert answer.remark is not None
+        assert answer.remark.endswith("(maxConsumerOffsets)")
+        pulled = {
+            "topic": "TBW102",
+            "queue_id": 3,
+            "sys_flag": pull.SUBSCRIPTION | pull.COMMIT_OFFSET,
+            "commit_offset": 1,
+        }
+        group = encode_body(SubscriptionGroupConfig(group_name="g"))
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)).code == 0
+        answer = await peer.pull(**pulled)
+        assert answer.remark is not None
+        assert answer.remark.endswith("the limit is 4 (maxConsumerOffsets)")
+        deleted = DeleteSubscriptionGroupRequestHeader(group_name="h", remove_offset="true")
+        assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, deleted)).code == ResponseCode.SUCCESS
+        assert await remark(commit("g", "TBW102", 2)) is None
+        assert await offsets() == {"TBW102@g": {0: 1, 1: 2, 2: 1}}
+
+
+def locks_of(group: str, client_id: str, queue_ids: range, topic: str = "T") -> bytes:
+    queues = [MessageQueue(topic, "broker-a", queue_id) for queue_id in queue_ids]
+    return encode_body(LockBatchRequestBody(client_id=client_id, consumer_group=group, mq_set=queues))
+
+
+async def test_locks_are_bounded(tmp_path: Path) -> None:
+    """Locks are renewed while there is room for no other; released ones make room."""
+    async with broker_peer(tmp_path, max_queue_locks=4) as peer:
+
+        async def lock(body: bytes) -> str | int:
+            answer = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+            return answer.remark or len(decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set)
+
+        assert await lock(locks_of("g", "a", range(3))) == 3
+        assert await lock(locks_of("h", "b", range(2))) == (
+            "2 queues of group h are not locked beside 3 others; the limit is 4 (maxQueueLocks)"
+        )
+        assert await lock(locks_of("g", "a", range(8))) == 3, "renewed, and no further one"
+        assert await lock(locks_of("h", "b", range(1))) == 1
+        assert await lock(locks_of("g", "b", range(3))) == 0, "of another client"
+        assert await lock(locks_of("g", "a", range(3))) == 3
+        assert (await peer.ask(RequestCode.UNLOCK_BATCH_MQ, body=locks_of("g", "a", range(2)))).code == 0
+        assert await lock(locks_of("i", "c", range(2))) == 2
+        for body, what in (
+            (locks_of("g" * 513, "a", range(1)), "a consumer group"),
+            (locks_of("g", "a" * 513, range(1)), "a client"),
+            (locks_of("g", "a", range(1), "T" * 513), "a topic"),
+        ):
+            assert await lock(body) == f"the name of {what} has 513 characters; the limit is 512"

@@ -104,12 +104,12 @@ async def test_an_equal_version_is_answered_without_the_table_and_none_as_by_apa
             assert (await ask(code, None))[0] is None
             assert await ask(code, version) == (version, b"")
             assert await ask(code, "another") == (version, body)
-        header = {"consumer_group": "g", "topic": "T", "queue_id": 0}
+        header = {"consumer_group": "g", "topic": "TBW102", "queue_id": 0}
         first, body = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, "")
         assert body == b'{"offsetTable":{}}'
         await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequestHeader(**header, commit_offset=1))
         second, body = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, first)
-        assert body == b'{"offsetTable":{"T@g":{0:1}}}'
+        assert body == b'{"offsetTable":{"TBW102@g":{0:1}}}'
         assert await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, second) == (second, b'{"offsetTable":{}}')
         assert (await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, "0:1"))[1] == body
 

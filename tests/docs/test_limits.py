@@ -15,7 +15,7 @@ from rucola.message import sql92
 from rucola.message.compression import RATIO_VARIABLE, SIZE_VARIABLE, ExpansionLimits
 from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
-from rucola.protocol.route import MAX_REGISTRATION_SIZE
+from rucola.protocol.route import MAX_NAME_LENGTH, MAX_REGISTRATION_SIZE, MAX_TOPIC_SIZE
 from rucola.remoting import server_requests
 from rucola.remoting.connection_memory import FRAME_CHECK_INTERVAL_S, MIN_FRAME_RATE
 from rucola.store.config import StoreConfig
@@ -29,7 +29,7 @@ def test_the_page_has_the_default_of_every_limit() -> None:
     keys = settings.to_properties(NamesrvConfig()) | keys
     variables = {SIZE_VARIABLE: ExpansionLimits().max_size, RATIO_VARIABLE: ExpansionLimits().max_ratio}
     assert {key: str((keys | variables)[key]) for key in ROWS} == ROWS
-    limits = {key for key in settings.keys_of((BrokerConfig,)) if re.match("max[A-Z]", key)}
+    limits = {key for key in settings.keys_of((BrokerConfig, NamesrvConfig)) if re.match("max[A-Z]", key)}
     assert limits
     assert limits <= ROWS.keys()
 
@@ -54,6 +54,11 @@ def test_the_fixed_limits_are_those_of_the_code() -> None:
     )
     assert fixed["a property that SQL92 compares with a number"] == f"{sql92.MAX_NUMBER_LENGTH:,} characters"
     assert fixed["a registration, decompressed"] == f"{MAX_REGISTRATION_SIZE >> 20} MiB"
+    assert fixed["its filter servers, and a single topic in it"] == f"{MAX_TOPIC_SIZE >> 10} KiB"
+    assert (
+        fixed["names of registered brokers, clusters and topics, and of those who lock queues or commit offsets"]
+        == f"{MAX_NAME_LENGTH} characters"
+    )
     assert fixed["queues in a route"].startswith(
         f"{route.MAX_QUEUES_PER_BROKER:,} for each broker, {route.MAX_QUEUES:,} in total:"
     )

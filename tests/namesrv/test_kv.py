@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rucola.access import Refused
 from rucola.errors import ConfigError
+from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 
 
@@ -64,3 +66,53 @@ def test_an_unwritable_table_is_an_error(tmp_path: Path) -> None:
     table = KVConfig(tmp_path / "file" / "kvConfig.json")
     with pytest.raises(ConfigError, match="cannot be written"):
         table.put("n", "k", "v")
+
+
+def test_the_table_is_bounded(tmp_path: Path) -> None:
+    """Sizes count in UTF-8; a refused put changes nothing, also not the file."""
+    path = tmp_path / "kv.json"
+    kv = KVConfig(path, lambda: NamesrvConfig(max_kv_size=20, max_kv_entries=5))
+    kv.put("n", "key", "é" * 4)
+    written = path.read_bytes()
+    with pytest.raises(Refused, match=r"would have 21 bytes; the limit is 20 \(maxKvSize\)"):
+        kv.put("n", "other", "1234")
+    with pytest.raises(Refused, match="would have 21 bytes"):
+        kv.put("n", "key", "1" * 17)
+    assert (kv.namespace("n"), path.read_bytes()) == ({"key": "é" * 4}, written)
+    kv.put("n", "key", "1")
+    for number in range(3):
+        kv.put("n", str(number), "1")
+    with pytest.raises(Refused, match=r"would have 6 values and namespaces; the limit is 5 \(maxKvEntries\)"):
+        kv.put("n", "3", "1")
+    kv.put("n", "2", "2")
+    kv.delete("n", "2")
+    kv.put("n", "3", "1")
+
+
+def test_empty_namespaces_make_room() -> None:
+    """A deletion leaves its namespace, so invented ones would fill the table for ever."""
+    kv = KVConfig(limits=lambda: NamesrvConfig(max_kv_entries=4))
+    for number in range(10):
+        kv.put(f"n{number}", "k", "v")
+        assert kv.namespace(f"n{number}") == {"k": "v"}
+        kv.delete(f"n{number}", "k")
+    assert kv.namespace("n9") == {}
+
+
+def test_a_file_above_the_limits_is_kept_and_can_shrink(tmp_path: Path) -> None:
+    path = tmp_path / "kv.json"
+    before = KVConfig(path)
+    for number in range(4):
+        before.put("n", str(number), "value")
+    kv = KVConfig(path, lambda: NamesrvConfig(max_kv_size=10, max_kv_entries=2))
+    kv.load()
+    assert len(kv.namespace("n") or {}) == 4
+    kv.put("n", "0", "v")
+    with pytest.raises(Refused, match="would have 22 bytes"):
+        kv.put("n", "0", "va")
+    for number in range(3):
+        kv.delete("n", str(number))
+    kv.put("n", "3", "VALUE")
+    again = KVConfig(path)
+    again.load()
+    assert again.namespace("n") == {"3": "VALUE"}

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rucola import slices
 from rucola.access import Refused
 from rucola.namesrv import routes
+from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.routes import BROKER_EXPIRY_MS, RouteTable
 from rucola.protocol.route import BrokerData, QueueData, RegisterBrokerBody
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
@@ -185,6 +186,78 @@ def test_registrations_that_overlap_leave_the_newest_topics() -> None:
             route = table.route(name)
             assert route is not None
             assert [queues.read_queue_nums for queues in route.queue_datas] == [repeated]
+
+
+def test_topics_of_a_removed_broker_are_gone_before_they_are_swept() -> None:
+    table = RouteTable()
+    register(table, MASTER, "a", 0, topic("A"), topic("Both"))
+    register(table, SLAVE, "b", 0, topic("B"), topic("Both"))
+    table.unregister(MASTER)
+    assert (table.route("A"), [data.broker_name for data in queues_of(table, "Both")]) == (None, ["b"])
+    assert table.topics() == ["Both", "B"]
+    assert table.topic_count == 3, "nothing was swept yet"
+    sweeping = table.sweep_steps()
+    next(sweeping)
+    # Its successor registers in between, with a topic that it had and one that it had not.
+    register(table, MASTER, "a", 0, topic("A", queues=1), topic("New"))
+    assert len([*sweeping, *table.sweep_steps()]) == 1
+    assert sorted(table.topics()) == ["A", "B", "Both", "New"]
+    assert [data.read_queue_nums for data in queues_of(table, "A")] == [1]
+    assert [data.broker_name for data in queues_of(table, "Both")] == ["b"]
+    table.unregister(MASTER)
+    table.unregister(SLAVE)
+    assert len([*table.sweep_steps()]) == 4
+    assert table.topic_count == 0
+
+
+def test_a_registration_in_steps_ends_when_its_broker_was_replaced_by_another() -> None:
+    table = RouteTable()
+    running = steps(table, topic("A"), topic("B"), counter=1)
+    next(running)
+    table.unregister(MASTER)
+    register(table, MASTER, "a", 0, topic("C"), counter=1)
+    assert list(running) == []
+    assert table.topics() == ["C"]
+
+
+def test_registrations_are_bounded() -> None:
+    """What is registered stays and can be refreshed; what was removed makes room."""
+    limits = NamesrvConfig(max_brokers=2, max_topics=3)
+    table = RouteTable(lambda: limits)
+    register(table, MASTER, "a", 0, topic("A"), topic("B"))
+    with pytest.raises(Refused, match=r"10.0.0.2:10911 .*: 2 topics beside 2; the limit is 3 \(maxTopics\)"):
+        register(table, SLAVE, "b", 0, topic("A"), topic("B"))
+    assert list(table.clusters().broker_addr_table) == ["a"]
+    register(table, SLAVE, "b", 0, topic("A"))
+    register(table, MASTER, "a", 0, topic("A", queues=9), topic("B"), counter=2)
+    assert [data.read_queue_nums for data in queues_of(table, "A")] == [9, 4]
+    with pytest.raises(Refused, match=r"2 others are registered; the limit is 2 \(maxBrokers\)"):
+        register(table, "10.0.0.3:10911", "a", 1)
+    table.unregister(SLAVE)
+    slices.run(table.sweep_steps())
+    register(table, "10.0.0.3:10911", "c", 0, topic("C"))
+    assert sorted(table.topics()) == ["A", "B", "C"]
+
+
+def test_registrations_that_run_at_once_are_bounded_together() -> None:
+    limits = NamesrvConfig(max_topics=3)
+    table = RouteTable(lambda: limits)
+    running = steps(table, topic("A"), topic("B"), counter=1)
+    next(running)
+    register(table, SLAVE, "b", 0, topic("A"), topic("B"))
+    with pytest.raises(Refused, match="1 topics beside 3"):
+        next(running)
+    assert sorted(table.topics()) == ["A", "B"]
+
+
+def test_long_names_are_refused() -> None:
+    table = RouteTable()
+    for address, name, cluster in ((MASTER * 50, "a", "C"), (MASTER, "a" * 513, "C"), (MASTER, "a", "C" * 513)):
+        with pytest.raises(Refused, match="characters; the limit is 512"):
+            register(table, address, name, 0, cluster=cluster)
+    with pytest.raises(Refused, match="brokerName has 513 characters"):
+        table.admit_master(MASTER, "a" * 513, 1)
+    assert table.broker_count == 0
 
 
 def test_a_promoted_slave_loses_its_old_id() -> None:
@@ -382,6 +455,11 @@ class Registrations(RuleBasedStateMachine):
             address: entry for address, entry in self.heard.items() if entry[0] + BROKER_EXPIRY_MS >= self.now_ms
         }
 
+    @rule(count=st.integers(1, 4))
+    def sweep(self, count: int) -> None:
+        for _ in zip(range(count), self.table.sweep_steps(), strict=False):
+            pass
+
     @rule(name=names, writable=st.booleans())
     def set_writable(self, name: str, writable: bool) -> None:
         slices.run(self.table.set_writable_steps(name, writable))
@@ -409,6 +487,12 @@ class Registrations(RuleBasedStateMachine):
             assert all(info.broker_addr_table[b.broker_name] == b for b in route.broker_datas)
             found = [slices.run(self.table.topics_of_cluster_steps(cluster)) for cluster in info.cluster_addr_table]
             assert any(name in topics for topics in found)
+
+    def teardown(self) -> None:
+        for address in self.heard:
+            self.table.unregister(address)
+        slices.run(self.table.sweep_steps())
+        assert (self.table.topic_count, self.table.broker_count) == (0, 0)
 
 
 OWNERS = [object(), object(), object()]

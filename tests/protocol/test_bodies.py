@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola import fastjson
+from rucola import fastjson, slices
 from rucola.errors import InvalidMessage, RemoteProtocolError
 from rucola.message.hashing import string_hash
 from rucola.message.record import body_crc
@@ -33,6 +35,7 @@ from rucola.protocol.route import (
     TopicRouteData,
     decode_registration,
     encode_registration,
+    registration_steps,
 )
 from rucola.protocol.topic import (
     DataVersion,
@@ -288,3 +291,88 @@ def test_a_registration_over_the_size_limit_is_rejected(monkeypatch: pytest.Monk
     monkeypatch.setattr(route_module, "MAX_REGISTRATION_SIZE", 1000)
     with pytest.raises(RemoteProtocolError, match="more than 1000 bytes"):
         decode_registration(registration_header(True), zlib.compress(bytes(100_000)))
+
+
+LARGE = 1 << 20
+"""A plain registration above this size is read some topics at a time; leading white space makes one large."""
+odd_names = st.text('ab{}[],:"\\ \té\x01', max_size=8)
+
+
+@given(
+    st.dictionaries(odd_names, st.dictionaries(odd_names, odd_names, max_size=2), max_size=200),
+    st.lists(odd_names, max_size=2),
+    st.sampled_from([None, 1]),
+)
+def test_a_large_registration_equals_a_small_one(
+    topics: dict[str, dict[str, str]], filter_servers: list[str], indent: int | None
+) -> None:
+    """`attributes` are RocketMQ 5's, and any white space is allowed."""
+    table = {name: {"topicName": name, "perm": 4, "attributes": pairs} for name, pairs in topics.items()}
+    wrapper = {"dataVersion": {"counter": 3, "timestamp": 4}, "topicConfigTable": table}
+    document = {"filterServerList": filter_servers, "topicConfigSerializeWrapper": wrapper}
+    data = json.dumps(document, indent=indent, ensure_ascii=False).encode()
+    small = decode_registration(registration_header(False), data)
+    assert small.topic_config_serialize_wrapper.topic_config_table.keys() == topics.keys()
+    assert decode_registration(registration_header(False), b" " * LARGE + data) == small
+
+
+def steps_of(body: RegisterBrokerBody, *, compress: bool) -> tuple[int, int]:
+    """Return the number of steps in which a registration is decoded, and the most objects that a step makes."""
+    data = encode_registration(body, compress=compress)
+    decoded: list[RegisterBrokerBody] = []
+
+    def run() -> Generator[None, None, None]:
+        decoded.append((yield from registration_steps(registration_header(compress, body_crc(data)), data)))
+
+    count, most, before = 0, 0, sys.getallocatedblocks()
+    for _ in run():
+        present = sys.getallocatedblocks()
+        count, most, before = count + 1, max(most, present - before), present
+    assert decoded == [body]
+    return count, most
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_large_registration_is_decoded_in_small_steps(compress: bool) -> None:
+    """The work of a step is counted in the objects that it makes: a topic has at least three."""
+    names = [f"topic-{number}" for number in range(20_000)]
+    wrapper = TopicConfigSerializeWrapper(topic_config_table={name: TopicConfig(topic_name=name) for name in names})
+    count, most = steps_of(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper), compress=compress)
+    assert count > 300
+    assert most < 1000
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        (b'{"T":{"topicName":"T"},"U":{"topicName":"%b"}}' % (b"x" * 70_000), "no topic of at most 65536 bytes"),
+        (b'{"T":{"topicName":"T","attributes":{"a":{}}}}', "no topic of at most 65536 bytes"),
+        (b'[{"topicName":"T"}]', "no topic of at most 65536 bytes"),
+        (b'{"T":{"perm":6}}', "topicConfigTable at byte 1: .*topicName"),
+        (b'{"T":{"topicName":"\xff"}}', "topicConfigTable at byte 1"),
+        (b'{"T":{"topicName":"T"},"U":{"topicName":"U"}}', r"with 2 topics; the limit is 1 \(maxTopicsPerBroker\)"),
+    ],
+)
+def test_a_large_registration_that_is_not_well_formed_is_refused(table: bytes, found: str) -> None:
+    data = b" " * LARGE + b'{"topicConfigSerializeWrapper":{"topicConfigTable":%b}}' % table
+    with pytest.raises(RemoteProtocolError, match=found):
+        slices.run(registration_steps(registration_header(False), data, 1))
+
+
+@pytest.mark.parametrize(("compress", "padding"), [(False, 0), (False, LARGE), (True, 0)])
+def test_a_long_name_of_a_topic_is_refused(compress: bool, padding: int) -> None:
+    wrapper = TopicConfigSerializeWrapper(topic_config_table={"T": TopicConfig(topic_name="T" * 513)})
+    if compress:
+        wrapper.topic_config_table = {"T" * 513: wrapper.topic_config_table["T"]}
+    data = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper), compress=compress)
+    with pytest.raises(RemoteProtocolError, match="name has 513 characters; the limit is 512"):
+        decode_registration(registration_header(compress), b" " * padding + data)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_filter_servers_of_a_registration_are_bounded(compress: bool) -> None:
+    body = RegisterBrokerBody(
+        filter_server_list=["10.0.0.1:30911"] * 100_000, topic_config_serialize_wrapper=TopicConfigSerializeWrapper()
+    )
+    with pytest.raises(RemoteProtocolError, match="1700001 bytes of filter servers; the limit is 65536"):
+        decode_registration(registration_header(compress), encode_registration(body, compress=compress))

@@ -63,10 +63,17 @@ from rucola.protocol.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rucola.protocol.promise import AskPromiseRequestHeader
 from rucola.protocol.pull import SUBSCRIPTION, PullMessageRequestHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.protocol.roles import (
+    DemoteBrokerRequestHeader,
+    HaStatusRequestHeader,
+    PromoteBrokerRequestHeader,
+    SwitchOverRequestHeader,
+)
 from rucola.protocol.route import (
     BrokerRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -100,7 +107,8 @@ QUEUES = DEFAULTS.max_queue_nums_per_topic
 TOPICS = DEFAULTS.max_topic_nums
 GROUPS = DEFAULTS.max_subscription_group_nums
 BATCH_SIZE = StoreConfig().max_message_size
-NAMESRV_TOPICS = NamesrvConfig().max_topics_per_broker
+NAMESRV = NamesrvConfig()
+NAMESRV_TOPICS = NAMESRV.max_topics_per_broker
 
 Requests = Callable[[], RemotingCommand]
 
@@ -154,11 +162,19 @@ def started_broker(loop: StepLoop, path: Path) -> tuple[Broker, StepClient]:
 
 
 def started_namesrv(loop: StepLoop, path: Path) -> tuple[Namesrv, StepClient]:
-    """A name server with as many topics as one broker may register, and a client."""
+    """A name server with as many brokers, values, and topics of one broker as its limits permit; and a client."""
     server = Namesrv("127.0.0.1", 0, config=NamesrvConfig(kv_config_path=path / "kv.json"))
     loop.run(server.start())
     client = loop.connect(50_000)
     loop.run(client.request(register(compressed=False, version=0)))
+    for number in range(1, NAMESRV.max_brokers):
+        one = register(compressed=False, version=0, topics=2, broker=number)
+        loop.run(client.request(one))
+    for number in range(32):
+        header = PutKVConfigRequestHeader(
+            namespace="ORDER_TOPIC_CONFIG", key=f"topic-{number}", value="x" * (NAMESRV.max_kv_size // 33)
+        )
+        loop.run(client.request(RemotingCommand.request(CODE.PUT_KV_CONFIG, header)))
     return server, client
 
 
@@ -213,7 +229,7 @@ def settings_text(code: int) -> RemotingCommand:
     return RemotingCommand.request(code, body=b"x=1\n" * (4 << 20 >> 2) * 3)
 
 
-def register(*, compressed: bool, version: int, topics: int = NAMESRV_TOPICS) -> RemotingCommand:
+def register(*, compressed: bool, version: int, topics: int = NAMESRV_TOPICS, broker: int = 0) -> RemotingCommand:
     names = (f"topic-{number}" for number in range(topics))
     table = {name: TopicConfig(topic_name=name, read_queue_nums=8, write_queue_nums=8) for name in names}
     wrapper = TopicConfigSerializeWrapper(
@@ -221,8 +237,8 @@ def register(*, compressed: bool, version: int, topics: int = NAMESRV_TOPICS) ->
     )
     body = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper), compress=compressed)
     header = RegisterBrokerRequestHeader(
-        broker_name="broker-a",
-        broker_addr="127.0.0.1:10911",
+        broker_name=f"broker-{broker or 'a'}",
+        broker_addr=f"127.0.0.1:{10911 + broker}",
         cluster_name="c",
         broker_id=0,
         compressed=str(compressed).lower(),
@@ -243,7 +259,7 @@ POLICIES = AclInfo(
 BROKER_REQUESTS: dict[int, Requests] = {
     CODE.SEND_MESSAGE_V2: lambda: send(BATCH_SIZE),
     CODE.SEND_MESSAGE: lambda: _old(send(BATCH_SIZE)),
-    CODE.SEND_BATCH_MESSAGE: lambda: batch(1 << 30),
+    CODE.SEND_BATCH_MESSAGE: lambda: batch(DEFAULTS.max_messages_per_batch),
     CODE.PULL_MESSAGE: _request(
         CODE.PULL_MESSAGE,
         PullMessageRequestHeader(
@@ -376,6 +392,14 @@ BROKER_REQUESTS: dict[int, Requests] = {
     CODE.AUTH_DELETE_ACL: _request(CODE.AUTH_DELETE_ACL, DeleteAclRequestHeader(subject=LONG)),
     CODE.AUTH_GET_ACL: _request(CODE.AUTH_GET_ACL, AclRequestHeader(subject=LONG)),
     CODE.AUTH_LIST_ACL: _request(CODE.AUTH_LIST_ACL, ListAclsRequestHeader(subject_filter=LONG)),
+    CODE.GET_HA_STATUS: _request(CODE.GET_HA_STATUS, HaStatusRequestHeader(count_from=0)),
+    CODE.ASK_PROMISE: _request(
+        CODE.ASK_PROMISE, AskPromiseRequestHeader(epoch=1 << 60, member=1, address=LONG, ha_address="")
+    ),
+    # These ask for a role of a broker that is refused, since it is the only one.
+    CODE.PROMOTE_BROKER: _request(CODE.PROMOTE_BROKER, PromoteBrokerRequestHeader(epoch=1)),
+    CODE.DEMOTE_BROKER: _request(CODE.DEMOTE_BROKER, DemoteBrokerRequestHeader()),
+    CODE.SWITCH_OVER: _request(CODE.SWITCH_OVER, SwitchOverRequestHeader(target_addr=LONG, target_id=1)),
     # Requests that change what the ones before read.
     CODE.CLONE_GROUP_OFFSET: _request(
         CODE.CLONE_GROUP_OFFSET,
@@ -423,10 +447,12 @@ NAMESRV_REQUESTS: dict[int, Requests] = {
     CODE.ADD_WRITE_PERM_OF_BROKER: _request(
         CODE.ADD_WRITE_PERM_OF_BROKER, WritePermOfBrokerRequestHeader(broker_name="broker-a")
     ),
-    CODE.PUT_KV_CONFIG: _request(CODE.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="n", key="k", value=LONG)),
+    CODE.PUT_KV_CONFIG: _request(
+        CODE.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="n", key="k", value="x" * 10_000)
+    ),
     CODE.GET_KV_CONFIG: _request(CODE.GET_KV_CONFIG, KVConfigRequestHeader(namespace="n", key="k")),
     CODE.GET_KVLIST_BY_NAMESPACE: _request(
-        CODE.GET_KVLIST_BY_NAMESPACE, GetKVListByNamespaceRequestHeader(namespace="n")
+        CODE.GET_KVLIST_BY_NAMESPACE, GetKVListByNamespaceRequestHeader(namespace="ORDER_TOPIC_CONFIG")
     ),
     CODE.DELETE_KV_CONFIG: _request(CODE.DELETE_KV_CONFIG, KVConfigRequestHeader(namespace="n", key="k")),
     CODE.GET_NAMESRV_CONFIG: _request(CODE.GET_NAMESRV_CONFIG),

@@ -208,6 +208,13 @@ class BrokerConfig:
     """
     max_subscription_group_nums: Count = 10_000
     """Number of consumer groups from which on requests of clients create no more; operators still do."""
+    max_consumer_offsets: Count = 1_000_000
+    """Number of consumer offsets of all groups and queues, from which on commits for further queues are refused.
+
+    The broker takes about 100 bytes for each.
+    """
+    max_queue_locks: Count = 100_000
+    """Maximum number of queues that members of groups have locked to consume in order; locks of more are refused."""
     max_groups_per_client: Count = 256
     """Maximum number of producer and consumer groups of one connection."""
     max_subscriptions_per_heartbeat: Count = 1024

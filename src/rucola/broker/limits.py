@@ -17,7 +17,9 @@ from typing import Final
 
 from rucola.access import Reason, Refused
 from rucola.broker.config import BrokerConfig
+from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.protocol.heartbeat import HeartbeatData, SubscriptionData
+from rucola.protocol.route import MAX_NAME_LENGTH
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,29 @@ class Limits:
         if expression and len(expression) * 4 > limit and (size := len(expression.encode("utf-8", "replace"))) > limit:
             raise self.refused(
                 "maxSubscriptionExpressionSize", limit, f"the subscription of topic {topic} has {size} bytes"
+            )
+
+    def check_offset(self, offsets: ConsumerOffsetTable, group: str, topic: str, queue_id: int) -> None:
+        """Raise Refused if a commit would add an offset, or a group with offsets, to a table that is full.
+
+        Called for every commit; that of a queue on which the group has an offset is never refused.
+        """
+        if offsets.has(group, topic, queue_id):
+            return
+        if len(offsets) >= (limit := self._config.max_consumer_offsets):
+            found = f"the offset of group {group} on {topic}:{queue_id} is not added to {len(offsets)} others"
+            raise self.refused("maxConsumerOffsets", limit, found)
+        if not offsets.has_group(group):
+            self.check_name(group, "a consumer group")
+            if offsets.group_count >= (limit := self._config.max_subscription_group_nums):
+                found = f"group {group} commits no offset beside {offsets.group_count} others"
+                raise self.refused("maxSubscriptionGroupNums", limit, found)
+
+    def check_name(self, name: str, what: str) -> None:
+        """Raise Refused for a name that is longer than any that clients use."""
+        if len(name) > MAX_NAME_LENGTH:
+            raise Refused(
+                Reason.INVALID, f"the name of {what} has {len(name)} characters; the limit is {MAX_NAME_LENGTH}"
             )
 
     def check_queue_nums(self, name: str, count: int) -> None:

@@ -33,6 +33,10 @@ class QueueLockTable:
                 held.append(queue)
         return held
 
+    def known(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Return those of the queues of a group that have an entry, each once: locks, or expired ones."""
+        return [queue for queue in dict.fromkeys(queues) if (group, queue) in self._holders]
+
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Release those of the queues that the client holds."""
         for queue in queues:

@@ -54,6 +54,17 @@ class NamesrvConfig:
     """Time after which an idle connection is closed; 0 never closes one."""
     max_topics_per_broker: Count = 100_000
     """Maximum number of topics in the registration of one broker."""
+    max_topics: Count = 1_000_000
+    """Maximum number of topics of all brokers; one that several broker names have counts once for each.
+
+    A registration with more is refused. The name server takes about 300 bytes for each.
+    """
+    max_brokers: Count = 1024
+    """Maximum number of registered addresses of brokers, masters and slaves; further ones are refused."""
+    max_kv_size: Bytes = 1024 * 1024
+    """Maximum size of the key-value table: its names, keys and values in bytes. A put beyond it is refused."""
+    max_kv_entries: Count = 10_000
+    """Maximum number of values and namespaces in the key-value table. A put beyond it is refused."""
     acl_enable: bool = False
     """Whether requests need an account of plain_acl.yml, or a white address; see docs/access-control.md.
 

@@ -1,7 +1,9 @@
 """The key-value table: text by namespace and key, in one small file.
 
 The file is `kvConfig.json` in Apache's format, `{"configTable":{"namespace":{"key":"value"}}}`, and is replaced at
-every change. Without a path the table is kept in memory only.
+every change. Without a path the table is kept in memory only. Its size and number of values are bounded, by maxKvSize
+and maxKvEntries of namesrv.conf; a file that has more is loaded, and then only deletions and smaller values are
+accepted.
 
 Corresponds to `KVConfigManager` of Apache RocketMQ 4.9.8. Deliberate difference: if the file cannot be read, the name
 server does not start. Apache continues with an empty table and overwrites the file at the next change.
@@ -9,20 +11,28 @@ server does not start. Apache continues with an empty table and overwrites the f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from rucola.access import Reason, Refused
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
+from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.kv import KVConfigSerializeWrapper
 
 
 class KVConfig:
-    """The key-value table. Belongs to the event loop of its server."""
+    """The key-value table. Belongs to the event loop of its server. `limits` returns the settings that apply now."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, limits: Callable[[], NamesrvConfig] = NamesrvConfig) -> None:
         self._path = path
+        self._limits = limits
         self._namespaces: dict[str, dict[str, str]] = {}
+        self._size = 0
+        """Bytes of all names, keys and values."""
+        self._count = 0
+        """The number of values and of namespaces."""
 
     def load(self) -> None:
         """Read the file, if there is one. Raises ConfigError if it is no table."""
@@ -32,6 +42,7 @@ class KVConfig:
             self._namespaces = decode_body(KVConfigSerializeWrapper, self._path.read_bytes()).config_table
         except (OSError, RemoteProtocolError) as error:
             raise ConfigError(f"{self._path} is no key-value table ({error}): repair it or move it away") from None
+        self._measure()
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._namespaces.get(namespace, {}).get(key)
@@ -42,14 +53,48 @@ class KVConfig:
         return None if table is None else dict(table)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises ConfigError if the file cannot be written."""
+        """Set a value. Raises Refused if the table would be too large, ConfigError if the file cannot be written."""
+        table = self._namespaces.get(namespace)
+        before = None if table is None else table.get(key)
+        if before is not None:
+            size, count = _size(value) - _size(before), 0
+        else:
+            size = _size(key) + _size(value) + (_size(namespace) if table is None else 0)
+            count = 2 if table is None else 1
+        if size > 0 or count > 0:
+            self._make_room(size, count)
         self._namespaces.setdefault(namespace, {})[key] = value
+        self._size += size
+        self._count += count
         self._write()
 
     def delete(self, namespace: str, key: str) -> None:
         """Delete a value; its namespace stays, as with Apache. Raises ConfigError if the file cannot be written."""
-        if self._namespaces.get(namespace, {}).pop(key, None) is not None:
+        value = self._namespaces.get(namespace, {}).pop(key, None)
+        if value is not None:
+            self._size -= _size(key) + _size(value)
+            self._count -= 1
             self._write()
+
+    def _make_room(self, size: int, count: int) -> None:
+        """Raise Refused unless so many bytes and entries fit in. Empty namespaces are removed if that helps."""
+        limits = self._limits()
+        if self._size + size > limits.max_kv_size or self._count + count > limits.max_kv_entries:
+            self._namespaces = {name: table for name, table in self._namespaces.items() if table}
+            self._measure()
+        for key, found, limit in (
+            ("maxKvSize", self._size + size, limits.max_kv_size),
+            ("maxKvEntries", self._count + count, limits.max_kv_entries),
+        ):
+            if found > limit:
+                what = "bytes" if key == "maxKvSize" else "values and namespaces"
+                text = f"the key-value table would have {found} {what}; the limit is {limit} ({key})"
+                raise Refused(Reason.FAILED, text)
+
+    def _measure(self) -> None:
+        tables = self._namespaces.items()
+        self._count = sum(1 + len(table) for _, table in tables)
+        self._size = sum(_size(name) + sum(_size(key) + _size(table[key]) for key in table) for name, table in tables)
 
     def _write(self) -> None:
         if self._path is None:
@@ -58,3 +103,7 @@ class KVConfig:
             replace_file(self._path, encode_body(KVConfigSerializeWrapper(config_table=self._namespaces)))
         except OSError as error:
             raise ConfigError(f"{self._path}: the key-value table cannot be written: {error.strerror}") from None
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))

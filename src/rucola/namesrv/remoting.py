@@ -91,8 +91,10 @@ class RouteAdapter:
             b"" if order is None else encode_body(KVTable(table=order)),
         )
 
-    def unregister_broker(self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader) -> Reply:
-        self._service.unregister(header.broker_addr)
+    async def unregister_broker(
+        self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader
+    ) -> Answer:
+        await self._service.unregister(header.broker_addr)
         return command.response(ResponseCode.SUCCESS)
 
     def query_data_version(

@@ -2,19 +2,24 @@
 
 A broker registers its address under a broker name and an id, master (0) or slave, with all its topics or with those
 that changed. Only a master's topics count. A registration expires after `BROKER_EXPIRY_MS`. A broker name is removed
-with its last address, and its topics with it. The topics of a later registration replace known ones only if the data
-version changed, so that a permission that was revoked here stays revoked; topics that are not known are always added.
+with its last address, and its topics with it: no route has them any more, and `sweep_steps` frees their memory. The
+topics of a later registration replace known ones only if the data version changed, so that a permission that was
+revoked here stays revoked; topics that are not known are always added.
 
 The tables:
 
     live      address      -> broker name and id, replication address, data version, last registration
-    brokers   broker name  -> cluster, addresses by id
-    topics    topic        -> queues by broker name
+    brokers   broker name  -> cluster, addresses by id, queues by topic
+    topics    topic        -> brokers that have queues of it
     masters   broker name  -> epoch and address of its newest master, of masters with epochs (Rucola's)
 
 Invariants: every address in `brokers` is in `live` under the same name and id (an address that was replaced there stays
-in `live` until it expires); no broker name is without an address; every broker name in `topics` is in `brokers`; no
-topic is without a broker name.
+in `live` until it expires); no broker name is without an address; a broker is in `topics` under exactly the topics of
+which it has queues, and those that are not in `brokers` have no address and are in `gone`, until they are swept; no
+topic is without a broker.
+
+The tables are bounded by maxBrokers and maxTopics of namesrv.conf: what would exceed a bound is refused, and what is
+registered stays.
 
 A master with an epoch is refused if another address was master of its name in the same epoch or a later one, also if
 that broker is gone: it may have messages that the refused one lacks. A master without (Apache's) replaces the other one
@@ -33,14 +38,23 @@ the same data version adds the others (Apache has no route for them until the ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from rucola import slices
 from rucola.access import Reason, Refused
-from rucola.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, RegisterBrokerBody, TopicRouteData
+from rucola.namesrv.config import NamesrvConfig
+from rucola.protocol.route import (
+    MASTER_ID,
+    MAX_NAME_LENGTH,
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    RegisterBrokerBody,
+    TopicRouteData,
+)
 from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 
 logger = logging.getLogger(__name__)
@@ -72,12 +86,17 @@ class _Live:
         return mine == (other.broker_name, other.broker_id, other.data_version)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Broker:
-    """A broker name: its cluster, and its master and slaves by broker id."""
+    """A broker name: its cluster, its master and slaves by broker id, and its queues by topic.
 
+    Without an address it is gone: a broker that registers under the name later is another one.
+    """
+
+    name: str
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
+    queues: dict[str, QueueData] = field(default_factory=dict)
 
 
 class RouteTable:
@@ -87,11 +106,17 @@ class RouteTable:
     unregisters, loses its connection, or expires. Otherwise it replaces the first one, as in Apache RocketMQ.
     """
 
-    def __init__(self, *, keeps_addresses: bool = False) -> None:
+    def __init__(self, limits: Callable[[], NamesrvConfig] = NamesrvConfig, *, keeps_addresses: bool = False) -> None:
+        self._limits = limits
+        """Returns the settings that apply now, for maxBrokers and maxTopics."""
         self._keeps_addresses = keeps_addresses
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
-        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._topics: dict[str, dict[_Broker, None]] = {}
+        self._gone: list[_Broker] = []
+        """Brokers without an address whose queues are not swept yet."""
+        self._queues_count = 0
+        """The number of pairs of topic and broker."""
         self._conflicts: set[tuple[str, int]] = set()
         """Broker names and ids that two addresses register, which is logged once."""
         self._masters: dict[str, tuple[int, str]] = {}
@@ -132,14 +157,12 @@ class RouteTable:
 
         Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
         a master. If the address is removed or registers other topics between two steps, the rest is left out. Raises
-        Refused for a second address of a registered broker, see the class.
+        Refused for a second address of a registered broker, see the class, and beyond a bound. Registrations that run
+        at once may find out only while they add topics that these are too many together.
         """
-        broker = self._brokers.get(broker_name)
-        known = broker.addresses.get(broker_id, address) if broker is not None else address
-        if self._keeps_addresses and known != address:
-            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
-            logger.warning("refused a registration: %s", text)
-            raise Refused(Reason.FAILED, text)
+        _check_lengths(brokerName=broker_name, clusterName=cluster, brokerAddr=address, haServerAddr=ha_server_addr)
+        topics = body.topic_config_serialize_wrapper
+        self._admit(address, broker_name, broker_id, topics.topic_config_table.keys())
         before = self._live.get(address)
         if before is None:
             logger.info("broker %s at %s registered in cluster %s", broker_name, address, cluster)
@@ -147,7 +170,7 @@ class RouteTable:
             self._remove(address, f"is {broker_name} now")
             before = None
         # 1. The broker name, its cluster, and the address under the broker's id.
-        broker = self._brokers.setdefault(broker_name, _Broker(cluster))
+        broker = self._brokers.setdefault(broker_name, _Broker(broker_name, cluster))
         broker.cluster = cluster
         is_new = broker_id not in broker.addresses
         if before is not None and broker.addresses.get(before.broker_id) == address:
@@ -157,32 +180,65 @@ class RouteTable:
         broker.addresses[broker_id] = address
 
         # 2. The address itself.
-        topics = body.topic_config_serialize_wrapper
         registered = self._live[address] = _Live(
             broker_name, broker_id, ha_server_addr, topics.data_version, body.filter_server_list, now_ms, owner
         )
         # 3. The topics, of a master only: all of a new version, otherwise those that have no route yet.
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
-            for topic in topics.topic_config_table.values():
-                # Between two steps, the address may have registered again, with the same topics or with others.
-                live = self._live.get(address)
-                if live is None or not live.is_same_registration(registered):
-                    return None
-                queues = self._topics.setdefault(topic.topic_name, {})
-                if is_changed or broker_name not in queues:
-                    queues[broker_name] = _queue_data(broker_name, topic)
-                yield
-        master = broker.addresses.get(MASTER_ID)
-        if broker_id == MASTER_ID or master is None:
+            yield from self._add_topics(broker, address, registered, topics.topic_config_table, is_changed)
             return None
-        return self._live[master].ha_server_addr, master
+        master = broker.addresses.get(MASTER_ID)
+        return None if master is None else (self._live[master].ha_server_addr, master)
+
+    def _admit(self, address: str, broker_name: str, broker_id: int, topics: Set[str]) -> None:
+        """Raise Refused for a registration beyond a bound, or with a second address of a broker, before any change."""
+        limit = self._limits().max_brokers
+        if address not in self._live and len(self._live) >= limit:
+            raise _beyond(broker_name, address, f"{len(self._live)} others are registered", limit, "maxBrokers")
+        if broker_id == MASTER_ID:
+            self._check_room(address, broker_name, topics)
+        broker = self._brokers.get(broker_name)
+        known = broker.addresses.get(broker_id, address) if broker is not None else address
+        if self._keeps_addresses and known != address:
+            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
+            logger.warning("refused a registration: %s", text)
+            raise Refused(Reason.FAILED, text)
+
+    def _add_topics(
+        self, broker: _Broker, address: str, registered: _Live, topics: Mapping[str, TopicConfig], is_changed: bool
+    ) -> Generator[None, None, None]:
+        """Add the topics that a broker has not registered yet and, with `is_changed`, replace the others."""
+        for topic in topics.values():
+            # Between two steps, the address may have registered again, with the same topics or with others.
+            live = self._live.get(address)
+            if not broker.addresses or live is None or not live.is_same_registration(registered):
+                return
+            name = topic.topic_name
+            if name not in broker.queues:
+                self._check_room(address, broker.name, {name})
+                self._topics.setdefault(name, {})[broker] = None
+                self._queues_count += 1
+                broker.queues[name] = _queue_data(broker.name, topic)
+            elif is_changed:
+                broker.queues[name] = _queue_data(broker.name, topic)
+            yield
+
+    def _check_room(self, address: str, broker_name: str, topics: Set[str]) -> None:
+        """Raise Refused if there is no room for those of the topics that a broker has not registered yet."""
+        limit = self._limits().max_topics
+        if self._queues_count + len(topics) > limit:
+            broker = self._brokers.get(broker_name)
+            count = len(topics - broker.queues.keys() if broker is not None else topics)
+            if self._queues_count + count > limit:
+                raise _beyond(broker_name, address, f"{count} topics beside {self._queues_count}", limit, "maxTopics")
 
     def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
         """Note the epoch of a master; raise Refused if another address was master in the same or a later one.
 
         For each registration of a master with an epoch, before it.
         """
+        _check_lengths(brokerName=broker_name, brokerAddr=address)
         newest, at = self.newest_master(broker_name)
         if epoch > newest or at == address:
             while len(self._masters) >= MAX_MASTERS and broker_name not in self._masters:
@@ -246,19 +302,19 @@ class RouteTable:
 
     def route(self, topic: str) -> TopicRouteData | None:
         """Return the brokers and queues of a topic; None if no broker has it."""
-        queues = self._topics.get(topic)
-        if not queues:
+        brokers = [broker for broker in self._topics.get(topic, ()) if broker.addresses]
+        if not brokers:
             return None
         filter_servers = {
             address: self._live[address].filter_servers
-            for name in queues
-            for address in self._brokers[name].addresses.values()
+            for broker in brokers
+            for address in broker.addresses.values()
             if self._live[address].filter_servers
         }
         return TopicRouteData(
-            broker_datas=[self._broker_data(name) for name in queues],
+            broker_datas=list(map(_broker_data, brokers)),
             filter_server_table=filter_servers,
-            queue_datas=list(queues.values()),
+            queue_datas=[broker.queues[topic] for broker in brokers],
         )
 
     def clusters(self) -> ClusterInfo:
@@ -267,18 +323,24 @@ class RouteTable:
         for name, broker in self._brokers.items():
             names.setdefault(broker.cluster, []).append(name)
         return ClusterInfo(
-            broker_addr_table={name: self._broker_data(name) for name in self._brokers}, cluster_addr_table=names
+            broker_addr_table={name: _broker_data(broker) for name, broker in self._brokers.items()},
+            cluster_addr_table=names,
         )
 
     def topics(self) -> list[str]:
         """Return all topics."""
-        return list(self._topics)
+        return slices.run(self.topics_steps())
 
-    def topics_steps(self, accepts: Callable[[QueueData], bool]) -> Generator[None, None, list[str]]:
-        """Find the topics of which `accepts` accepts the queues on some broker, a generator of small steps."""
+    def topics_steps(self, accepts: Callable[[QueueData], bool] | None = None) -> Generator[None, None, list[str]]:
+        """Find the topics of which `accepts` accepts the queues on some broker, a generator of small steps.
+
+        All topics without `accepts`.
+        """
+        if accepts is None and not self._gone:
+            return list(self._topics)
         found: list[str] = []
-        for topic, queues in list(self._topics.items()):
-            if any(map(accepts, queues.values())):
+        for topic, brokers in list(self._topics.items()):
+            if any(broker.addresses and (accepts is None or accepts(broker.queues[topic])) for broker in brokers):
                 found.append(topic)
             yield
         return found
@@ -305,27 +367,44 @@ class RouteTable:
 
         Returns the number of its topics. A generator of small steps.
         """
+        broker = self._brokers.get(broker_name)
+        if broker is None:
+            return 0
         count = 0
-        for queues in list(self._topics.values()):
+        for topic in list(broker.queues):
             yield
-            data = queues.get(broker_name)
+            data = broker.queues.get(topic)
             if data is not None:
                 perm = data.perm | PERM_WRITE if writable else data.perm & ~PERM_WRITE
-                queues[broker_name] = replace(data, perm=perm)
+                broker.queues[topic] = replace(data, perm=perm)
                 count += 1
         return count
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Remove a topic, on the brokers of one cluster or on all, until a broker registers it again."""
-        queues = self._topics.get(topic, {})
-        for name in [name for name in queues if cluster is None or self._brokers[name].cluster == cluster]:
-            del queues[name]
-        if not queues:
-            self._topics.pop(topic, None)
+        for broker in list(self._topics.get(topic, ())):
+            if cluster is None or broker.cluster == cluster:
+                del broker.queues[topic]
+                self._removed_queues(broker, topic)
 
-    def _broker_data(self, name: str) -> BrokerData:
-        broker = self._brokers[name]
-        return BrokerData(broker_addrs=dict(sorted(broker.addresses.items())), broker_name=name, cluster=broker.cluster)
+    def sweep_steps(self) -> Generator[None, None, None]:
+        """Free the queues of brokers that are gone, a generator of small steps. Several may run at once."""
+        while self._gone:
+            broker = self._gone[-1]
+            if not broker.queues:
+                self._gone.pop()
+                continue
+            topic, _ = broker.queues.popitem()
+            self._removed_queues(broker, topic)
+            yield
+
+    def _removed_queues(self, broker: _Broker, topic: str) -> None:
+        """Keep `topics` equal to the queues of the brokers."""
+        self._queues_count -= 1
+        brokers = self._topics[topic]
+        del brokers[broker]
+        if not brokers:
+            del self._topics[topic]
 
     def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
         """Log that an address registers again with an id that `present` has taken since: both are alive."""
@@ -348,10 +427,27 @@ class RouteTable:
         if broker.addresses:
             return
         del self._brokers[live.broker_name]
-        for topic, queues in list(self._topics.items()):
-            queues.pop(live.broker_name, None)
-            if not queues:
-                del self._topics[topic]
+        if broker.queues:
+            self._gone.append(broker)
+
+
+def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) -> Refused:
+    text = f"broker {broker_name} at {address} is not registered: {found}; the limit is {limit} ({key})"
+    logger.warning("refused a registration: %s", text)
+    return Refused(Reason.FAILED, text)
+
+
+def _check_lengths(**fields: str) -> None:
+    """Raise Refused for a name or address that is longer than any that brokers have; by the fields of the request."""
+    for field_name, text in fields.items():
+        if len(text) > MAX_NAME_LENGTH:
+            raise Refused(Reason.FAILED, f"{field_name} has {len(text)} characters; the limit is {MAX_NAME_LENGTH}")
+
+
+def _broker_data(broker: _Broker) -> BrokerData:
+    return BrokerData(
+        broker_addrs=dict(sorted(broker.addresses.items())), broker_name=broker.name, cluster=broker.cluster
+    )
 
 
 def _queue_data(broker_name: str, topic: TopicConfig) -> QueueData:

@@ -34,6 +34,7 @@ from rucola.remoting.exposure import check_exposure, check_metrics_exposure
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
+from rucola.slices import in_slices
 
 if TYPE_CHECKING:
     from rucola.remoting.metrics_server import MetricsServer
@@ -96,12 +97,12 @@ class Namesrv:
             bind_address=config.bind_address if host is None else host,
             listen_port=config.listen_port if port is None else port,
         )
-        self.routes = RouteTable(keeps_addresses=config.acl_enable)
         self._access = _Access(config)
         self._tls = ServerTls.of(config.tls)
         self._clock_ms = clock_ms
-        self._kv_config = KVConfig(config.kv_config_path)
-        self._configuration = ConfigurationService(config, config_file)
+        configuration = self._configuration = ConfigurationService(config, config_file)
+        self._kv_config = KVConfig(config.kv_config_path, lambda: configuration.config)
+        self.routes = RouteTable(lambda: configuration.config, keeps_addresses=config.acl_enable)
         self._service = RouteService(self.routes, self._kv_config, self._configuration, clock_ms)
         self._memory = ConnectionMemory(config.connection_limits)
         adapters = (
@@ -121,6 +122,7 @@ class Namesrv:
         )
         self._scanning: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self._metrics: MetricsServer | None = None
 
     @property
@@ -184,6 +186,9 @@ class Namesrv:
             self._refreshing.cancel()
             self._refreshing = None
         await self._server.stop()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
         if self._metrics is not None:
             await self._metrics.stop()
             self._metrics = None
@@ -202,6 +207,12 @@ class Namesrv:
         for owner in self.routes.remove_expired(self._clock_ms()):
             if isinstance(owner, Connection):
                 owner.close()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Free the memory of brokers that were removed, in slices."""
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(in_slices(self.routes.sweep_steps()))
 
     async def _start_metrics(self, config: NamesrvConfig) -> None:
         """Serve /metrics if metricsExporterType is PROM. ConfigError without the extra `metrics`, or RemotingError.
@@ -239,3 +250,4 @@ class Namesrv:
 
     def _closed(self, connection: Connection) -> None:
         self.routes.remove_owned(connection)
+        self._sweep()

@@ -86,6 +86,7 @@ class RouteService:
             self._clock_ms(),
             owner,
         )
+        yield from self._routes.sweep_steps()  # the broker may have had another name before
         self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
@@ -94,9 +95,10 @@ class RouteService:
         """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
         return self._routes.newest_master(broker_name)
 
-    def unregister(self, address: str) -> None:
+    async def unregister(self, address: str) -> None:
         """Remove a broker."""
         self._routes.unregister(address)
+        await in_slices(self._routes.sweep_steps())
 
     def confirm(self, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
         """Return whether a broker's topics have this version, and the registered one. If they do, refresh it."""
@@ -127,7 +129,7 @@ class RouteService:
 
     async def topics(self) -> list[str]:
         """Return all topics."""
-        return self._routes.topics()
+        return await in_slices(self._routes.topics_steps())
 
     async def topics_of_cluster(self, cluster: str) -> list[str]:
         """Return the topics that brokers of a cluster have."""
@@ -164,7 +166,7 @@ class KVService:
         self._kv_config = kv_config
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises ConfigError if it cannot be written."""
+        """Set a value. Raises Refused if the table would be too large, ConfigError if it cannot be written."""
         self._kv_config.put(namespace, key, value)
 
     def get(self, namespace: str, key: str) -> str:

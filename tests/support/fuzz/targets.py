@@ -19,7 +19,7 @@ from rucola.message.batch import decode_batch, encode_batch
 from rucola.message.compression import CompressionType, compress, decompress
 from rucola.message.record import body_crcs, decode_many, encode_many, peek
 from rucola.protocol import route, topic, trace
-from rucola.protocol.body import decode_body, decode_request
+from rucola.protocol.body import decode_body, decode_request, encode_body
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
 from rucola.protocol.connections import ConsumerConnection, ProducerConnection
 from rucola.protocol.frame import FrameDecoder
@@ -42,6 +42,10 @@ EXPRESSIONS = [
     *("a = 1", "a > 5.5 AND b = 'x' OR NOT (c IS NULL)", "a IN ('x', 'y') AND b BETWEEN 1 AND 9", "a <> -1.5e3"),
     *("'a' = b", "a NOT IN ('x')", "a NOT BETWEEN -1 AND 1 -- end", "TRUE OR a IS NOT NULL /* b */", "((a)) = 0x1F"),
 ]
+
+SHARED = ("", "WAIT\x01true\x02", "TAGS\x01shared")
+"""Properties in the header of a batch, which hold for all of its messages."""
+MAX_MESSAGES = 1024
 
 
 def parser_targets(golden: Path) -> list[Target]:
@@ -68,6 +72,7 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("registration", [route.encode_registration(registration, compress=True)], _registration),
         Target("inflated-registration", [zlib.decompress(route.encode_registration(registration, compress=True))],
                lambda data: _registration(zlib.compress(data, 1))),
+        Target("large-registration", [encode_body(registration)], _large_registration),
         Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
         Target("accelerated-batch", [encode_batch(messages)], _accelerated_batch),
         Target("accelerated-properties", [properties.join(each.properties) for each in messages], _accelerated_edit),
@@ -88,9 +93,11 @@ def _accelerated_batch(data: bytes) -> None:
     """Read a batch and encode its records, in C and in Python."""
 
     def records() -> object:
-        flags, bodies, stored, *columns = PropertyEditor("C").read_batch(data)
-        batch = MessageInnerBatch("T", 0, bodies, stored, flags, 0, 0, bytes(8), 0, *columns)
-        return columns, encode_many(batch, 0, 0, 0, bytes(8))
+        editor = PropertyEditor("C")
+        columns, end = editor.read_batch(data, SHARED[len(data) % len(SHARED)], 0, MAX_MESSAGES)
+        flags, bodies, stored, codes, unique_keys, keys = columns
+        batch = MessageInnerBatch("T", 0, bodies, stored, flags, 0, 0, bytes(8), 0, codes, unique_keys, keys)
+        return codes, unique_keys, keys, end, encode_many(batch, 0, 0, 0, bytes(8))
 
     assert_same(records)
 
@@ -110,7 +117,9 @@ def _accelerated_log(data: bytes) -> None:
     assert_same(lambda: body_crcs(source, begins, ends).tolist())  # type: ignore[arg-type]
     if speed.read_records is not None:
         for at in range(0, len(data), 97):
-            (record,) = speed.read_records(data, 0, len(data), [at]) or [None]
+            found = speed.read_records(data, 0, len(data), [at], len(data))  # type: ignore[arg-type]
+            assert found is not None, at
+            record = found[0][0] if found[0] else None
             try:
                 outline = peek(data, at)
                 reference = data[at : at + outline.size] if outline.physical_offset == at else None
@@ -179,6 +188,13 @@ def _registration(data: bytes) -> None:
         broker_name="a", broker_addr="b", cluster_name="c", broker_id=0, compressed="true"
     )
     route.decode_registration(header, data)
+
+
+def _large_registration(data: bytes) -> None:
+    """Decode a plain registration as a large one, which white space makes of it, and as it is."""
+    header = route.RegisterBrokerRequestHeader(broker_name="a", broker_addr="b", cluster_name="c", broker_id=0)
+    body = route.decode_registration(header, b" " * (1 << 20) + data)
+    assert body == route.decode_registration(header, data)
 
 
 def _compressed_seeds() -> list[bytes]:

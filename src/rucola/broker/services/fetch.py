@@ -85,7 +85,9 @@ class FetchService:
         """
         group, wanted = self._admit(caller, request)
         if request.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
-            self._state.offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
+            offsets = self._state.offsets
+            self._state.limits.check_offset(offsets, request.consumer_group, request.topic, request.queue_id)
+            offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
         may_wait = bool(request.sys_flag & pull.SUSPEND)
         return self._read(request, group, wanted, request.queue_offset, may_wait=may_wait)
 

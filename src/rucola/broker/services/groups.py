@@ -59,7 +59,8 @@ class GroupService:
     async def clone_offsets(self, source: str, destination: str, topic: str | None, is_offline: bool) -> None:
         """Copy a group's offsets to another group, on one topic or on all.
 
-        Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`.
+        Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`. Raises
+        Refused if not all of them fit into the table; those before stay.
         """
         await in_slices(self._clone_offsets(source, destination, topic, is_offline))
 
@@ -72,6 +73,7 @@ class GroupService:
                 continue
             if is_offline or is_subscribed(self._state, source, name):
                 for queue_id, queue_offset in self._state.offsets.of(source, name).items():
+                    self._state.limits.check_offset(self._state.offsets, destination, name, queue_id)
                     self._state.offsets.commit(destination, name, queue_id, queue_offset)
                     yield
 

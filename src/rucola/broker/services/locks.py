@@ -5,23 +5,44 @@ Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
-from rucola.broker.queue_locks import QueueLockTable
+from rucola.broker.state import BrokerState
 from rucola.protocol.queue import MessageQueue
 
 
 class LockService:
     """Locks and unlocks queues for members of groups."""
 
-    def __init__(self, locks: QueueLockTable, clock: Callable[[], int]) -> None:
-        self._locks = locks
-        self._clock = clock
+    def __init__(self, state: BrokerState) -> None:
+        self._locks = state.locks
+        self._limits = state.limits
+        self._config = state.config
+        self._clock = state.clock
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock or renew queues for a client, and return those of them that it holds now."""
-        return self._locks.lock(group, client_id, queues, self._clock())
+    def lock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """Lock or renew queues for a client, and return those of them that it holds now.
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        Beyond maxQueueLocks, locks are renewed and none is added; Refused if that leaves the client without any.
+        """
+        limits, limit = self._limits, self._config.max_queue_locks
+        limits.check_name(group, "a consumer group")
+        limits.check_name(client_id, "a client")
+        for topic, broker_name in {(queue.topic, queue.broker_name) for queue in queues}:
+            limits.check_name(topic, "a topic")
+            limits.check_name(broker_name, "a broker")
+        if len(self._locks) + len(queues) <= limit:
+            return self._locks.lock(group, client_id, queues, self._clock())
+        known = self._locks.known(group, queues)
+        added = len(set(queues)) - len(known)
+        if len(self._locks) + added <= limit:
+            return self._locks.lock(group, client_id, queues, self._clock())
+        held = self._locks.lock(group, client_id, known, self._clock())
+        if not held:
+            found = f"{added} queues of group {group} are not locked beside {len(self._locks)} others"
+            raise limits.refused("maxQueueLocks", limit, found)
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
         """Release those of the queues that the client holds."""
         self._locks.unlock(group, client_id, queues)

@@ -4,7 +4,8 @@ A group without an offset on a queue begins at 0 if the queue still has its firs
 being in memory (accessMessageInMemoryMaxRatio): a young queue is consumed from its beginning, whatever ConsumeFromWhere
 says. Otherwise the broker has no offset for the group, and the client decides.
 
-Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
+Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate
+difference: Apache stores offsets of topics and queues that do not exist, without a bound.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rucola.access import Reason, Refused
-from rucola.broker.delivery.delay import ScheduleMessageService
-from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.store.message_store import MessageStore
+from rucola.broker.state import BrokerState
 
 
 class OffsetService:
     """Reads and commits consumer offsets, and reads the ends of queues."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsetTable, delayed: ScheduleMessageService) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._delayed = delayed
+    def __init__(self, state: BrokerState) -> None:
+        self._store = state.store
+        self._offsets = state.offsets
+        self._delayed = state.delayed
+        self._topics = state.topics
+        self._limits = state.limits
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int:
         """Return a group's offset on a queue. Raises Refused if it has none and the client shall decide."""
@@ -46,7 +47,20 @@ class OffsetService:
         return bool(first) and store.config.is_on_disk(store.max_physical_offset - first[0][0])
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store a group's offset on a queue."""
+        """Store a group's offset on a queue. Raises Refused for a queue that does not exist, or if the table is full.
+
+        The offset of a group that has one on the queue is always replaced, also if the topic was deleted meanwhile.
+        """
+        if not self._offsets.has(group, topic, queue_id):
+            config = self._topics.get(topic)
+            if config is None:
+                text = f"topic {topic} does not exist, so group {group} can have no offset on it"
+                raise Refused(Reason.TOPIC_NOT_FOUND, text)
+            count = max(config.read_queue_nums, config.write_queue_nums)
+            if not 0 <= queue_id < count:
+                text = f"topic {topic} has the queues 0 to {count - 1}, so group {group} has no offset on {queue_id}"
+                raise Refused(Reason.INVALID, text)
+            self._limits.check_offset(self._offsets, group, topic, queue_id)
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:

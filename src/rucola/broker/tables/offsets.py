@@ -33,6 +33,8 @@ class ConsumerOffsetTable:
         self._file = ConfigFile(path)
         self._table: dict[str, dict[int, int]] = {}
         """By `topic@group`, then by queue id, as in the file."""
+        self._count = 0
+        """The number of offsets."""
         self._topics_of: dict[str, dict[str, None]] = {}
         self._groups_of: dict[str, dict[str, None]] = {}
         """The topics of each group, and the groups of each topic, in the table."""
@@ -69,6 +71,23 @@ class ConsumerOffsetTable:
         """Return the committed offset, or -1 if there is none."""
         return self._table.get(topic + _SEPARATOR + group, {}).get(queue_id, -1)
 
+    def __len__(self) -> int:
+        """Return the number of offsets of all groups, topics and queues."""
+        return self._count
+
+    @property
+    def group_count(self) -> int:
+        """The number of groups with offsets."""
+        return len(self._topics_of)
+
+    def has_group(self, group: str) -> bool:
+        """Return whether a group has offsets on any topic."""
+        return group in self._topics_of
+
+    def has(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return whether a group has an offset on a queue, also a negative one."""
+        return queue_id in self._table.get(topic + _SEPARATOR + group, ())
+
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """Set the offset of a group; a reset may move it backward."""
         key = topic + _SEPARATOR + group
@@ -76,7 +95,9 @@ class ConsumerOffsetTable:
         if queues is None:
             queues = {}
             self._add({key: queues})
-        if queues.get(queue_id) != queue_offset:
+        present = queues.get(queue_id)
+        if present != queue_offset:
+            self._count += present is None
             queues[queue_id] = queue_offset
             self._is_changed = True
             self._changes += 1
@@ -97,7 +118,7 @@ class ConsumerOffsetTable:
     def remove_group(self, group: str) -> None:
         """Remove all offsets of a group."""
         for topic in self.topics_of(group):
-            del self._table[topic + _SEPARATOR + group]
+            self._count -= len(self._table.pop(topic + _SEPARATOR + group))
             self._changed.pop(topic + _SEPARATOR + group, None)
             groups = self._groups_of[topic]
             del groups[group]
@@ -117,6 +138,7 @@ class ConsumerOffsetTable:
     def _add(self, table: Mapping[str, dict[int, int]]) -> None:
         """Add entries to the table, or replace them."""
         for key, queues in table.items():
+            self._count += len(queues) - len(self._table.get(key, ()))
             if key not in self._table:
                 topic, _, group = _split(key)
                 self._topics_of.setdefault(group, {})[topic] = None
