@@ -158,6 +158,7 @@ class _Scan:
     def keep_nearest(self, count: int) -> npt.NDArray[np.int64]:
         """Drop all but the `count` nearest messages found, and return those in order of delivery."""
         keys = np.concatenate([*self.found, np.array(self.arrived, np.int64).reshape(-1, 2)])
+        # By due time, then by queue offset: the last key of lexsort is the first to compare.
         order = np.lexsort((keys[:, 1], keys[:, 0]))
         if len(order) > count:
             self.limit_ms = int(keys[order[count - 1], 0])
@@ -243,6 +244,7 @@ class TimerMessageService:
     def checkpoint(self) -> TimerCheckpoint:
         """Return the progress up to now: everything due before the first waiting message is delivered."""
         first = self._first()
+        # A millisecond before the first that waits: others of its millisecond may be delivered already.
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
     def persist(self, checkpoint: TimerCheckpoint) -> None:
@@ -379,6 +381,7 @@ class TimerMessageService:
     def _shrink_heap(self) -> None:
         """Keep the NEAR_CAPACITY nearest messages in the heap; the others become far (step 2)."""
         self._scan = None  # it searches behind the previous horizon, and would miss the messages between the two
+        # For example, capacity 2 and due times 10 20 30 40 50: 10 and 20 stay, and the horizon is at 30.
         self._near.sort()
         self._horizon = self._near[self._near_capacity]
         beyond = self._near[self._near_capacity :]
