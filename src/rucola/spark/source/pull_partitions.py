@@ -288,6 +288,7 @@ def _decode(
         row = np.searchsorted(positions, records.layout["begin"])
         offsets = records.heads["queue_offset"]
         # A broker that filters may return messages from after the range.
+        # For example, a pull of range 5:10 that asked for 5 messages, of which the filter left out 2, may end with 11.
         records = records.where((offsets >= begins[row]) & (offsets < ends[row]))
         records = records.where(selection_mask(records, chosen, whole_log=False))
         for batch, damaged in columns.decode(records, names, broker_name=broker_name):
