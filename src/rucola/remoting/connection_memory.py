@@ -47,7 +47,7 @@ MIN_FRAME_RATE: Final = 256
 """Bytes per second by which a partial frame must grow."""
 _LOG_INTERVAL_S: Final = 1.0
 _EXCESS: Final = 2 * MAX_FRAME_SIZE
-"""Unsent bytes beyond its limit at which a connection is closed: what is sent to it does not heed its congestion."""
+"""Unsent bytes beyond its limit at which a connection is closed: its senders do not heed its congestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ConnectionLimits:
 
 
 class BufferedConnection(Protocol):
-    """What this module needs of a `rucola.remoting.connection.Connection`."""
+    """The part of a `rucola.remoting.connection.Connection` that this module needs."""
 
     peer: str
 
@@ -147,8 +147,9 @@ class ConnectionMemory:
     # Unsent bytes.
 
     def is_congested(self, size: int) -> bool:
-        """Tell whether a connection with so many unsent bytes is congested."""
+        """Tell whether a connection with `size` unsent bytes is congested."""
         limits = self._limits
+        # With 16 counted connections and 64 MiB for all, each may have 64 / (2 * 16) = 2 MiB.
         share = limits.max_unsent_bytes // (2 * len(self._unsent)) if self._unsent else limits.max_unsent_bytes
         return size >= min(limits.max_unsent_bytes_per_connection, max(share, UNCOUNTED))
 
@@ -162,6 +163,8 @@ class ConnectionMemory:
         if size > limits.max_unsent_bytes_per_connection + _EXCESS:
             self._close_unsent(connection, "maxUnsentBytesPerConnection")
         while self.unsent_total > limits.max_unsent_bytes and len(self._unsent) > 1:
+            # Compared in whole seconds, so that of connections that stopped alike the one with the most bytes is
+            # closed.
             slowest = max(self._unsent, key=lambda one: (one.unsent_ms // 1000, self._unsent[one]))
             self._close_unsent(slowest, "maxUnsentBytes")
 
