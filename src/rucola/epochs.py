@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 MAX_EPOCHS: Final = 4096
-"""The most entries of a file. An older part of the log counts as epoch 0, so a slave that left there is copied anew."""
+"""The most entries of a file. An older part of the log counts as epoch 0, so a slave of that time is copied again."""
 
 
 class Epoch(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from rucola.errors import ConfigError
 
 MAX_CACHED: Final = 10_000
-"""Addresses whose result is remembered; beyond it the results are computed anew."""
+"""Addresses whose result is remembered; beyond it the results are computed again."""
 
 _EVERY: Final = {"*", "*.*.*.*", "*:*:*:*:*:*:*:*"}
 
