@@ -190,7 +190,7 @@ class Broker:
         self._running_parts.replication.set_in_sync(members - {self.member_id})
 
     def disconnect_slave(self, member: int) -> None:
-        """Close the replication connections of a slave; what it confirmed by them counts no more."""
+        """Close the replication connections of a slave; its confirmations over them count no more."""
         self._running_parts.replication.disconnect_slave(member)
 
     @property

@@ -5,7 +5,7 @@ One connection (`_ReplicationSession`) works as follows:
 
 0. If the master knows epochs, compare them (`ha_handshake`). A log with bytes that the master lacks is cut off there,
    by the broker; this client then waits to be stopped.
-1. Report an offset a little before the end of the own log, where a record begins (`Replica.begin`).
+1. Report an offset a little before the end of the own log, at the begin of a record (`Replica.begin`).
 2. Receive the log from there. Until the end of the own log, compare it: different bytes end the session, since the logs
    have diverged. Only then may the slave's end be reported.
 3. Append what follows, and dispatch it like messages that were put. An epoch of the master is written to the own epoch
@@ -80,7 +80,7 @@ DIVERGED_ADVICE = (
 
 @dataclass(slots=True)
 class Follower:
-    """What the master of a slave gets to know of it, and what the slave learns from its master."""
+    """The facts that a slave and its master exchange about each other."""
 
     member_id: int
     """brokerId, unique among the brokers of one name."""
@@ -88,7 +88,7 @@ class Follower:
     on_diverged: Callable[[int], None]
     """Called with the physical offset at which the own log has to be cut off."""
     may_cut: Callable[[], bool]
-    """Tells whether the own log may be cut off: it may if this broker was master itself, or was told to follow."""
+    """Tells whether the own log may be cut off: it may if this broker was master itself, or has the order to follow."""
     on_followed: Callable[[BrokerRole], Awaitable[None]]
     """Called with the role of a master with epochs, once the logs are known to be equal."""
     newest_epoch: int = 0
