@@ -391,12 +391,14 @@ def loaded_by(modules: list[str]) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
+@pytest.mark.slow
 def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
     """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
     loaded = loaded_by([module for module in MODULES if room_of(module) not in ("spark", "demo", "__main__")])
     assert loaded & SPARK_SIDE == set()
 
 
+@pytest.mark.slow
 def test_only_reliability_loads_databases() -> None:
     """Brokers, clients and commands run without the extra `reliable`."""
     within = RECONCILE | {"rucola.cli.pipeline.reconcile"}
@@ -405,6 +407,7 @@ def test_only_reliability_loads_databases() -> None:
     assert loaded_by(outside) & DATABASE_SIDE == set()
 
 
+@pytest.mark.slow
 def test_servers_load_nothing_that_only_prints() -> None:
     rooms = GROUND | {"message", "protocol", "store", "remoting", "namesrv", "broker", "client", "admin"}
     loaded = loaded_by([module for module in MODULES if room_of(module) in rooms])

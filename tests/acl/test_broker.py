@@ -271,6 +271,7 @@ async def test_the_name_server_registers_only_brokers_with_an_admin_account(clus
         assert [*(await admin.cluster.info()).broker_addr_table] == ["broker-a"]
 
 
+@pytest.mark.slow
 async def test_a_second_address_of_a_broker_is_refused_until_the_first_is_gone(cluster: GuardedCluster) -> None:
     first = await cluster.start_broker("one")
     second = await cluster.start_broker("two", register_name_server_period=50)
