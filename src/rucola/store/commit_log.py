@@ -290,6 +290,7 @@ class CommitLog:
         if file is not None:
             position = self.end - file.begin
             touched, self._touched = self._touched, 0
+            # At 100 MB/s and a call every 100 ms, 10 MB were touched, and the window is 40.
             window = min(max(_WARM_WINDOW, 4 * touched), _MAX_WARM_WINDOW)
             if touched:
                 file.warm(position, position + window)

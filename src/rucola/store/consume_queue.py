@@ -345,6 +345,7 @@ class ConsumeQueue:
         begin = queue_offset * UNIT_SIZE
         # A call that found no disk space may have created the file.
         file = self._last = self._files.find(begin) or self._next_file(begin - begin % self._files.file_size)
+        # A queue that begins with message 7 gets seven fillers.
         self._write(file, 0, _FILLER * ((begin - file.begin) // UNIT_SIZE))
         self.min_offset = self.max_offset = queue_offset
 

@@ -570,5 +570,6 @@ def later_name(name: str, before: str) -> str:
     """
     if name > before:
         return name
+    # After 20240501120000999, for example, 20240501120001000.
     moment = datetime.strptime(before[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(before[14:]) + 1)
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"

@@ -285,6 +285,7 @@ class MappedFile:
         """
         is_anything = not self.is_zero_from(position)
         if is_anything:
+            # From position 5,000 on: zeros up to 8,192, and from there whole pages.
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
             self.map[position:page] = bytes(page - position)
             if page < self.size:

@@ -227,6 +227,7 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchReques
                 raise damaged_log(files, begin + position, str(error)) from error
             if sysflag.is_dispatched(request.sys_flag):
                 name, queue_offset = (request.topic, request.queue_id), request.queue_offset
+                # Such a queue starts over, or has a gap, which `write_consume_queue` reports.
                 if following.get(name, queue_offset) != queue_offset:
                     yield batch
                     batch, following = [], {}
