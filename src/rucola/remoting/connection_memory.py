@@ -134,6 +134,7 @@ class ConnectionMemory:
             self._note("maxConnections", f"there are {self._count} already")
             return False
         limit = descriptor_limit()
+        # With a limit of 1,024 connections get descriptors below 768; with 65,536, below 65,280.
         if limit is not None and descriptor >= limit - min(limits.reserved_descriptors, limit // 4):
             self._note("reservedDescriptors", f"{descriptor} of {limit} descriptors are in use")
             return False
@@ -229,6 +230,7 @@ class ConnectionMemory:
                 continue
             before = self._checked.get(connection)
             self._checked[connection] = size
+            # At MIN_RATE, a frame of 16 MiB takes four minutes.
             if before is not None and size - before < MIN_RATE * CHECK_INTERVAL_S:
                 self._note(
                     "maxPartialFrameBytes",
@@ -251,6 +253,7 @@ class ConnectionMemory:
         for connection, size in list(self._partial.items()):
             if connection in self._waiting:
                 continue  # it is not read, so its frame cannot grow
+            # 7,680 bytes in 30 seconds.
             if connection in before and size - before[connection] < MIN_FRAME_RATE * FRAME_CHECK_INTERVAL_S:
                 since = f"hardly any in the last {FRAME_CHECK_INTERVAL_S:g} s"
                 self._note("slowFrame", f"{connection.peer} has sent {size} bytes of a frame, {since}", closed=True)

@@ -222,6 +222,7 @@ class TimerMessageService:
         if self._rolled_offset < self._end:
             # Everything due at deliveredMs or before is delivered, so far messages begin one millisecond later.
             self._horizon = (min(stored.delivered_ms + 1, _LATEST_MS), 0)
+            # Segments of 100 units, rolled up to 250 and an end of 420: segments 2, 3 and 4.
             for segment in range(self._rolled_offset // self._segment_units, -(-self._end // self._segment_units)):
                 self._far[segment] = _FarSegment(0, _LATEST_MS)
         while units := self._store.units(*_QUEUE, self._end, self._segment_units):
@@ -336,6 +337,7 @@ class TimerMessageService:
         """Roll a batch of units: return True when the file is done, None if more follow, False if a put failed."""
         # The last file is never deleted, so nothing has to leave it.
         size = self._store.config.mapped_file_size_commit_log
+        # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.
         file_end = self._store.min_physical_offset // size * size + size
         if file_end >= self._store.max_physical_offset:
             return True

@@ -264,6 +264,8 @@ class _ReplicationSession:
 
     async def _adopt_epochs(self, end: int) -> None:
         """Write the master's epochs of a log up to `end`, before the log has these bytes."""
+        # Epochs 7 at 0, 8 at 100 and 9 at 180, and a log up to 120: 7 and 8 are written now, 9 when the log reaches
+        # 180.
         epochs = within(self._epochs, self._store.min_physical_offset, end)
         self._adopts_at = min([epoch.begin for epoch in self._epochs if epoch.begin > end], default=_NEVER)
         if epochs != self._follower.epochs.epochs:
@@ -294,6 +296,7 @@ class _ReplicationSession:
         """Compare the part of a piece that the log had when the session began, then append the rest."""
         end = physical_offset + len(piece)
         if not self._is_compared:
+            # With a log up to 500, a piece of 300 bytes from 400 on has 100 to compare and 200 to append.
             own = piece[: max(0, self._compared_end - physical_offset)]
             self._replica.append(physical_offset, own)
             physical_offset, piece = physical_offset + len(own), piece[len(own) :]
