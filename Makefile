@@ -13,6 +13,10 @@ STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
 SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions docs/pictures $(wildcard benchmarks)
 
+# Every test process, and every program that a test starts, imports the same modules. Where Python may not keep what it
+# compiled, each of them compiles the sources and rewrites the assertions again: twice the processor time of `quick`.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Options for the program behind a target, for example: make test ARGS="tests/store -x"
 ARGS ?=
 
@@ -47,10 +51,10 @@ test: setup ## run all tests, modules in parallel; ARGS="tests/store -x" selects
 	@.ci/setup etcd
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
-# The markers are described in pyproject.toml; tests/conftest.py sets `external`.
+# The markers are described in pyproject.toml; tests/conftest.py sets `external`, and has the profile of hypothesis.
 .PHONY: quick
 quick: lint ## lint, and on all cores every test that takes neither Spark, another server nor long: about a minute
-	@$(VENV)/bin/python -m pytest $(PARALLEL) -m "not spark and not external and not slow" $(ARGS)
+	@$(VENV)/bin/python -m pytest $(PARALLEL) -m "not spark and not external and not slow" --hypothesis-profile quick $(ARGS)
 
 # Versions that are not at hand are named and left out. PYTHONS=/path/to/python:/another adds interpreters.
 .PHONY: pythons

@@ -18,8 +18,10 @@ from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.testing.rocketmq import RocketMQ
 from support.certificates import Certificates
 
-# How long an example takes is the machine's affair.
+# How long an example takes is the machine's affair. `make quick` takes the second profile; tests that set a number of
+# examples keep it.
 hypothesis.settings.register_profile("rucola", deadline=None)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.load_profile("rucola")
 
 # Databases need the extra `reliable`, which the environments of `make pythons` lack.
@@ -30,7 +32,8 @@ for _name in (*NAMESRV_VARIABLES, ClientTls.VARIABLE, "RUCOLA_DATABASE"):
 
 ARCHIVES = Path(__file__).parent / "golden"
 EXTERNAL = {
-    "ali_ons", "cpp", "mariadb", "own_db", "own_etcd", "postgresql", "postgresql_db", "redis_server", "shared_etcd",
+    "ali_ons", "cpp", "installed", "mariadb", "own_db", "own_etcd", "postgresql", "postgresql_db", "redis_server",
+    "shared_etcd",
 }  # fmt: skip
 """Fixtures, and parameters that name one, which start programs other than Rucola's."""
 

@@ -120,18 +120,26 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module]))
 
 
-def imports_of(module: str) -> Iterator[tuple[str, int]]:
+@cache
+def nodes_of(module: str) -> list[ast.AST]:
+    """All nodes of a module. Nearly every rule reads them, so that the trees are walked once."""
+    return list(ast.walk(tree_of(module)))
+
+
+@cache
+def imports_of(module: str) -> list[tuple[str, int]]:
     """Every module that `module` imports, with the line where; `from package import submodule` is the submodule."""
-    for node in ast.walk(tree_of(module)):
+    found = []
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: relative import; write the whole name"
             assert node.module is not None
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
-                yield (submodule if submodule in MODULES else node.module), node.lineno
+                found.append((submodule if submodule in MODULES else node.module, node.lineno))
+    return found
 
 
 def text_files() -> Iterator[Path]:
@@ -153,57 +161,73 @@ def test_every_room_is_in_the_table() -> None:
     assert rooms <= MAY_IMPORT.keys() | GROUND
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_downward(module: str) -> None:
-    room = room_of(module)
-    allowed = (MAY_IMPORT.get(room, set()) | GROUND | {room}) if room else set[str]()
-    if room in GROUND:
-        allowed = GROUND
-    for imported, line in imports_of(module):
-        if imported.split(".")[0] != "rucola" or imported == "rucola":
-            continue
-        assert room_of(imported) in allowed, f"{module}:{line} imports {imported}"
-        if room == "spark" and room_of(imported) == "reliable":
-            assert module in RECONCILE, f"{module}:{line} imports {imported}; only the job reconcile may"
-        if room == "spark" and room_of(imported) == "store":
-            open_doors = STORE_FOR_SPARK | (STORE_FOR_REBUILD if module == "rucola.spark.jobs.rebuild" else set())
-            assert imported in open_doors, f"{module}:{line} imports {imported}, which is not the reading side"
+# A rule is one test over all modules, which lists every violation: a test for each module and rule costs more than
+# the rule itself, in each process that collects the tests.
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_pure_packages_import_no_io(module: str) -> None:
-    unknown = MAY_NOT_KNOW.get(room_of(module), set())
-    for imported, line in imports_of(module):
-        assert imported.split(".")[0] not in unknown, f"{module}:{line} imports {imported}"
+def test_imports_point_downward() -> None:
+    found = []
+    for module in MODULES:
+        room = room_of(module)
+        allowed = (MAY_IMPORT.get(room, set()) | GROUND | {room}) if room else set[str]()
+        if room in GROUND:
+            allowed = GROUND
+        for imported, line in imports_of(module):
+            if imported.split(".")[0] != "rucola" or imported == "rucola":
+                continue
+            if room_of(imported) not in allowed:
+                found.append(f"{module}:{line} imports {imported}")
+            if room == "spark" and room_of(imported) == "reliable" and module not in RECONCILE:
+                found.append(f"{module}:{line} imports {imported}; only the job reconcile may")
+            if room == "spark" and room_of(imported) == "store":
+                open_doors = STORE_FOR_SPARK | (STORE_FOR_REBUILD if module == "rucola.spark.jobs.rebuild" else set())
+                if imported not in open_doors:
+                    found.append(f"{module}:{line} imports {imported}, which is not the reading side")
+    assert found == []
+
+
+def test_pure_packages_import_no_io() -> None:
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module in MODULES
+        for imported, line in imports_of(module)
+        if imported.split(".")[0] in MAY_NOT_KNOW.get(room_of(module), set())
+    ]
+    assert found == []
 
 
 SERVICES = [module for module in MODULES if ".services" in module or module == "rucola.namesrv.services"]
 
 
-@pytest.mark.parametrize("module", SERVICES)
-def test_services_know_neither_commands_nor_connections(module: str) -> None:
-    for imported, line in imports_of(module):
-        forbidden = any((imported + ".").startswith(name + ".") for name in MAY_NOT_IMPORT_IN_SERVICES)
-        assert not forbidden, f"{module}:{line} imports {imported}"
+def test_services_know_neither_commands_nor_connections() -> None:
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module in SERVICES
+        for imported, line in imports_of(module)
+        if any((imported + ".").startswith(name + ".") for name in MAY_NOT_IMPORT_IN_SERVICES)
+    ]
+    assert found == []
 
 
 SERVER_MODULES = [module for module in MODULES if room_of(module) in ("broker", "namesrv")]
 
 
-@pytest.mark.parametrize("module", SERVER_MODULES)
-def test_only_adapters_answer_requests(module: str) -> None:
+def test_only_adapters_answer_requests() -> None:
     """Outside the adapters nothing makes a response; refusals are raised, and translated in remoting."""
-    if ".remoting" in module:
-        return
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            assert node.func.attr != "response", f"{module}:{node.lineno} answers a request"
+    found = [
+        f"{module}:{node.lineno} answers a request"
+        for module in SERVER_MODULES
+        if ".remoting" not in module
+        for node in nodes_of(module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "response"
+    ]
+    assert found == []
 
 
 def test_refusals_become_response_codes_in_one_module() -> None:
     """No adapter catches a refusal to choose its code; the two that answer later use the table."""
     for module in SERVER_MODULES:
-        for node in ast.walk(tree_of(module)):
+        for node in nodes_of(module):
             if isinstance(node, ast.Attribute) and node.attr == "reason" and isinstance(node.value, ast.Name):
                 assert node.value.id != "refused", f"{module}:{node.lineno} reads the reason of a refusal"
 
@@ -215,16 +239,19 @@ PUBLIC_DESPITE_THEIR_NAMES = {"_asdict", "_exit", "_fields", "_gateway", "_get_r
 MOST_PARAMETERS = 8
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_functions_are_short_and_have_few_parameters(module: str) -> None:
+def test_functions_are_short_and_have_few_parameters() -> None:
     """Options of a command are parameters of its function, so the command line may have more."""
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= LONGEST_FUNCTION, f"{module}:{node.lineno} {node.name} has {length} lines"
-            named = [argument for argument in node.args.args + node.args.kwonlyargs if argument.arg != "self"]
-            few = len(named) <= MOST_PARAMETERS or room_of(module) == "cli"
-            assert few, f"{module}:{node.lineno} {node.name} has {len(named)} parameters"
+    found = []
+    for module in MODULES:
+        for node in nodes_of(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    found.append(f"{module}:{node.lineno} {node.name} has {length} lines")
+                named = [argument for argument in node.args.args + node.args.kwonlyargs if argument.arg != "self"]
+                if len(named) > MOST_PARAMETERS and room_of(module) != "cli":
+                    found.append(f"{module}:{node.lineno} {node.name} has {len(named)} parameters")
+    assert found == []
 
 
 def test_the_architecture_names_existing_modules() -> None:
@@ -258,37 +285,37 @@ def test_no_import_cycle() -> None:
         pytest.fail("modules import each other: " + " <- ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_private_names_stay_in_their_module(module: str) -> None:
+def test_private_names_stay_in_their_module() -> None:
     """A private name is used on `self` and `cls`, or in the file that defines it; never through another object."""
-    tree = tree_of(module)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    own |= {
-        node.target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
+    found = [problem for module in MODULES for problem in private_names_of_others(module)]
+    assert found == []
+
+
+def private_names_of_others(module: str) -> Iterator[str]:
+    nodes = nodes_of(module)
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    own |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    own |= PUBLIC_DESPITE_THEIR_NAMES
     for imported, line in imports_of(module):
-        assert not any(part.startswith("_") for part in imported.split(".")[1:]), f"{module}:{line}: {imported}"
-    for node in ast.walk(tree):
+        if any(part.startswith("_") for part in imported.split(".")[1:]):
+            yield f"{module}:{line}: {imported}"
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                assert not alias.name.startswith("_"), f"{module}:{node.lineno} imports {alias.name}"
-        if (
-            isinstance(node, ast.Attribute)
-            and re.match(r"_(?!_)", node.attr)
-            and node.attr not in own | PUBLIC_DESPITE_THEIR_NAMES
-        ):
+                if alias.name.startswith("_"):
+                    yield f"{module}:{node.lineno} imports {alias.name}"
+        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr) and node.attr not in own:
             owner = node.value.id if isinstance(node.value, ast.Name) else None
-            assert owner in ("self", "cls"), f"{module}:{node.lineno} reaches for {node.attr}"
+            if owner not in ("self", "cls"):
+                yield f"{module}:{node.lineno} reaches for {node.attr}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_has_a_telling_name_and_an_opening(module: str) -> None:
-    words = set(module.replace("_", ".").split("."))
-    assert not words & FORBIDDEN_WORDS, "name the thing, not the drawer it lies in"
-    assert ast.get_docstring(tree_of(module)), "a module opens by saying what it is"
+def test_modules_have_telling_names_and_an_opening() -> None:
+    """A name is that of the thing, not of the drawer it lies in; a module opens by saying what it is."""
+    drawers = [module for module in MODULES if set(module.replace("_", ".").split(".")) & FORBIDDEN_WORDS]
+    without = [module for module in MODULES if not ast.get_docstring(tree_of(module))]
+    assert (drawers, without) == ([], [])
 
 
 def test_helpers_of_tests_are_in_support_and_no_test_imports_another() -> None:
@@ -364,12 +391,14 @@ def loaded_by(modules: list[str]) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
+@pytest.mark.slow
 def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
     """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
     loaded = loaded_by([module for module in MODULES if room_of(module) not in ("spark", "demo", "__main__")])
     assert loaded & SPARK_SIDE == set()
 
 
+@pytest.mark.slow
 def test_only_reliability_loads_databases() -> None:
     """Brokers, clients and commands run without the extra `reliable`."""
     within = RECONCILE | {"rucola.cli.pipeline.reconcile"}
@@ -378,6 +407,7 @@ def test_only_reliability_loads_databases() -> None:
     assert loaded_by(outside) & DATABASE_SIDE == set()
 
 
+@pytest.mark.slow
 def test_servers_load_nothing_that_only_prints() -> None:
     rooms = GROUND | {"message", "protocol", "store", "remoting", "namesrv", "broker", "client", "admin"}
     loaded = loaded_by([module for module in MODULES if room_of(module) in rooms])

@@ -154,6 +154,7 @@ def test_windows_imports_the_clients() -> None:
     assert output([sys.executable, "-c", f"{SUPPORT}; p.become_windows()\n{program}"]) == "imported"
 
 
+@pytest.mark.slow
 def test_macos_imports_data_source_and_jobs(tmp_path: Path) -> None:
     """The standard library's own module for proxies exists only on macOS, so it is imported before."""
     program = (

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 MAX_EPOCHS: Final = 4096
-"""The most entries of a file. An older part of the log counts as epoch 0, so a slave that left there is copied anew."""
+"""The most entries of a file. An older part of the log counts as epoch 0, so a slave of that time is copied again."""
 
 
 class Epoch(NamedTuple):
@@ -45,6 +45,7 @@ def _end_of(epoch: Epoch, epochs: Sequence[Epoch], log_end: int) -> int:
 
 def appended(epochs: Iterable[Epoch], epoch: Epoch) -> tuple[Epoch, ...]:
     """Return the epochs with another one at the end; those that it leaves without a byte are dropped."""
+    # Epoch 9 at 100 after 7 at 0 and 8 at 100: 8 has no byte, so 7 and 9 are left.
     kept = [known for known in epochs if known.begin < epoch.begin and known.number < epoch.number]
     return (*kept[1 - MAX_EPOCHS :], epoch)
 
@@ -52,6 +53,7 @@ def appended(epochs: Iterable[Epoch], epoch: Epoch) -> tuple[Epoch, ...]:
 def within(epochs: Iterable[Epoch], begin: int, end: int) -> tuple[Epoch, ...]:
     """Return the epochs of a log from `begin` to `end`: none that begins later, or ends before it."""
     kept = [epoch for epoch in epochs if epoch.begin <= end]
+    # Epochs 7 at 0, 8 at 100 and 9 at 180, in a log from 120 to 170: 8 alone has bytes.
     while len(kept) > 1 and kept[1].begin <= begin:
         del kept[0]
     return tuple(kept)

@@ -195,6 +195,7 @@ class _Reader:
             end = self.text.find(quote, end)
             if end < 0:
                 self.fail("a string is not terminated")
+            # An odd number of backslashes escapes the quote: "a\\" ends here, "a\" goes to the next one.
             backslashes = 0
             while self.text[end - 1 - backslashes] == "\\":
                 backslashes += 1

@@ -47,8 +47,10 @@ def replace_file(path: Path, content: bytes) -> None:
     except FileNotFoundError:
         make_directory(path.parent)
         before = b""
+    # An empty file is written again, since `before` does not tell it from a missing one.
     if before == content and content:
         return
+    # The copy first: a power cut between the two leaves the previous content under both names.
     if before:
         _write(path.with_name(path.name + ".bak"), before, path)
     _write(path, content, path)
@@ -105,6 +107,7 @@ def _write(path: Path, content: bytes, model: Path) -> None:
         raise
     finally:
         os.close(fd)
+    # Synced before the rename: otherwise a power cut could leave the name with a file without its bytes.
     temporary.replace(path)
     sync_directory(path.parent)
 

@@ -48,6 +48,7 @@ class StatsItem:
         self.sum = 0
         self.times = 0
         begin = (now_ms, 0, 0)
+        # Seven moments enclose six intervals.
         self._minute: deque[_Moment] = deque([begin], maxlen=7)
         self._hour: deque[_Moment] = deque([begin], maxlen=7)
         self._day: deque[_Moment] = deque([begin], maxlen=25)

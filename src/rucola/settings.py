@@ -39,6 +39,9 @@ from rucola.errors import ConfigError, RemoteProtocolError
 
 T = TypeVar("T")
 
+_hints_of: dict[type[Any], dict[str, Any]] = {}
+"""The evaluated annotations of each dataclass of settings."""
+
 INT_MAX: Final = 2**31 - 1
 """The greatest number that Apache's brokers read for most keys."""
 
@@ -224,7 +227,7 @@ def _changes(
     kind: type[Any], properties: Mapping[str, str], present: Callable[[dataclasses.Field[Any]], Any]
 ) -> dict[str, Any]:
     """Convert properties to fields; `present` returns the group in which the values of a field are changed."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -246,11 +249,22 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def check(config: Any) -> None:
     """Raise ConfigError for an integer outside its range, in a dataclass that a program filled."""
-    hints = get_type_hints(type(config), include_extras=True)
-    for field in dataclasses.fields(config):
-        hint = hints[field.name]
-        if (allowed := range_of(hint)) is not None:
-            _check_range(key_of(field), getattr(config, field.name), hint, allowed)
+    for field, hint, allowed in _ranges(type(config)):
+        _check_range(key_of(field), getattr(config, field.name), hint, allowed)
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the annotations of a dataclass, evaluated once: for a broker's configuration that takes 0.8 ms."""
+    hints = _hints_of.get(kind)
+    if hints is None:
+        hints = _hints_of[kind] = get_type_hints(kind, include_extras=True)
+    return hints
+
+
+def _ranges(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Any, Range]]:
+    """Return the fields of a dataclass that have a range, with their annotations."""
+    hints = [(field, _hints(kind)[field.name]) for field in dataclasses.fields(kind)]
+    return [(field, hint, allowed) for field, hint in hints if (allowed := range_of(hint)) is not None]
 
 
 def range_of(hint: Any) -> Range | None:
@@ -296,7 +310,7 @@ def keys_of(kinds: Iterable[type[Any]]) -> set[str]:
     """Return the keys of the dataclasses, in all spellings."""
     known: set[str] = set()
     for kind in kinds:
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         for field in dataclasses.fields(kind):
             is_group = dataclasses.is_dataclass(hints[field.name])
             known |= keys_of([hints[field.name]]) if is_group else {*_spellings(field)}

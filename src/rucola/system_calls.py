@@ -120,6 +120,7 @@ def data_ranges(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
             yield begin, end
             return
         try:
+            # Data at 0 to 4,096 and at 12,288 to 16,384, in a file of 20,480 bytes: these two ranges, then ENXIO.
             begin = os.lseek(fd, begin, os.SEEK_DATA)
             hole = os.lseek(fd, begin, os.SEEK_HOLE)
         except OSError as error:

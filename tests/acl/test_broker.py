@@ -278,9 +278,7 @@ async def test_the_name_server_registers_only_brokers_with_an_admin_account(clus
         assert [*(await admin.cluster.info()).broker_addr_table] == ["broker-a"]
 
 
-async def test_a_second_master_of_a_name_is_refused_until_it_is_promoted(
-    cluster: GuardedCluster,
-) -> None:
+async def test_a_second_master_of_a_name_is_refused_until_it_is_promoted(cluster: GuardedCluster) -> None:
     first = await cluster.start_broker("one")
     second = await cluster.start_broker("two", register_name_server_period=50)
     async with AdminClient(cluster.namesrv, credentials=ADMIN) as admin:

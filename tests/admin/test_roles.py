@@ -44,6 +44,7 @@ async def send_until(running: Cluster, is_over: asyncio.Event) -> tuple[list[byt
     return bodies, statuses
 
 
+@pytest.mark.slow
 async def test_a_planned_switchover_fails_no_send(tmp_path: Path) -> None:
     """There and back, while four producers send all the time."""
     async with pair(tmp_path, SYNC) as (running, first, second), AdminClient(running.namesrv) as admin:
@@ -71,6 +72,7 @@ async def test_a_planned_switchover_fails_no_send(tmp_path: Path) -> None:
     assert {body for bodies, _ in results for body in bodies} <= await stored(tmp_path / "broker-a")
 
 
+@pytest.mark.slow
 async def test_a_switchover_to_a_slave_that_is_gone_leaves_the_master(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:
         await follows(first, second)

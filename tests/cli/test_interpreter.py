@@ -53,6 +53,7 @@ def test_a_frozen_object_without_a_cycle_is_freed_at_once(frozen: FrozenObjects)
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_frozen_cycles_are_collected_when_frozen_objects_have_doubled(frozen: FrozenObjects) -> None:
     assert not frozen.collect_if_doubled()
     nodes = [Node() for _ in range(gc.get_freeze_count() + 1000)]

@@ -111,6 +111,7 @@ def test_an_abstract_socket_is_notified_and_a_missing_one_is_logged(
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 def test_the_log_begins_with_what_the_server_is(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=b\nmaxMessageSize=1000\n")
@@ -125,6 +126,7 @@ def test_the_log_begins_with_what_the_server_is(tmp_path: Path) -> None:
     assert "maxMessageSize=1000" in text
 
 
+@pytest.mark.slow
 def test_the_log_level_is_an_option(tmp_path: Path) -> None:
     arguments = ("standalone", "--store", tmp_path / "store", *FREE_PORTS, "--logLevel", "warning")
     with server(*arguments, log=tmp_path / "log") as running:
@@ -142,6 +144,7 @@ def test_the_page_lists_the_keys_that_a_reload_changes() -> None:
     assert set(re.findall(r"`(\w+)`", listed)) == to_properties(config).keys() - config.fixed_keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", sorted(UNITS.glob("*.service"), key=str), ids=lambda path: path.name)
 def test_units_start_commands_that_exist(unit: Path) -> None:
     entries = dict(line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line and line[0] != "#")

@@ -124,6 +124,7 @@ def test_purge_removes_only_old_settled_stubs(shop: Shop) -> None:
     assert old not in str(left)
 
 
+@pytest.mark.slow
 def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: Any) -> None:
     topic = shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic)

@@ -40,6 +40,7 @@ def test_standalone_serves_and_stops_cleanly(tmp_path: Path, number: signal.Sign
         assert standalone.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as standalone:
         standalone.addresses()
@@ -48,6 +49,7 @@ def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "store" / "abort").exists()
 
 
+@pytest.mark.slow
 def test_the_descriptor_table_is_grown_at_start(tmp_path: Path) -> None:
     """The kernel stalls the process while the table grows, which it does often with thousands of queues."""
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as running:
@@ -73,6 +75,7 @@ async def test_objects_of_the_start_are_frozen_for_the_garbage_collector(capsys:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
@@ -85,6 +88,7 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
         assert standalone.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_store_in_use_is_named_before_the_ports_that_are_in_use_as_well(tmp_path: Path) -> None:
     """Both belong to the first broker: the second call of the same command line is about the store."""
     store = tmp_path / "store"
@@ -96,6 +100,7 @@ def test_a_store_in_use_is_named_before_the_ports_that_are_in_use_as_well(tmp_pa
         assert standalone.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_taken_port_of_the_name_server_leaves_the_store_closed(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -108,6 +113,7 @@ def test_a_taken_port_of_the_name_server_leaves_the_store_closed(tmp_path: Path)
     assert run("store", "check", store).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -153,6 +159,7 @@ def test_namesrv_and_broker_run_as_two_processes(tmp_path: Path) -> None:
         assert namesrv.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "in_file", "address"),
     [
@@ -170,6 +177,7 @@ def test_a_broker_registers_as_the_line_the_file_or_the_environment_says(
     assert f"namesrvAddr={address}\n" in printed.stdout.replace(" ", "")
 
 
+@pytest.mark.slow
 def test_a_port_on_the_command_line_overrides_both_of_the_file(tmp_path: Path) -> None:
     """Two brokers share a configuration file, and run on different ports."""
     conf = tmp_path / "broker.conf"
@@ -183,6 +191,7 @@ def test_a_port_on_the_command_line_overrides_both_of_the_file(tmp_path: Path) -
             assert standalone.stop() == 0
 
 
+@pytest.mark.slow
 def test_logs_can_be_written_as_json(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("storePathRootDir=unused\nsendMessageThreadPoolNums=16\n")
@@ -229,6 +238,7 @@ def test_print_settings_starts_no_server(tmp_path: Path) -> None:
     assert "listenPort=9876" in run("namesrv", "-p", "-n", "other:9876").stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "wrong"),
     [("listenPort=many", "listenPort=many"), ("messageDelayLevel=1s 5x", "messageDelayLevel contains '5x'")],
@@ -247,12 +257,14 @@ def test_an_unreadable_value_is_named_with_its_file_even_if_the_port_is_taken(
     assert wrong in line
 
 
+@pytest.mark.slow
 def test_an_invalid_name_server_address_is_refused(tmp_path: Path) -> None:
     result = run("broker", "-n", "localhost:9876;nonsense", "-c", "/dev/null")
     assert result.returncode == 2
     assert "'nonsense' is no address: write host:port" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_key_is_refused_with_a_near_one(tmp_path: Path) -> None:
     conf = tmp_path / "server.conf"
     for command, line, near in (
@@ -273,6 +285,7 @@ def test_an_unknown_key_is_refused_with_a_near_one(tmp_path: Path) -> None:
     assert "did you mean maxHashSlotNum?" in run("store", "check", tmp_path, "-c", conf).stderr
 
 
+@pytest.mark.slow
 def test_paths_below_the_home_directory_are_expanded(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("storePathCommitLog=~/log\nmapedFileSizeCommitLog=65536\n")

@@ -116,6 +116,7 @@ def test_a_context_begins_and_ends_with_whole_characters() -> None:
     assert match_context(b"ab", (1, 1)) == "a[]b"
 
 
+@pytest.mark.slow
 def test_lines_on_a_terminal_are_not_mixed_with_a_bar(store: SmallStore) -> None:
     for command in (["grep", "-t", "T"], ["dump"]):
         master, slave = pty.openpty()

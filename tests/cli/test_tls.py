@@ -24,6 +24,7 @@ def names_in(certificate: Path) -> list[str]:
     return [str(name.value) for name in names]
 
 
+@pytest.mark.slow
 def test_init_makes_certificates_that_only_their_owner_reads(tmp_path: Path) -> None:
     made = tmp_path / "certificates"
     done = run("tls", "init", made, "broker-a.example.com", "10.0.0.7", "--days", "3")
@@ -82,6 +83,7 @@ def test_servers_and_commands_use_the_files_and_follow_a_renewal(tmp_path: Path)
     assert run("store", "check", tmp_path / "store").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["broker", "namesrv", "standalone"])
 def test_a_server_for_other_machines_names_the_ways_out(command: str, tmp_path: Path) -> None:
     conf = tmp_path / "server.conf"

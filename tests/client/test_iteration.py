@@ -91,6 +91,7 @@ async def test_another_running_iteration_gets_a_requeued_message(tmp_path: Path,
         assert await committed(running) == 2
 
 
+@pytest.mark.slow
 @each_order
 async def test_a_collected_or_cancelled_generator_requeues_its_message(tmp_path: Path, orderly: bool) -> None:
     async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):

@@ -177,6 +177,7 @@ async def test_a_handler_that_raises_has_its_message_retried(rocketmq: RocketMQ)
     assert sorted(tries) == [("pizza", 0), ("pizza", 1), ("stone", 0), ("stone", 1), ("stone", 2)]
 
 
+@pytest.mark.slow
 @AT_ONCE
 async def test_a_message_whose_result_cannot_be_sent_is_retried(rocketmq: RocketMQ) -> None:
     router, results = Router("shop"), iter([Order("no meal", 1), Meal("pizza")])
@@ -359,6 +360,7 @@ print("closed")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_program_ends_after_its_running_handlers(rocketmq: RocketMQ, number: signal.Signals) -> None:
     rocketmq.send("Orders", b"pizza")

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
@@ -95,6 +97,7 @@ async def lose_machines(loop: SimulatedLoop, path: Path) -> None:
         await server.stop()
 
 
+@pytest.mark.slow
 def test_queues_are_taken_over_when_machines_lose_their_power(tmp_path: Path) -> None:
     """A minute and a half of a cluster, in the time that its work takes."""
     loop = SimulatedLoop()

@@ -112,6 +112,7 @@ def test_the_metrics_of_the_page_are_exported(rocketmq: RocketMQ, monkeypatch: p
             names["server"].server_close()
 
 
+@pytest.mark.slow
 def test_the_snippets_of_the_administration_page_run(rocketmq: RocketMQ, tmp_path: Path) -> None:
     """On a group `billing` with a dead letter."""
     page = Document.read("docs/mqadmin.md")

@@ -368,6 +368,7 @@ def test_unwritable_config_file_stays_unchanged(tmp_path: Path, monkeypatch: pyt
     assert read_config(path) == {"v": 1}
 
 
+@pytest.mark.slow
 def test_second_broker_process_on_a_store_is_refused(tmp_path: Path) -> None:
     with server("standalone", "--store", tmp_path / "store", *FREE_PORTS, log=tmp_path / "log") as first:
         first.addresses()

@@ -227,6 +227,7 @@ def test_a_power_cut_loses_only_unflushed_messages(tmp_path: Path, is_flushed: b
     assert check(tmp_path / "after") == []
 
 
+@pytest.mark.slow
 def test_a_power_cut_during_retention_loses_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the names that were removed any may be there again, but no queue has forgotten what the log still has."""
     without_waiting(monkeypatch)  # for the true disk below

@@ -298,6 +298,7 @@ async def test_two_peers_that_send_much_do_not_block_each_other() -> None:
         await client.close()
 
 
+@pytest.mark.slow
 async def test_two_hundred_connections_are_served_and_closed() -> None:
     async with running_server({ECHO: echo}) as server:
         clients = [RemotingClient(tls=SECURITY.client) for _ in range(200)]

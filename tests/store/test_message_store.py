@@ -532,6 +532,7 @@ def test_a_clock_that_was_set_back_does_not_advance_the_checkpoint(open_store: O
     assert check(tmp_path / "crashed") == []
 
 
+@pytest.mark.slow
 def test_a_log_cut_at_any_byte_keeps_all_earlier_records(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     results = [store.put(inner(body=b"%d" % k, keys=f"k{k}"), 1000 * k) for k in range(3)]

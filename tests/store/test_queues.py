@@ -72,6 +72,7 @@ def _naive_search(times: list[int], begin: int, timestamp_ms: int) -> int:
     return min([*before[-1:], *after[:1]], key=lambda offset: abs(times[offset] - timestamp_ms))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     steps=st.lists(st.integers(0, 2), min_size=1, max_size=4 * UNITS_PER_FILE),

@@ -103,6 +103,7 @@ class PlainAclFiles:
                     known[path] = _Known(stamp, parse_file(read_yaml(path), path))
                     _warn_if_readable(path)
             except (ConfigError, OSError) as error:
+                # With the stamp of the broken file, which is parsed again only after its next change.
                 known[path] = _Known(_stamp_or_none(path), before.content if before else PlainAclFile(), str(error))
             if known[path].error:
                 broken[str(path)] = known[path].error
@@ -183,6 +184,7 @@ class PlainAclFiles:
         version = parse_version(document)
         document["dataVersion"] = [{"counter": version["counter"] + 1, "timestamp": self._now_ms()}]
         document = _with_plain_scalars(document)
+        # Parsed as the next `refresh` will, so that a change which it would reject is never written.
         content = parse_file(_as_texts(document), path)
         joined = self._joined(self._known | {path: _Known((), content)})
         if self.current.has_admin and not joined.has_admin:

@@ -8,7 +8,7 @@ from rucola.access import Action, Reason, Refused, Resource
 from rucola.acl.requirements import Requirement, requirements
 
 MAX_DECISIONS: Final = 10_000
-"""Allowed requests that a principal remembers; beyond it decisions are made anew."""
+"""Allowed requests that a principal remembers; beyond it decisions are repeated."""
 
 
 class Principal:

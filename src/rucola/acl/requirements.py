@@ -34,7 +34,7 @@ from rucola.message.topics import RETRY_PREFIX
 
 
 class ResourceType(Enum):
-    """What a requirement is about; the values are Apache's names."""
+    """The kind of a required resource; the values are Apache's names."""
 
     TOPIC = "Topic"
     GROUP = "Group"

@@ -54,6 +54,8 @@ class Signer:
             key = hashlib.sha1(key, usedforsecurity=False).digest()
         key = key.ljust(_BLOCK_SIZE, b"\0")
         # SHA-1 is what the protocol prescribes; HMAC does not depend on its resistance to collisions.
+        # HMAC is H(outer + H(inner + content)), where both blocks depend on the key alone and come first. So their
+        # states are computed once, and a signature hashes its content only.
         self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in key), usedforsecurity=False)
         self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in key), usedforsecurity=False)
 

@@ -89,11 +89,14 @@ def remember(command: RemotingCommand, fields: Mapping[str, str]) -> None:
 
 def _decoder(names: tuple[str, ...]) -> _Decode:
     """Return the decoder of headers with these ext fields, the access key and the signature, and no others."""
+    # In the signed order, and the signature last: of AccessKey, queueId, topic and Signature the first three values are
+    # the signed text.
     every = [
         ("access_key" if name == ACCESS_KEY else f"field{number}", str, msgspec.field(name=name))
         for number, name in enumerate(ordered((*names, ACCESS_KEY)))
     ]
     every.append(("signature", str, msgspec.field(name=SIGNATURE)))
+    # Unknown fields are errors, so that a header with another field takes the general way and leaves nothing unsigned.
     fields = msgspec.defstruct("SignedFields", every, gc=False, forbid_unknown_fields=True)
     header = msgspec.defstruct("SignedHeader", [("ext", fields, msgspec.field(name="extFields"))], gc=False)
     return msgspec.json.Decoder(header).decode

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from rucola.errors import ConfigError
 
 MAX_CACHED: Final = 10_000
-"""Addresses whose result is remembered; beyond it the results are computed anew."""
+"""Addresses whose result is remembered; beyond it the results are computed again."""
 
 _EVERY: Final = {"*", "*.*.*.*", "*:*:*:*:*:*:*:*"}
 
@@ -72,10 +72,6 @@ class WhiteAddresses:
         )
 
 
-def _within(parts: tuple[int, ...], ranges: Ranges) -> bool:
-    return all(low <= part <= high for part, (low, high) in zip(parts, ranges, strict=True))
-
-
 def _parse(text: str) -> list[Ranges]:
     try:
         if text.endswith("}"):
@@ -97,6 +93,7 @@ def _parse(text: str) -> list[Ranges]:
 def _parts(host: str) -> tuple[int, ...]:
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv6Address):
+        # ::ffff:10.1.2.3, as an IPv4 client appears on a socket for both.
         if address.ipv4_mapped is not None:
             return tuple(address.ipv4_mapped.packed)
         packed = address.packed
@@ -122,6 +119,7 @@ def _range_v6(text: str) -> Ranges:
     tail = groups[fixed:]
     head = ":".join(groups[:fixed])
     if "::" in head or head.endswith(":"):
+        # fe80::1:* has the head fe80::1 and one group after it, so that five groups of zeros are missing.
         left, _, right = head.partition("::")
         begin, end = left.split(":") if left else [], right.split(":") if right else []
         filled = 8 - len(tail) - len(begin) - len(end)
@@ -137,6 +135,7 @@ def _range_v6(text: str) -> Ranges:
 
 def _ranges(parts: list[str], base: int, highest: int) -> Ranges:
     """Return the ranges of all parts; behind the first that is not a number, only `*` may follow."""
+    # 10.1.2-9.* gives (10, 10), (1, 1), (2, 9), (0, 255).
     ranges: list[tuple[int, int]] = []
     only_wildcards = False
     for part in parts:

@@ -1,7 +1,7 @@
 """RoleAdmin: the roles of the brokers of one name: their state, promotion, planned switchover, demotion.
 
 A change that would lose messages is refused with a ConfigError that says how many, unless `force` is given. Lost means
-here that consumers do not get them: what a broker sets aside stays readable on its disk.
+here that consumers do not get them: messages that a broker sets aside stay readable on its disk.
 """
 
 from __future__ import annotations

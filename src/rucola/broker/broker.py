@@ -95,7 +95,7 @@ class Broker:
         self._role: RoleRecord | None = None
         """The role, from the first `open` on."""
         self._master_address = ""
-        """Address of the master that this slave was told to follow; empty for the one that the name servers have."""
+        """Address of the master that this slave has to follow; empty for the one that the name servers have."""
         self._changing = asyncio.Lock()
         """Held during a change of the role."""
         self.role_since_ms = 0
@@ -117,7 +117,7 @@ class Broker:
         if self._role is None:
             self._role = RoleRecord.load(self._role_file, self.store_config.broker_role)
             if self._coordination is not None:
-                # Whatever it was before: the election decides, and this broker has to be told.
+                # Whatever it was before, it starts as a slave: the election decides.
                 await self._coordination.prepare()
                 elected = BrokerRole[self.config.coordination.etcd_master_role.name]
                 self._role = dataclasses.replace(self._role.changed(BrokerRole.SLAVE), master=elected)
@@ -190,7 +190,7 @@ class Broker:
         self._running_parts.replication.set_in_sync(members - {self.member_id})
 
     def disconnect_slave(self, member: int) -> None:
-        """Close the replication connections of a slave; what it confirmed by them counts no more."""
+        """Close the replication connections of a slave; its confirmations over them count no more."""
         self._running_parts.replication.disconnect_slave(member)
 
     @property

@@ -13,7 +13,7 @@ from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 
 
 class ClientCalls(Protocol):
-    """What a broker asks of connected clients. Methods that are not coroutines send, and wait for no response."""
+    """Requests of a broker to its connected clients. Methods that are not coroutines send, and wait for no response."""
 
     def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
         """Tell a member that its group changed, so that it rebalances."""

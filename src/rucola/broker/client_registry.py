@@ -212,6 +212,7 @@ class ClientRegistry:
         if member is None:
             return
         self._forget(channel, 0, group)
+        # A client that connected again has its new channel there.
         if self._producers_by_id.get(member.client_id) is channel:
             del self._producers_by_id[member.client_id]
         if not members:
@@ -250,6 +251,8 @@ class ClientRegistry:
         if len(members) > _SLICE:
             self._call_later(0, lambda: self._notify_members(group, members[_SLICE:]))
         elif group.is_pausing:
+            # Without a pause, n members that start together cause n * n / 2 notifications. With 10,000 members it lasts
+            # 2 s, and all changes of that time are announced at its end, once.
             pause_s = len(group.members) * _PAUSE_MS_PER_MEMBER / 1000
             self._call_later(pause_s, lambda: self._end_pause(group))
 

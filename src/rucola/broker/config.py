@@ -132,7 +132,7 @@ class BrokerConfig:
     slave_timeout: Milliseconds = 3000
     """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
     slave_read_enable: bool = False
-    """Whether consumers that are far behind are told to pull from a slave. Enable it to unburden the master's disk."""
+    """Whether responses send consumers that are far behind to a slave. Enable it to unburden the master's disk."""
 
     # Election of the master
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupRole(Protocol):
-    """What the parts of a broker need to know of its coordination."""
+    """The view of the coordination that the parts of a broker have."""
 
     @property
     def lease(self) -> WriteLease: ...

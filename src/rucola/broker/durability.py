@@ -82,7 +82,7 @@ class Durability:
             if waited.cancelled():
                 return
             error = waited.exception()
-            if error is not None:  # a bug; the producer is told all the same that there is no guarantee
+            if error is not None:  # a bug; the producer learns all the same that there is no guarantee
                 logger.error("a message could not be awaited on a slave", exc_info=error)
             done(waited.result() if error is None else (PutMessageStatus.FLUSH_SLAVE_TIMEOUT, repr(error)))
 
@@ -121,6 +121,7 @@ def _while_held(lease: WriteLease, done: Callable[[Missing | None], None]) -> Ca
     """Return `done`, with a missing guarantee if the right to acknowledge has ended meanwhile."""
 
     def done_if_held(missing: Missing | None) -> None:
+        # Asked after the wait, because the right may have ended during it.
         if missing is None and not lease.is_held():
             missing = PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "stored, but another broker may be master by now"
         done(missing)

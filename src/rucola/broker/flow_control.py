@@ -104,6 +104,7 @@ class FlowControl:
         """Decide which requests are rejected from now on. To be called every `TICK_MS`."""
         # 1. The tick is due every TICK_MS. Its lateness is the length of the loop iteration before it.
         now_ms = self._clock()
+        #    A tick 250 ms after the last one follows an iteration of 230 ms: sends are rejected until the next tick.
         iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS)
         self._last_tick_ms = now_ms
         config = self._config

@@ -134,6 +134,7 @@ class PullRequestHold:
         if held is None:
             return
         end = queue.max_offset if end is None else end
+        # Only the units that no filter was compared with yet. A queue that was created again ends before them.
         begin, held.end = min(held.end, end), end
         first_offsets: dict[int, int] | None = None
         for codes, pulls in list(held.by_codes.items()):
@@ -145,6 +146,8 @@ class PullRequestHold:
                     first_offsets = _first_offsets(queue, begin, end)
                 if codes.isdisjoint(first_offsets):
                     continue
+                # New units 100, 101, 102 with tagsCodes 7, 7, 9 give {7: 100, 9: 102}. A pull that accepts 9 continues
+                # at 102; one that accepts 5 was skipped above, at the cost of one set operation for all pulls that do.
                 first = min(offset for code, offset in first_offsets.items() if code in codes)
                 woken = [(pull, max(pull.waiting.queue_offset, first)) for pull in pulls]
             for pull, checked in woken:
@@ -155,6 +158,7 @@ class PullRequestHold:
     def expire(self, now_ms: int) -> None:
         """Answer the pulls whose deadline has passed."""
         bucket = now_ms // _BUCKET_MS
+        # At 12,345 ms: all pulls of the buckets up to 122, and those of bucket 123 with a deadline up to 12,345.
         for key in [key for key in self._by_deadline if key <= bucket]:
             self._retry_last([pull for pull in self._by_deadline[key] if pull.deadline_ms <= now_ms])
         self._retry_ready()

@@ -8,7 +8,7 @@
 
 `configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
 file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
-producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or was told to follow a
+producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or got the order to follow a
 certain one, until its log is known to equal its master's: what only its log has was never replicated to it, and may be
 cut off. Otherwise it is the master that has lost messages, and an operator has to decide.
 """

@@ -46,7 +46,7 @@ def parse_time(text: str) -> int:
 
 
 class TimeType(click.ParamType[int]):
-    """A time in any format of `parse_time`, as milliseconds since 1970. With `latest`, -1 stands for the end."""
+    """A time in any format of `parse_time`, as milliseconds since 1970. With `latest`, -1 is the end."""
 
     name = "time"
 

@@ -101,7 +101,7 @@ def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_f
 
 
 async def _standalone(broker: Broker, namesrv_port: int) -> None:
-    # What is wrong with the store is reported before a port that another broker has.
+    # A damaged store is reported before a port that another broker has.
     async with AsyncExitStack() as running:
         await broker.open()
         running.push_async_callback(broker.stop)

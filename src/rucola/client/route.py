@@ -137,6 +137,7 @@ def _queues(topic: str, counts: Sequence[tuple[str, int]]) -> tuple[MessageQueue
 
 def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
     counts = []
+    # broker-a:4;broker-b:2
     for part in conf.split(";"):
         name, separator, count = part.partition(":")
         if separator and count.isdecimal() and len(count) < 10:
@@ -173,6 +174,7 @@ class NameServers:
         """Return the first response, whatever its code. RemotingConnectError lists the failure of every server."""
         deadline = Deadline(timeout_ms)
         count = len(self.addresses)
+        # Three servers, of which number 1 answered last: 1, 2, 0.
         order = [index % count for index in range(self._first, self._first + count)]
 
         def attempt(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:

@@ -30,7 +30,7 @@ class ValueCodec(Protocol):
 
 
 ValueType: TypeAlias = type[Any] | ValueCodec
-"""What the option `value` takes."""
+"""The types of the option `value`."""
 
 
 class JsonCodec:

@@ -84,7 +84,7 @@ class ServerSpec:
 
     @property
     def current_role(self) -> ServerRole:
-        """What the server is now: an elected broker keeps its role in its store directory."""
+        """The kind of the server now: an elected broker keeps its role in its store directory."""
         if self.role is not ServerRole.MEMBER:
             return self.role
         path = Path(settings.read(self.config_file)["storePathRootDir"]) / "config" / "role.json"

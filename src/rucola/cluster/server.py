@@ -32,7 +32,7 @@ READ_SIZE: Final = 1 << 16
 
 
 class State(Enum):
-    """What a server does now."""
+    """The states of a server."""
 
     STARTING = "starting"
     READY = "ready"

@@ -12,7 +12,7 @@ from rucola.settings import INT_MAX, Count, Interval, Range, Secret
 
 
 class MasterRole(Enum):
-    """What a broker is when it is elected."""
+    """The role of a broker that is elected."""
 
     SYNC_MASTER = 0
     """It acknowledges what all members of the in-sync set have."""

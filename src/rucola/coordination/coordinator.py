@@ -7,7 +7,7 @@ Three tasks run until `stop`:
     rounds     reads the keys of the group, decides, and carries the decision out, one after the other
 
 While etcd does not answer, nothing changes its role. The master asks the other members of the in-sync set for promises,
-by requests to the addresses that they had announced, and goes on as long as all of them give theirs.
+by requests to the addresses that they had announced, and continues as long as all of them give theirs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EndOfLog(Protocol):
 
 
 class BrokerRoles(Protocol):
-    """What a coordinator may do with its broker; implemented by `Broker`. Methods may raise MQError during a change."""
+    """A broker as its coordinator uses it; implemented by `Broker`. Methods may raise MQError during a change."""
 
     def position(self) -> EndOfLog: ...
 
@@ -255,7 +255,7 @@ class Coordinator:
             self._note_failure(error)
             return await self._round_without_etcd()
         if boot_time_s() - begin_s >= self._bounds.retry_timeout_s:
-            return 0.0  # this process was stopped: what it has read may be long ago
+            return 0.0  # this process was stopped: its view may be outdated
         self._note_success()
         self._members |= view.members
         position = self._broker.position()

@@ -7,8 +7,8 @@ The coordinator tells it what it has found, always with the time, and carries ou
 
 1.  Its lease in etcd is renewed: until `ttl` after the renewal was *sent*, less a margin for the rates of clocks. etcd
     counts the same time from a later moment, and only then deletes the key `leader`.
-2.  etcd does not answer: every other member of the in-sync set promises not to stand for election within `ttl`. The
-    master goes on until `ttl` after it *asked*, less the margin; a member counts from a later moment. Only members of
+2.  etcd does not answer: every other member of the in-sync set promises not to be a candidate within `ttl`. The
+    master continues until `ttl` after it *asked*, less the margin; a member counts from a later moment. Only members of
     the in-sync set can be elected, and only the master changes the set; so with all promises in hand there can be no
     other master. One member that does not answer suffices for the right to end, and it does: that member may have
     reached etcd.
@@ -89,7 +89,7 @@ class Own:
 
 @dataclass(slots=True)
 class _Barrier:
-    """What a member must have before it joins: the log up to an end that was read after the member was required."""
+    """The condition for a member to join: it has the log up to an end that was read after the member was required."""
 
     since_s: float
     end: int = -1
@@ -165,7 +165,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the replication connections of a slave; what it confirmed by them does not count."""
+    """Close the replication connections of a slave; its confirmations over them do not count."""
 
     member: int
 
@@ -195,7 +195,7 @@ class Election:
         self._office_lease = 0
         """The lease that the key `leader` is bound to, as master."""
         self._promises_right_s = 0.0
-        # What an earlier process of this broker promised is not known: as if it had promised just now.
+        # Promises of an earlier process of this broker are not known: as if it had promised just now.
         self._promised_until_s = now_s + bounds.ttl_s
         self._is_standing = False
         self._vacant_since_s: float | None = None
@@ -246,7 +246,7 @@ class Election:
         self.lease, self._lease_right_s, self._office_lease = 0, 0.0, 0
 
     def promised(self, asked_s: float, members: frozenset[int]) -> bool:
-        """Note who has promised; return whether these are all that may be elected. `asked_s` is before the request."""
+        """Note promises; return whether those of all that may be elected are there. `asked_s` is before the request."""
         if self.role is not Role.MASTER or not self.must_ask <= members:
             return False
         self._promises_right_s = max(self._promises_right_s, asked_s + self._bounds.right_s)
@@ -278,11 +278,14 @@ class Election:
         state, leader = view.state, view.leader
         if leader is not None:
             self._vacant_since_s = None
+        # 1. etcd does not know the group, or has lost its state.
         if state is None:
             return self._restore(now_s, view) if self.role is Role.MASTER else self._found(now_s, view, own)
         self._learn(state)
+        # 2. The key `leader` of a lease that is not renewed any more: revoking that saves the wait for its end.
         if leader is not None and leader.record.member == self._me and leader.lease != self.lease:
             return Release(leader.lease)  # of an earlier process of this broker, or of an earlier lease of this one
+        # 3. The duties of each role.
         if self.role is Role.MASTER:
             return self._as_master(now_s, view, state, own)
         if leader is None:
@@ -347,6 +350,8 @@ class Election:
             return Wait("no leader; this broker has promised not to stand yet, or has just started")
         present = [record for record in view.members.values() if record.member in state.in_sync]
         candidates = [record for record in present if record.standing == state.revision]
+        # If all of the set are candidates, the best of their logs has whatever one of them had confirmed. Otherwise
+        # only logs count that are still those of the set.
         are_all = state.in_sync.keys() <= {record.member for record in candidates}
         candidates = [record for record in candidates if are_all or state.is_entitled(record)]
         waited_s = now_s - self._vacant_since_s
@@ -356,6 +361,7 @@ class Election:
         if self._record not in candidates:
             return Wait("no leader; the log of this broker may lack messages that it had confirmed")
         best = max(candidates, key=lambda record: (state.is_entitled(record), *_preference(record)))
+        # The best one stands itself. If it does not within this time, the others need not wait for it.
         if best.member != self._me and (are_all or waited_s < 2 * self._bounds.retry_timeout_s):
             return Wait()
         heirs = {each.member: each.incarnation for each in present if state.is_entitled(each)}
@@ -364,7 +370,7 @@ class Election:
         return Stand(max(state.epoch, own.epoch) + 1, heirs | {self._me: self._record.incarnation}, state.revision)
 
     def _found(self, now_s: float, view: View, own: Own) -> Decision:
-        """Decide who is the first master of a group that etcd does not know."""
+        """Decide on the first master of a group that etcd does not know."""
         if self.epoch:
             return Wait("etcd has lost the state of this group; its master restores it, or an operator")
         if self._vacant_since_s is None:
@@ -387,7 +393,7 @@ class Election:
         if not candidates or max(candidates, key=_preference).member != self._me:
             return Wait()
         self._is_standing = True
-        self._promised_until_s = 0.0  # given to nobody: there was no master
+        self._promised_until_s = 0.0  # there was no master to promise it to
         return Stand(own.epoch + 1, {self._me: self._record.incarnation}, 0)
 
     # Decisions of a master.
@@ -418,7 +424,7 @@ class Election:
         return ChangeInSync(self.epoch, members, state.revision, view.leader.revision)
 
     def _unknown(self, view: View) -> Disconnect | None:
-        """Return the disconnection of a member whose log is a new one: what was confirmed, the old one had."""
+        """Return the disconnection of a member whose log is a new one: its confirmations were of the old one."""
         for member, record in view.members.items():
             if member != self._me and self._incarnations.get(member) != record.incarnation:
                 self._incarnations[member] = record.incarnation
@@ -430,6 +436,7 @@ class Election:
         """Return the members that have not caught up for too long, or whose log is another one now."""
         lost = set()
         for member in self.in_sync - {self._me}:
+            # Compared with the end at the last decision: a slave is always a little behind a log that grows.
             if own.confirmed.get(member, -1) >= self._last_end:
                 self._caught_up_s[member] = now_s
             late_s = now_s - self._caught_up_s.setdefault(member, now_s)
@@ -450,6 +457,7 @@ class Election:
         for member, offset in own.confirmed.items():
             if member in self.in_sync or member not in self._incarnations:
                 continue
+            # One decision requires member 2, a later one reads the end of the log, say 500; it joins once it has 500.
             barrier = self._barriers.get(member)
             if barrier is None:
                 if offset >= self._last_end:

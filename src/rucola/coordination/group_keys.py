@@ -33,7 +33,7 @@ class LeaderRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StateRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """What an election begins with."""
+    """The state from which an election begins."""
 
     epoch: int
     master: int

@@ -1,8 +1,8 @@
 """The right of a master to acknowledge messages, which ends by itself.
 
-The right is a deadline on a clock that goes on while the process is stopped and the machine sleeps (CLOCK_BOOTTIME).
-Whatever holds up a master, it finds the deadline passed when it goes on. The broker asks twice: before it stores a
-message, and before its answers leave (`remoting.batching_event_loop`).
+The right is a deadline on a clock that counts also while the process is stopped or the machine sleeps
+(CLOCK_BOOTTIME): however long a master was held up, it finds the deadline passed. The broker asks twice, before it
+stores a message and before its answers leave (`remoting.batching_event_loop`).
 
 The remaining gap is that between the last question and the system call that sends, some microseconds. A process that is
 stopped there sends what it had checked. With SYNC_MASTER, all brokers that may become master have those messages.

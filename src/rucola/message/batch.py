@@ -75,6 +75,7 @@ def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], 
         body_begin = position + _HEAD_SIZE
         body_end = body_begin + body_size
         position += size
+        # Sizes are signed. A negative one fails as well: the body then ends before it begins.
         # One chained comparison on the usual path; `_disagreement` finds out which size is wrong.
         if (
             not body_begin <= body_end <= position - 2 <= end - 2

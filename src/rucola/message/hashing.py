@@ -42,6 +42,7 @@ def _hash_of(units: Sequence[int]) -> int:
     """Return the hash of UTF-16 code units as an unsigned number."""
     value = 0
     for unit in units:
+        # "AB" is 65 * 31 + 66 = 2,081; "Aa" and "BB" both are 2,112.
         value = (31 * value + unit) & 0xFFFFFFFF
     return value
 
@@ -99,6 +100,8 @@ def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = N
     # A unit at position i has the weight 31^(e-1-i), where e is the end of its text. Since 31 has an inverse modulo
     # 2^32, that weight is 31^(e-1) * (1/31)^i: one factor for each position, summed up by text, and one factor for
     # each text. So all texts are hashed by three array operations, whatever their lengths.
+    # For AB and C the units are 65 66 0 67 0, and the ends 2 and 4: (65 + 66/31) * 31^(2-1) = 2,081, and (67/31^3) *
+    # 31^(4-1) = 67.
     hashes = np.add.reduceat(units * inverses[: units.size], begins, dtype=np.uint32) * powers[ends - 1]
     if before is not None:
         hashes += before.view(np.uint32) * powers[ends - begins]
@@ -108,5 +111,6 @@ def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = N
 def index_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
     """Return `index_hash` of every text, like `string_hashes`."""
     hashes: npt.NDArray[np.int32] = np.abs(string_hashes(texts, before))
+    # The absolute value of -2^31 stays negative in 32 bits.
     hashes[hashes < 0] = 0
     return hashes

@@ -131,6 +131,7 @@ def unique_id_time_ms(unique_id: str, now_ms: int) -> int:
         raise InvalidMessage(f"{unique_id!r} is not a unique id: {error}") from error
     elapsed_ms = int.from_bytes(data[-6:-2], "big")
     month_begin_ms = _month_of(now_ms, 0)
+    # Read on 2 February, an id with 30 days since the first of its month is from 31 January.
     if month_begin_ms + elapsed_ms > now_ms:
         month_begin_ms = _month_of(now_ms, -1)
     return month_begin_ms + elapsed_ms

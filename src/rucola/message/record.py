@@ -187,6 +187,8 @@ def encode(
         fixed_size = head.size + 3
     body_size = len(body)
     try:
+        # The topic begins with its size byte, which `fixed_size` contains as well, hence the - 1. A body of 5 bytes,
+        # topic T and no properties make 91 + 5 + 2 - 1 = 97 bytes.
         return b"".join(
             (
                 head.pack(

@@ -240,6 +240,7 @@ class RouteTable:
         """
         _check_lengths(brokerName=broker_name, brokerAddr=address)
         newest, at = self.newest_master(broker_name)
+        # After epoch 5 at A, B is refused with 5 or less and admitted with 6, while A may register with 5 again.
         if epoch > newest or at == address:
             while len(self._masters) >= MAX_MASTERS and broker_name not in self._masters:
                 del self._masters[next(iter(self._masters))]

@@ -153,6 +153,7 @@ class Namesrv:
             has_access_control=config.has_access_control,
             insecure=config.insecure,
         )
+        # All that requests need is ready before the port is open.
         self._kv_config.load()
         if self._access.audit is not None:
             self._access.audit.open()

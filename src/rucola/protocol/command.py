@@ -228,8 +228,10 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
         """
         if self.ext is None:
             received = self.received_ext
+            # 1. The whole header was decoded with this type already.
             if received.__class__ is header_type:
                 return received
+            # 2. Raw ext fields are decoded now; later requests of this code take the first way.
             if received and isinstance(received, msgspec.Raw):
                 decode = _ext_decoders.get(header_type)
                 if decode is None:
@@ -243,6 +245,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
                         _register_header_type(self.code, header_type)
                     return header
         try:
+            # 3. All others by way of texts, which also finds the field to name in an error.
             return msgspec.convert(self.ext_fields, header_type, strict=False)
         except msgspec.ValidationError as error:
             command = f"an answer with code {self.code}" if self.is_response else name_of(self.code)

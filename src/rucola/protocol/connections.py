@@ -140,7 +140,7 @@ class ConsumeMessageDirectlyResult(Body, kw_only=True):
 class GetConsumerStatusRequestHeader(Header, kw_only=True):
     """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT.
 
-    `client_addr` is a client id, despite its name; without one, all members are asked.
+    `client_addr` is a client id, despite its name; without one, the request goes to all members.
     """
 
     topic: str

@@ -81,6 +81,8 @@ class FrameDecoder:
         position, end = 0, len(data)
         try:
             while end - position >= 8:
+                # 00000069 0000005E: 105 bytes follow the length, which are these 4, a header of 94 and a body of 7. The
+                # top byte of the second number is the serializer.
                 length, serializer_and_size = _PREFIX.unpack_from(data, position)
                 if not 4 <= length <= self._max_frame_size:
                     self._refuse(length)

@@ -1,4 +1,4 @@
-"""ASK_PROMISE (20005): a master asks another member of its group not to stand for election for a while.
+"""ASK_PROMISE (20005): a master asks another member of its group not to be elected for a while.
 
 Rucola's own, between brokers whose master is elected by etcd (`rucola.coordination`).
 """

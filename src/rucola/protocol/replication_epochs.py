@@ -49,7 +49,7 @@ _EPOCH: Final = Struct(">qq")
 
 
 class Greeting(NamedTuple):
-    """What a master tells about itself; `epochs` are pairs of number and begin."""
+    """The state of a master; `epochs` are pairs of number and begin."""
 
     epoch: int
     begin: int
@@ -59,7 +59,7 @@ class Greeting(NamedTuple):
 
 
 class Join(NamedTuple):
-    """What a slave tells about itself, likewise; `begin` is the physical offset from which on it wants the log."""
+    """The state of a slave, likewise; `begin` is the physical offset from which on it wants the log."""
 
     member_id: int
     newest_epoch: int

@@ -137,7 +137,7 @@ def join(message: MessageView, brokers: Brokers | None, archived: Iterable[Store
 
 
 def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[StoredCopy]) -> GroupPlace:
-    """Return the place for one group; what is known for sure comes before what is inferred."""
+    """Return the place for one group; known places come before inferred ones."""
     is_awaited = message.stub is not None and group in message.stub.awaiting
     # Retries and dead letters of a copy that was sent before the last one, by a resend, are over.
     last_ms = max((copy.store_timestamp for copy in copies if not copy.topic.startswith("%")), default=0)

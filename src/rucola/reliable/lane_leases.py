@@ -42,6 +42,7 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
     # Ceiling division: 16 lanes and 3 relays make shares of 6, so every lane has a relay.
     # None is alive if this relay was paused, since step 1, for longer than its lease.
     share = -(-LANES // max(1, rows[0].alive))
+    # With lanes 0 to 7, a relay keeps 0 to 5; with lanes 0 to 2, it keeps them and takes three that are free.
     expected = own[:share] + free[: max(0, share - len(own))]
     # 3.
     if own[share:]:

@@ -105,7 +105,7 @@ class Stats(Unsettled, frozen=True, rename="camel"):
 
 
 class SeenStub(NamedTuple):
-    """What a program has seen of a stub that it wants to change."""
+    """The state in which a program has seen a stub that it wants to change."""
 
     seq: int
     status: str

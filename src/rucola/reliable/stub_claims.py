@@ -131,6 +131,7 @@ def claim_batch(
     others = [row for row in rows if row.status != NEW or row.sends >= max_sends]
     to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(connection, tables, owner))
     claimed = _claim(connection, tables, owner, [row.seq for row in others], lease_ms)
+    # Without SKIP LOCKED another relay may have claimed some of them since the SELECT.
     others = [row for row in others if row.seq in claimed]
     return Batch(
         to_send=to_send,

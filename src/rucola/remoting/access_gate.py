@@ -5,8 +5,8 @@ of the request before anything else is done with it. Requests that access contro
 administrative ones, are recorded in the audit log.
 
 The caller belongs to the connection, since nearly all of its requests are of one user; it is replaced when a request
-of another user arrives. A handler that waits may therefore see the user of a later request on the same connection:
-what it records or checks after a wait uses the caller that it read before.
+of another user arrives. A handler that waits may therefore see the user of a later request on the same connection,
+so it reads the caller before the wait, and records and checks with that.
 """
 
 from __future__ import annotations

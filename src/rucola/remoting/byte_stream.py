@@ -68,6 +68,7 @@ class Stream:
             loop = asyncio.get_running_loop()
             if sent < len(head):
                 await loop.sock_sendall(self._socket, head[sent:])
+            # With a head of 12 bytes and 500 sent, the body continues at 488.
             body_sent = max(sent - len(head), 0)
             if body_sent < len(body):
                 await loop.sock_sendall(self._socket, memoryview(body)[body_sent:])
@@ -124,6 +125,7 @@ class TlsStream(Stream):
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         try:
+            # Without a wait in between, so that the bytes of two writers do not mix.
             self._encrypt(head)
             self._encrypt(body)
             await self._send_pending()

@@ -40,7 +40,7 @@ succeed and no response arrives. A client closes such a connection (Apache: clie
     flight fail at once and can be retried on a new connection. If other responses arrived, only that one request was
     slow, and the connection is kept.
 
-The kernel's keepalive covers idle connections of both peers. The time since the last received byte is asked for only
+The kernel's keepalive covers idle connections of both peers. The time since the last received byte is read only
 after a timeout (`idle_times`); bytes that wait in the socket while this process is suspended count as received.
 
 **Damaged input.** A frame with an unreadable header is answered SYSTEM_ERROR if its opaque is readable, and ignored
@@ -88,7 +88,7 @@ class Processors(Protocol):
 READ_SIZE: Final = 256 * 1024
 """Size of the receive buffer in bytes, the most that one read returns."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
-"""Bytes of responses that are joined into one write; by default a server stops reading when so many are unsent."""
+"""Bytes of responses that are joined into one write; by default a server stops reading at that number unsent."""
 SLICE_S: Final = 0.003
 """Time for which the requests of one read are processed before other connections have their turn, in seconds."""
 UNSLICED: Final = 64
@@ -297,6 +297,7 @@ class Connection(asyncio.BufferedProtocol):
         _, received_ms = self._idle_times_ms()
         if received_ms + KERNEL_TICK_MS < waited_ms:
             return
+        # Requests of 400 ms, one after the other: the silence is 400, 800, then 1,200 ms, and the third one closes.
         if now_ms - self._silent_since_ms > received_ms + KERNEL_TICK_MS:  # a byte was received after that time
             self._silent_since_ms = now_ms - waited_ms
         silence_ms = now_ms - self._silent_since_ms
@@ -386,6 +387,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._write = self._write_uncounted
         self._memory.unsent(self, 0)
+        # Kept requests come first. Their replies may congest the connection again.
         if self._is_congested:
             self._is_congested = False
             self._process_kept()
@@ -420,6 +422,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._write_uncounted(data)
             self._batching.flush()  # otherwise the transport does not have it yet
+            # Unless the peer has taken all of it meanwhile: then `resume_writing` has ended the counting.
             if self._write == self._write_counted:
                 self._count_unsent(self._transport)
 
@@ -485,6 +488,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._write(b"".join(replies))
                     replies, size = [], 0
                     if self._is_congested:
+                        # This ends the loop, too. A slice that ends here has kept the commands after `rest` already.
                         rest = list(remaining)
                         self._kept = rest + self._kept
         if replies:

@@ -47,7 +47,7 @@ MIN_FRAME_RATE: Final = 256
 """Bytes per second by which a partial frame must grow."""
 _LOG_INTERVAL_S: Final = 1.0
 _EXCESS: Final = 2 * MAX_FRAME_SIZE
-"""Unsent bytes beyond its limit at which a connection is closed: what is sent to it does not heed its congestion."""
+"""Unsent bytes beyond its limit at which a connection is closed: its senders do not heed its congestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ConnectionLimits:
 
 
 class BufferedConnection(Protocol):
-    """What this module needs of a `rucola.remoting.connection.Connection`."""
+    """The part of a `rucola.remoting.connection.Connection` that this module needs."""
 
     peer: str
 
@@ -134,6 +134,7 @@ class ConnectionMemory:
             self._note("maxConnections", f"there are {self._count} already")
             return False
         limit = descriptor_limit()
+        # With a limit of 1,024 connections get descriptors below 768; with 65,536, below 65,280.
         if limit is not None and descriptor >= limit - min(limits.reserved_descriptors, limit // 4):
             self._note("reservedDescriptors", f"{descriptor} of {limit} descriptors are in use")
             return False
@@ -147,8 +148,9 @@ class ConnectionMemory:
     # Unsent bytes.
 
     def is_congested(self, size: int) -> bool:
-        """Tell whether a connection with so many unsent bytes is congested."""
+        """Tell whether a connection with `size` unsent bytes is congested."""
         limits = self._limits
+        # With 16 counted connections and 64 MiB for all, each may have 64 / (2 * 16) = 2 MiB.
         share = limits.max_unsent_bytes // (2 * len(self._unsent)) if self._unsent else limits.max_unsent_bytes
         return size >= min(limits.max_unsent_bytes_per_connection, max(share, UNCOUNTED))
 
@@ -162,6 +164,8 @@ class ConnectionMemory:
         if size > limits.max_unsent_bytes_per_connection + _EXCESS:
             self._close_unsent(connection, "maxUnsentBytesPerConnection")
         while self.unsent_total > limits.max_unsent_bytes and len(self._unsent) > 1:
+            # Compared in whole seconds, so that of connections that stopped alike the one with the most bytes is
+            # closed.
             slowest = max(self._unsent, key=lambda one: (one.unsent_ms // 1000, self._unsent[one]))
             self._close_unsent(slowest, "maxUnsentBytes")
 
@@ -226,6 +230,7 @@ class ConnectionMemory:
                 continue
             before = self._checked.get(connection)
             self._checked[connection] = size
+            # At MIN_RATE, a frame of 16 MiB takes four minutes.
             if before is not None and size - before < MIN_RATE * CHECK_INTERVAL_S:
                 self._note(
                     "maxPartialFrameBytes",
@@ -248,6 +253,7 @@ class ConnectionMemory:
         for connection, size in list(self._partial.items()):
             if connection in self._waiting:
                 continue  # it is not read, so its frame cannot grow
+            # 7,680 bytes in 30 seconds.
             if connection in before and size - before[connection] < MIN_FRAME_RATE * FRAME_CHECK_INTERVAL_S:
                 since = f"hardly any in the last {FRAME_CHECK_INTERVAL_S:g} s"
                 self._note("slowFrame", f"{connection.peer} has sent {size} bytes of a frame, {since}", closed=True)

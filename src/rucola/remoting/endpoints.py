@@ -54,7 +54,7 @@ class Endpoint:
     action: Action
     handler: Handler
     request: type[Header] | type[Body] | None = None
-    """What a request is decoded into: a Header from its ext fields, a Body from its body, None if it has neither."""
+    """The type of the decoded request: a Header from its ext fields, a Body from its body, None if it has neither."""
     resource: Callable[[Any], Resource | Iterable[Resource]] = server_resource
     """Reads the resource from a decoded request; several if it names several, each of which is checked."""
 

@@ -1,8 +1,8 @@
 """Idle times of a connection: how long ago its last byte was sent, and received.
 
-Linux tells both (TCP_INFO), which costs nothing until it is asked, and counts bytes that wait in the socket as received
+Linux tells both (TCP_INFO), at no cost between two queries, and counts bytes that wait in the socket as received
 although this process was suspended. Elsewhere they are measured (`MeasuredIdleTimes`): two assignments per read and
-per write, and a look for waiting bytes when it is asked.
+per write, and a look for waiting bytes per query.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MetricsServer: the HTTP endpoint of a server from which Prometheus scrapes metrics.
 
-It runs in the server's event loop and is bounded against whoever reaches its port:
+It runs in the server's event loop and is bounded against everything that reaches its port:
 
 1. A request has REQUEST_TIMEOUT_S from the connection to the last byte of the response; then the connection is aborted.
    Its head has MAX_REQUEST_SIZE bytes at most.
@@ -166,7 +166,7 @@ def exposition_steps(metrics: Iterable[Metric | None]) -> Generator[None, None, 
 
 
 class _OneMetric:
-    """What the renderer needs of a registry."""
+    """The part of a registry that the renderer needs."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric

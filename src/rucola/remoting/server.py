@@ -131,7 +131,7 @@ class RemotingServer:
         """Close the connections that have neither sent nor received for `limit_ms`."""
         for number, connection in enumerate(list(self.connections)):
             if number % CHECKS_PER_ITERATION == 0:
-                await asyncio.sleep(0)  # the kernel is asked about each
+                await asyncio.sleep(0)  # a system call for each
             if connection.is_open and (idle_ms := connection.idle_ms) >= limit_ms:
                 logger.info("%s: closing the connection, idle for %d s", connection.peer, idle_ms // 1000)
                 connection.close()

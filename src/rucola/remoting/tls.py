@@ -276,6 +276,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
 def _new_context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A peer could otherwise have new keys computed over and over on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION
     return context
 

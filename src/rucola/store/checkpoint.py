@@ -61,6 +61,7 @@ class Checkpoint:
         try:
             if os.fstat(fd).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(fd, CHECKPOINT_SIZE)
+            # In place: 24 bytes of one sector are written as a whole or not at all, so no second file is needed.
             os.pwrite(fd, _FIELDS.pack(self.physic_timestamp, self.logics_timestamp, self.index_timestamp), 0)
             sync_data(fd)
         finally:

@@ -236,6 +236,7 @@ class CommitLog:
         head = self.read(physical_offset, HEAD_SIZE)
         if head is None:
             return -1
+        # sysFlag is at 36, bornTimestamp at 40, bornHost at 48 with 8 bytes, or 20 for IPv6; the store time follows.
         position = 56 + 12 * bool(int.from_bytes(head[36:40], "big") & sysflag.BORN_HOST_V6)
         return int.from_bytes(head[position : position + 8], "big", signed=True)
 
@@ -289,6 +290,7 @@ class CommitLog:
         if file is not None:
             position = self.end - file.begin
             touched, self._touched = self._touched, 0
+            # At 100 MB/s and a call every 100 ms, 10 MB were touched, and the window is 40.
             window = min(max(_WARM_WINDOW, 4 * touched), _MAX_WARM_WINDOW)
             if touched:
                 file.warm(position, position + window)

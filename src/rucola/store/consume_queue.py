@@ -169,6 +169,7 @@ class ConsumeQueue:
         while low < high:
             middle = (low + high) // 2
             address, size, _ = self.unit(middle)
+            # Fillers (address 0) count as earlier; a unit of size 0, torn by a crash, as later.
             if size > 0 and address < physical_offset:
                 low = middle + 1
             else:
@@ -197,6 +198,7 @@ class ConsumeQueue:
         must be valid.
         """
         begin, step = self.max_offset, 1
+        # Reads the units at distances 1, 2, 4, 8 … from the end, until one is before; the bisection has the rest.
         while begin > self.min_offset and self.unit(begin - 1)[0] >= physical_offset:
             begin, step = max(begin - step, self.min_offset), 2 * step
         return self.max_offset - self.first_at_or_after(physical_offset, begin)
@@ -319,6 +321,8 @@ class ConsumeQueue:
             self._write(file, at, units[position : position + size] if size < end else units)
             position += size
         self.max_offset = queue_offset + end // UNIT_SIZE
+        # During a rewind `_room_end` stays 0: each unit has to be compared with the one in the file (`_write`). For
+        # example, 64 KiB of blocks in the file of units 300,000 on: those below 303,276 take the path of `append_one`.
         if self._aside is None and self._last is not None:
             self._map, self._map_begin = self._last.map, self._last.begin // UNIT_SIZE
             self._room_end = self._map_begin + self._last.reserved // UNIT_SIZE
@@ -341,6 +345,7 @@ class ConsumeQueue:
         begin = queue_offset * UNIT_SIZE
         # A call that found no disk space may have created the file.
         file = self._last = self._files.find(begin) or self._next_file(begin - begin % self._files.file_size)
+        # A queue that begins with message 7 gets seven fillers.
         self._write(file, 0, _FILLER * ((begin - file.begin) // UNIT_SIZE))
         self.min_offset = self.max_offset = queue_offset
 
@@ -373,6 +378,7 @@ class ConsumeQueue:
         if self._aside is None:
             self._aside = {}
         files = self._files.files
+        # -1 is before every file, so all of them are set aside.
         end = queue_offset * UNIT_SIZE if queue_offset > self.min_offset else -1
         for file in files:
             if file.begin >= end:  # no checkpoint covers this file
@@ -465,6 +471,7 @@ class ConsumeQueue:
 
     def flush(self) -> None:
         """Wait until all units that were written before this call are on disk. For any thread, one at a time."""
+        # Read the end first: units that are appended during the flush belong to the next one.
         end, begin = self.max_offset * UNIT_SIZE, self._flushed_end
         for file in list(self._files.files):
             # Including the file of the next unit, which `finish_rewind` may have erased.

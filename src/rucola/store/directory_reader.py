@@ -96,6 +96,7 @@ class StoreReader:
     def max_physical_offset(self) -> int:
         """The end of the log. The first access scans the last file, including its CRCs."""
         end = self._log.begin
+        # From the last file back, since the last ones may have been created in advance and be empty.
         for file in reversed(self._log.files):
             stop = list(scan(self._log, file.begin))[-1]
             assert isinstance(stop, ScanEnd)

@@ -148,6 +148,8 @@ class CommitLogDispatcher:
         """
         units = batch
         if self._is_interrupted:
+            # Units are found by their queue offset. Index entries have no such name, so those that were written are
+            # counted.
             units = [request for request in batch if not self._has_unit(request)]
         self._is_interrupted = True
         self.add_units(units, touched, on_arrival)
@@ -181,10 +183,13 @@ class CommitLogDispatcher:
             else:
                 self._add_by_queue(batch, arrivals)
         finally:
+            # After an error, too: units that were written can be read, so they are announced, and flushed by a
+            # checkpoint.
             for queues, _, _ in arrivals.values():
                 touched.update(queues)
             if on_arrival is not None and arrivals:
                 on_arrival(arrivals)
+        # With fewer than two records per queue, grouping the next batch would save less than half of the writes.
         self._is_spread = 2 * len(touched) > len(batch)
 
     def _add_by_queue(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:

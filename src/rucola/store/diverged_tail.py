@@ -35,7 +35,7 @@ _CHUNK: Final = 8 << 20
 
 
 class DivergedTail(NamedTuple):
-    """What was cut off: messages and bytes, from `begin` to `end`, and the store directories that have them now."""
+    """A tail that was cut off: messages and bytes, from `begin` to `end`, and their store directories."""
 
     begin: int
     end: int
@@ -49,13 +49,14 @@ class DivergedTail(NamedTuple):
 
 
 def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
-    """Cut off the log of a closed store at a physical offset, where a record begins, and keep the tail aside.
+    """Cut off the log of a closed store at the physical offset of a record, and keep the tail aside.
 
     Durable on return. Raises StoreError, StoreLocked and OSError; then nothing is lost, and the call may be repeated.
     """
     root = Path(config.store_path_root_dir)
     lock = DirectoryLock(root, config.commit_log_directory)
     try:
+        # 1. From here on the next opening recovers queues and index from the log, whatever a crash leaves.
         (root / "abort").touch(FILE_MODE)
         sync_directory(root)
         files = MappedFileQueue.open(
@@ -65,8 +66,11 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
             after_crash=True,
         )
         try:
+            # 2. The only copy of these messages, so it is durable before anything is removed.
             tail = _keep_tail(root, files, physical_offset)
+            # 3. Before the truncation: a checkpoint ahead of the log would cover messages that the master sends next.
             _limit_checkpoint(Checkpoint(root / "checkpoint"), _last_timestamp(files, physical_offset))
+            # 4. and 5. The epochs that begin in the tail, and the tail.
             epochs = EpochFile(root)
             epochs.replace([epoch for epoch in epochs.epochs if epoch.begin < physical_offset])
             files.truncate(physical_offset)

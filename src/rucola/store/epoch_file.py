@@ -45,6 +45,7 @@ def parse_epochs(content: bytes) -> tuple[Epoch, ...]:
     if int(count) != len(lines) or int(checksum) not in (0, _checksum(entries)):  # Apache writes 0 for no checksum
         raise ValueError(f"{len(lines)} entries do not match the count or the checksum")
     epochs = [Epoch(*map(int, line.split(b"-"))) for line in lines]
+    # The first is compared with epoch 0 at -1, so that it may begin at 0.
     for before, after in zip([NO_EPOCH._replace(begin=-1), *epochs], epochs, strict=False):
         if after.number <= before.number or after.begin <= before.begin:
             raise ValueError(f"epoch {after.number} at {after.begin} does not follow {before.number} at {before.begin}")

@@ -103,6 +103,8 @@ class Flusher:
         descriptor it raises OSError, too, but the store stays as it is, and the next call may succeed.
         """
         with self._flush_lock:
+            # Read before the flush, which need not contain messages that are put meanwhile. 0 if there was never a
+            # message.
             timestamp = self._put_timestamp()
             self._sync(self._log.flush)
             self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
@@ -115,6 +117,7 @@ class Flusher:
         """
         if self._error is not None or not self._flush_lock.acquire(blocking=False):
             return False
+        # The lock is kept until `end`: a `flush` in another thread waits for this one, and then sees its error.
         timestamp, unflushed = self._put_timestamp(), self._log.unflushed()
         descriptor = self._log.descriptor_of(unflushed)
         if descriptor is None or not kernel.submit(descriptor):
@@ -152,6 +155,7 @@ class Flusher:
         self.flush()
         # 2. Begin a pass over the dirty queues, or continue the one that is not complete.
         with self._dirty_lock:
+            # A queue that gets units from here on is dirty again, and part of the next pass.
             if max_queues is None or not self._flushing:
                 self._flushing, self._dirty = self._flushing | self._dirty, set()
                 self._flushing_timestamp = self._dispatched_timestamp

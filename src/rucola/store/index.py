@@ -108,6 +108,7 @@ class IndexFile:
             self.slots_used,
             self.count,
         ) = _HEADER.unpack_from(file.map, 0)
+        # A new file has only zeros. Its first entry gets number 1, because 0 ends a chain.
         self.count = max(self.count, 1)
         self.is_flushed = False
         """Whether the file was flushed since it became full."""
@@ -120,6 +121,7 @@ class IndexFile:
         """
         size = path.stat().st_size
         if not slot_count:
+            # Each slot takes 4 bytes and its four entries 80: a default file of 420,000,040 bytes has 5,000,000 slots.
             slot_count, odd = divmod(size - HEADER_SIZE, SLOT_SIZE + DEFAULT_ENTRIES_PER_SLOT * ENTRY_SIZE)
             if odd or slot_count < 1:
                 raise StoreCorrupt(path, size, f"an index file of {size} bytes; the number of its slots is needed")
@@ -156,6 +158,7 @@ class IndexFile:
 
     def has_valid_end(self) -> bool:
         """Tell whether the header's last entry is the last one in the file and has the header's physical offset."""
+        # Bytes after the last entry: the disk got these entries, and of the header an older version.
         if not 1 <= self.count <= self.max_count or any(self.entries(self.count, self.count + 1).tobytes()):
             return False
         return self.count == 1 or int(self.entries(self.count - 1)["physical_offset"][0]) == self.end_physical_offset
@@ -191,6 +194,8 @@ class IndexFile:
                 return selected
         found: list[int] = []
         (number,) = _SLOT.unpack_from(mapped, HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE)
+        # Numbers must fall along a chain. `following` is the number that the last step came from, so that a damaged
+        # number ends the search instead of leading it in a circle.
         following = min(self.count, self.max_count)
         for step in count_from(1):
             if not 0 < number < following or len(found) >= max_count:
@@ -213,13 +218,17 @@ class IndexFile:
     def put(self, key_hash: int, physical_offset: int, store_timestamp: int) -> None:
         """Add one entry. The file must not be full. Raises OSError if the disk is full."""
         mapped, number = self.file.map, self.count
+        # With 5,000,000 slots, hash 12,345,678 has slot 2,345,678, at position 40 + 4 * 2,345,678 = 9,382,752, and
+        # entry 3 is at 40 + 20,000,000 + 3 * 20 = 20,000,100.
         slot_at = HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE
         entry_at = self._entries_at + number * ENTRY_SIZE
         self.file.reserve(entry_at + ENTRY_SIZE, _RESERVE_WINDOW)
         (previous,) = _SLOT.unpack_from(mapped, slot_at)
+        # A number that is no earlier entry's, in a damaged file, ends the chain here.
         if not 0 < previous < number:
             previous = 0
         seconds = (store_timestamp - self.begin_timestamp) // 1000 if self.begin_timestamp > 0 else 0
+        # The entry before the slot: a slot never points to an entry that does not exist.
         _ENTRY.pack_into(mapped, entry_at, key_hash, physical_offset, min(max(seconds, 0), _MAX_SECONDS), previous)
         _SLOT.pack_into(mapped, slot_at, number)
         own = (physical_offset, store_timestamp)
@@ -409,6 +418,7 @@ class Index:
         """
         key_hash = index_hash(index_key(topic, key))
         found: list[int] = []
+        # A copy of the list: retention may remove files between two steps.
         for file in self.files[::-1]:
             is_wanted = file.begin_physical_offset < before_physical_offset and file.overlaps(begin_ms, end_ms)
             if is_wanted and file.file.hold():
@@ -418,6 +428,7 @@ class Index:
                     )
                 finally:
                     file.file.release()
+            # All older files end before this one begins, and so before the window.
             if file.begin_timestamp < begin_ms or len(found) >= max_count:
                 break
         return sorted(found)
@@ -559,5 +570,6 @@ def later_name(name: str, before: str) -> str:
     """
     if name > before:
         return name
+    # After 20240501120000999, for example, 20240501120001000.
     moment = datetime.strptime(before[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(before[14:]) + 1)
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"

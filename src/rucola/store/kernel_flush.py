@@ -8,7 +8,7 @@ Here nothing of this process takes part between the submission and the event:
     descriptor    becomes readable when that has returned
     result        its error, if any
 
-One flush is in flight at a time. The kernel holds the file open meanwhile, whoever closes it.
+One flush is in flight at a time. The kernel holds the file open meanwhile, even if its descriptor is closed.
 
 Linux 4.18 and newer, on x86-64 and aarch64. Elsewhere, and where a sandbox forbids the calls, `KernelFlush.open`
 returns None or `submit` returns False, and the caller flushes in a thread. io_uring could do the same; containers

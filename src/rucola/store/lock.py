@@ -6,7 +6,7 @@ and is lost when the process closes any descriptor of the file. Therefore the lo
 and a second store in the same process is refused before it opens the file.
 
 If that file is deleted, the next broker creates another one, and could lock it. Therefore the directory itself is
-locked as well (flock), where the file system allows that.
+locked as well (flock), if the file system allows that.
 """
 
 from __future__ import annotations
@@ -65,12 +65,14 @@ def _lock_file(store: Path) -> tuple[int, tuple[int, int]]:
     while True:
         path.touch(FILE_MODE)
         identity = _identity(path.stat())
+        # Compared before the file is opened: closing a second descriptor would release the lock of this process.
         if identity in _held:
             raise StoreLocked(f"{store} is served by another broker in this process")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             os.pwrite(descriptor, b"lock", 0)
+            # The path, the file before, and the file that is locked must be one: another process may have replaced it.
             if path.exists() and _identity(path.stat()) == identity == _identity(os.fstat(descriptor)):
                 return descriptor, identity
         except OSError as error:

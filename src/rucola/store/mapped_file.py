@@ -121,7 +121,7 @@ class MappedFile:
         self._warmed = 0
         """The position up to which pages were touched. Belongs to the warming thread."""
         self._can_populate = _POPULATES
-        """False where `warm` is not possible, and after it failed: the kernel is too old, or the disk is full."""
+        """False if `warm` is not possible, and after it failed: the kernel is too old, or the disk is full."""
         self._unsynced: list[Path] = []
         """Directories whose entry for this file, or for each other, may not be on disk yet; innermost first."""
         self._sync_error: OSError | None = None
@@ -248,6 +248,7 @@ class MappedFile:
         """
         begin = self.reserved  # read once: the warming thread may raise it at any moment
         if end > begin:
+            # Up to the next multiple of the window: 9,000,000 with windows of 8 MiB gives 16,777,216.
             upto = min(max(end, end + window - end % window), self.size)
             # After a restart `reserved` is 0, so this starts at the begin of the file, which may have holes as well.
             with self.opened() as fd:
@@ -284,6 +285,7 @@ class MappedFile:
         """
         is_anything = not self.is_zero_from(position)
         if is_anything:
+            # From position 5,000 on: zeros up to 8,192, and from there whole pages.
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
             self.map[position:page] = bytes(page - position)
             if page < self.size:
@@ -341,6 +343,7 @@ class MappedFile:
         if self._sync_error is not None:
             raise self._sync_error
         try:
+            # From the outside in, since a directory's entries count only once its own name is durable.
             for directory in reversed(self._unsynced):
                 sync_directory(directory)
         except OSError as error:
@@ -355,6 +358,7 @@ class MappedFile:
 
     def hold(self) -> bool:
         """Keep the file open until `release`; False if it is detached. For any thread."""
+        # Check and count are one step, so that `detach` cannot come between them.
         with _holders_lock:
             if not self._is_detached:
                 self._holders += 1
@@ -385,7 +389,7 @@ class MappedFile:
             if "map" in self.__dict__:
                 self.map.close()
         except BufferError:
-            pass
+            pass  # a reader still has a memoryview; the mapping is closed with it
 
     def delete(self) -> None:
         """Delete the file and close it, or let its last holder close it, which frees its blocks.
@@ -426,6 +430,7 @@ class MappedFileQueue:
         paths = file_paths(directory)
         sizes = [path.stat().st_size for path in paths]
         if paths and not file_size:
+            # After a crash the last file may be short, and the last may be the second; so the larger of two counts.
             file_size = max(sizes[:2])
         files: list[MappedFile] = []
         for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
@@ -493,6 +498,7 @@ class MappedFileQueue:
         """
         if self.files and self.files[-1].begin > offset:
             while self.files and self.files[-1].begin > offset:
+                # The last file first: a crash in between leaves no gap.
                 self.files.pop().delete()
             sync_directory(self.directory)
         file = self.find(offset)

@@ -46,7 +46,7 @@ def read_batch(
     if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
         return usual
     records: list[bytes] = []
-    # The log file of the last record: its bytes, where it begins, and how many of them the log has written.
+    # The log file of the last record: its bytes, its begin, and the number of bytes that are written.
     mapped: mmap | bytes = b""
     total, following, begin, written = 0, queue_offset, 0, 0
     for physical_offset, size, tags_code in iter_units(units):

@@ -430,6 +430,7 @@ class Recovery:
         """
         queue = self._queues.get(name)
         max_offset = queue.max_offset if queue is not None else 0
+        # Queue offset 0 is no gap: the topic was created again (see `_continue_queue`).
         if units_begin > self._files.begin and queue_offset not in (0, max_offset):
             raise _QueueGap(f"{name[0]}-{name[1]} ends at {max_offset}, but the log continues with {queue_offset}")
         if queue is not None and queue.files.files:

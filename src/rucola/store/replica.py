@@ -67,6 +67,7 @@ class Replica:
         It is 0 only for an empty log that begins at 0; the master then chooses (haTransferFrom).
         """
         log = self._log
+        # From the last record on, but not more than MAX_OVERLAP before the end.
         return log.end if log.end == log.begin else max(self._last_record, log.end - MAX_OVERLAP, log.begin, 1)
 
     def append(self, physical_offset: int, data: memoryview) -> None:
@@ -141,6 +142,7 @@ class Replica:
                     )
             elif magic != MESSAGE_MAGIC or not MIN_RECORD_SIZE <= size <= left:
                 raise StoreError(f"the master sent no record at {begin} (size {size}, magic {magic:#010x})")
+            # The rest of this record is in a later piece.
             if begin + size > log.end:
                 break
             if magic == MESSAGE_MAGIC:

@@ -109,6 +109,7 @@ class WriteState:
         return self.status is WriteStatus.CLOSED or self.status is WriteStatus.FAILED
 
     def _set_open(self) -> None:
+        # Several conditions may hold. The first in this order is shown; when it ends, the next one is.
         if self._is_slave:
             self._set(WriteStatus.SLAVE, SLAVE_REASON)
         elif self._fenced is not None:

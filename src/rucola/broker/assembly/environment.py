@@ -43,7 +43,7 @@ class BrokerEnvironment:
     tls: ServerTls | None = None
     """TLS of all ports; None serves plain text."""
     coordination: GroupRole | None = None
-    """The election of the master; None if the configuration decides who it is."""
+    """The election of the master; None if the configuration decides."""
     client_tls: ClientTls | None = None
     """TLS of connections to name servers and to the master; None connects in plain text."""
 

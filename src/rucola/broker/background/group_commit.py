@@ -47,7 +47,7 @@ QUEUES_PER_CHECKPOINT = 128
 
 
 class Waiter(NamedTuple):
-    """What is called, once, when everything below `physical_offset` is on disk, or at `deadline`, a loop time."""
+    """A callback, called once: when everything below `physical_offset` is on disk, or at `deadline`, a loop time."""
 
     physical_offset: int
     deadline: float

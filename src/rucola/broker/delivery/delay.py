@@ -134,6 +134,7 @@ class ScheduleMessageService:
         units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, DELIVERY_BATCH)
         # 2. Find the latest due time that a unit of this level can have. A later one is damaged, or was stored under a
         #    longer delay, and is delivered now, as Apache does. A level that is no longer configured has no limit.
+        #    For example, at 12:00:00 on a level of 10 s a unit due at 12:00:10 waits, one of 12:00:30 is delivered.
         known = level <= self.level_count
         latest_ms = now_ms + self._delays_ms[level - 1] if known else max((unit[2] for unit in units), default=0)
         # 3. Deliver until a message that is not due yet. A failed put stops this level; its offset stays.

@@ -57,6 +57,7 @@ class Backoff:
 
     def failed(self, now_ms: int) -> int:
         """Double the wait after a failure; return the time of the next attempt."""
+        # 1, 2, 4, 8, 16, 30, 30 … seconds.
         self._wait_ms = min(max(2 * self._wait_ms, FIRST_RETRY_MS), LAST_RETRY_MS)
         self._until_ms = now_ms + self._wait_ms
         return self._until_ms

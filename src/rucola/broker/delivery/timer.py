@@ -158,6 +158,7 @@ class _Scan:
     def keep_nearest(self, count: int) -> npt.NDArray[np.int64]:
         """Drop all but the `count` nearest messages found, and return those in order of delivery."""
         keys = np.concatenate([*self.found, np.array(self.arrived, np.int64).reshape(-1, 2)])
+        # By due time, then by queue offset: the last key of lexsort is the first to compare.
         order = np.lexsort((keys[:, 1], keys[:, 0]))
         if len(order) > count:
             self.limit_ms = int(keys[order[count - 1], 0])
@@ -221,6 +222,7 @@ class TimerMessageService:
         if self._rolled_offset < self._end:
             # Everything due at deliveredMs or before is delivered, so far messages begin one millisecond later.
             self._horizon = (min(stored.delivered_ms + 1, _LATEST_MS), 0)
+            # Segments of 100 units, rolled up to 250 and an end of 420: segments 2, 3 and 4.
             for segment in range(self._rolled_offset // self._segment_units, -(-self._end // self._segment_units)):
                 self._far[segment] = _FarSegment(0, _LATEST_MS)
         while units := self._store.units(*_QUEUE, self._end, self._segment_units):
@@ -243,6 +245,7 @@ class TimerMessageService:
     def checkpoint(self) -> TimerCheckpoint:
         """Return the progress up to now: everything due before the first waiting message is delivered."""
         first = self._first()
+        # A millisecond before the first that waits: others of its millisecond may be delivered already.
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
     def persist(self, checkpoint: TimerCheckpoint) -> None:
@@ -334,6 +337,7 @@ class TimerMessageService:
         """Roll a batch of units: return True when the file is done, None if more follow, False if a put failed."""
         # The last file is never deleted, so nothing has to leave it.
         size = self._store.config.mapped_file_size_commit_log
+        # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.
         file_end = self._store.min_physical_offset // size * size + size
         if file_end >= self._store.max_physical_offset:
             return True
@@ -379,6 +383,7 @@ class TimerMessageService:
     def _shrink_heap(self) -> None:
         """Keep the NEAR_CAPACITY nearest messages in the heap; the others become far (step 2)."""
         self._scan = None  # it searches behind the previous horizon, and would miss the messages between the two
+        # For example, capacity 2 and due times 10 20 30 40 50: 10 and 20 stay, and the horizon is at 30.
         self._near.sort()
         self._horizon = self._near[self._near_capacity]
         beyond = self._near[self._near_capacity :]

@@ -144,6 +144,8 @@ class TransactionalMessageService:
 
     def offsets(self) -> TransactionOffsets:
         """Return the current offsets of both queues."""
+        # A restart needs the op message of each half message that ended behind `_half_begin`. In the picture above,
+        # `_ended` is {4: 3, 7: 4}: the half queue continues at 3, and the op queue at 3, too.
         return TransactionOffsets(self._half_begin, min(self._ended.values(), default=self._op_end))
 
     def commit_offsets(self, offsets: TransactionOffsets) -> None:
@@ -260,6 +262,7 @@ class TransactionalMessageService:
         return put
 
     def _advance_half_begin(self) -> None:
+        # Ends come in any order: the end of half message 3 moves the begin over 3 and all that follow without a gap.
         while self._ended.pop(self._half_begin, None) is not None:
             self._half_begin += 1
 

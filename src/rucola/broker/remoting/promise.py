@@ -19,7 +19,7 @@ Promise: TypeAlias = Callable[[int, LeaderRecord], Answer]
 
 
 def no_promise(epoch: int, master: LeaderRecord) -> Answer:
-    """Promise nothing, as a broker does whose configuration decides who is master."""
+    """Promise nothing: the configuration of this broker decides whether it is master."""
     return Answer(False, 0)
 
 

@@ -78,6 +78,7 @@ class SendAnswers:
             header = self._batch_form % (self._batch_id(published), queue_id, queue_offset, command.opaque)
         else:
             header = self._form % (published.physical_offset, queue_id, queue_offset, command.opaque)
+        # The length field counts the 4 bytes of the header's own length as well.
         size = len(header)
         return (_PREFIXES[size] if size < len(_PREFIXES) else _PREFIX.pack(4 + size, size)) + header
 

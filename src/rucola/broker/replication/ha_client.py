@@ -5,7 +5,7 @@ One connection (`_ReplicationSession`) works as follows:
 
 0. If the master knows epochs, compare them (`ha_handshake`). A log with bytes that the master lacks is cut off there,
    by the broker; this client then waits to be stopped.
-1. Report an offset a little before the end of the own log, where a record begins (`Replica.begin`).
+1. Report an offset a little before the end of the own log, at the begin of a record (`Replica.begin`).
 2. Receive the log from there. Until the end of the own log, compare it: different bytes end the session, since the logs
    have diverged. Only then may the slave's end be reported.
 3. Append what follows, and dispatch it like messages that were put. An epoch of the master is written to the own epoch
@@ -80,7 +80,7 @@ DIVERGED_ADVICE = (
 
 @dataclass(slots=True)
 class Follower:
-    """What the master of a slave gets to know of it, and what the slave learns from its master."""
+    """The facts that a slave and its master exchange about each other."""
 
     member_id: int
     """brokerId, unique among the brokers of one name."""
@@ -88,7 +88,7 @@ class Follower:
     on_diverged: Callable[[int], None]
     """Called with the physical offset at which the own log has to be cut off."""
     may_cut: Callable[[], bool]
-    """Tells whether the own log may be cut off: it may if this broker was master itself, or was told to follow."""
+    """Tells whether the own log may be cut off: it may if this broker was master itself, or has the order to follow."""
     on_followed: Callable[[BrokerRole], Awaitable[None]]
     """Called with the role of a master with epochs, once the logs are known to be equal."""
     newest_epoch: int = 0
@@ -264,6 +264,8 @@ class _ReplicationSession:
 
     async def _adopt_epochs(self, end: int) -> None:
         """Write the master's epochs of a log up to `end`, before the log has these bytes."""
+        # Epochs 7 at 0, 8 at 100 and 9 at 180, and a log up to 120: 7 and 8 are written now, 9 when the log reaches
+        # 180.
         epochs = within(self._epochs, self._store.min_physical_offset, end)
         self._adopts_at = min([epoch.begin for epoch in self._epochs if epoch.begin > end], default=_NEVER)
         if epochs != self._follower.epochs.epochs:
@@ -294,6 +296,7 @@ class _ReplicationSession:
         """Compare the part of a piece that the log had when the session began, then append the rest."""
         end = physical_offset + len(piece)
         if not self._is_compared:
+            # With a log up to 500, a piece of 300 bytes from 400 on has 100 to compare and 200 to append.
             own = piece[: max(0, self._compared_end - physical_offset)]
             self._replica.append(physical_offset, own)
             physical_offset, piece = physical_offset + len(own), piece[len(own) :]

@@ -25,7 +25,7 @@ from rucola.protocol.connections import (
 from rucola.protocol.queue import MessageQueue
 
 MEMBERS_PER_ITERATION = 64
-"""Members that are asked in one iteration of the event loop."""
+"""Members that get a request in one iteration of the event loop."""
 
 
 class InspectionService:

@@ -40,7 +40,7 @@ class ClientService:
             try:
                 group = self._state.groups.find(consumer.group_name, now_ms)
             except Refused:
-                group = None  # logged and counted; the client's other groups go on
+                group = None  # logged and counted; the client's other groups are accepted
             if group is not None:
                 sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)

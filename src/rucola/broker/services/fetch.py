@@ -109,7 +109,7 @@ class FetchService:
         wait_ms = request.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
         return self._state.clock() + wait_ms
 
-    # What the consumer may read, and which messages of it.
+    # Permission and filter.
 
     def _admit(
         self, caller: Caller, request: PullMessageRequestHeader

@@ -197,6 +197,7 @@ class PublishService:
         # 2. Topic and properties. The topic is interned: all its messages share one string, which dispatch compares by
         #    identity. Properties that need more than editing, retry topics and half messages take the longer path.
         topic = intern(header.topic)
+        #    The property string alone decides: DELAY, TRAN_MSG and the names of timer messages are not edited (None).
         edited = self._properties.edit(topic, header.properties)
         if edited is None or topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
             return self._put_unusual(header, body, version, queue_id, born_host)

@@ -92,6 +92,7 @@ class RetryService:
         attempt = replace(message, prepared_transaction_offset=0)
         attempt.reconsume_times = min(message.reconsume_times + 1, MAX_RECONSUME_TIMES)
         pairs = attempt.properties = message.properties | {properties.WAIT: "false"}
+        # Only by the first retry: a second one finds the retry topic in `message.topic`, and must keep the original.
         pairs.setdefault(properties.RETRY_TOPIC, message.topic)
         pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         if retry_queue is not None:

@@ -10,7 +10,7 @@ Planned switchover, on the master:
 If it cannot find out whether the slave has become master, it accepts no messages any more, until an operator promotes
 one of both: two masters would be worse.
 
-No counterpart in Apache RocketMQ 4.9.8, where a role is changed by restarting a broker with another configuration.
+No counterpart in Apache RocketMQ 4.9.8: there a broker changes its role by a restart with another configuration.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RoleChanges(RoleControl, Protocol):
 
 
 class PeerCalls(Protocol):
-    """What a master asks of the slave to which it hands over. Both methods raise RemotingError."""
+    """The requests of a master to the slave to which it hands over. Both methods raise RemotingError."""
 
     async def promote(self, address: str, epoch: int) -> None:
         """Ask a slave to become master in an epoch, although its master is connected."""

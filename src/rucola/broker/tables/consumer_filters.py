@@ -122,6 +122,7 @@ class ConsumerFilterTable:
 
     def snapshot_writer(self, now_ms: int) -> Callable[[], None]:
         """Remove expired filters; return a function that writes the others in any thread."""
+        # A filter outlives its group for a while, so that a consumer that connects again does not compile it again.
         for (topic, group), data in list(self._table.items()):
             if data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
                 self._remove(topic, group)

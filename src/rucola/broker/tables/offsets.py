@@ -101,6 +101,7 @@ class ConsumerOffsetTable:
             queues[queue_id] = queue_offset
             self._is_changed = True
             self._changes += 1
+            # Removed first, so that the key moves to the end of the dictionary and `changes_since` reads only its end.
             self._changed.pop(key, None)
             self._changed[key] = self._changes
 
@@ -166,6 +167,7 @@ class ConsumerOffsetTable:
         if incarnation != self._incarnation or not number.isdecimal():
             return self._table
         changed: dict[str, Mapping[int, int]] = {}
+        # From the last change back. With version 17, the keys whose last change has number 18 or more.
         for key in reversed(self._changed):
             if self._changed[key] <= int(number):
                 break

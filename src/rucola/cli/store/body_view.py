@@ -1,4 +1,4 @@
-"""Bodies of messages, as people and programs see them: text, JSON or hexadecimal, at most so many bytes.
+"""Bodies of messages, as people and programs see them: text, JSON or hexadecimal, up to a number of bytes.
 
 Control characters are escaped for people; a program gets the exact characters, as JSON.
 """
@@ -78,7 +78,7 @@ def match_context(body: bytes, span: tuple[int, int]) -> str:
     tail = "…" if end + _CONTEXT < len(body) else ""
     match = body[begin : min(end, begin + 2 * _CONTEXT)]
     more = "…" if end - begin > len(match) else ""
-    # A character may begin outside of the bytes that are shown; what is left of it is dropped.
+    # A character may begin outside of the bytes that are shown; its remaining bytes are dropped.
     shown = (before.decode("utf-8", "ignore"), _decode(match), after.decode("utf-8", "ignore"))
     first, middle, last = (re.sub(r"\s+", " ", printable(part, keep="\n\t\r ")) for part in shown)
     return f"{head}{first}[{middle}{more}]{last}{tail}"

@@ -51,6 +51,7 @@ def average(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence
     # The first `rest` members get one more, which shifts the begin of all members behind them.
     index = client_ids.index(client_id)
     share, rest = divmod(len(queues), len(client_ids))
+    # 8 queues and 3 members: share 2 and rest 2, so the begins are 0, 3 and 6.
     begin = index * share + min(index, rest)
     return list(queues[begin : begin + share + (index < rest)])
 
@@ -98,6 +99,7 @@ def by_machine_room(rooms: Iterable[str]) -> Strategy:
                 inside.append(queue)
         # Unlike AVG, the remainder comes from the end of the list: that is how Apache's strategy divides.
         share, rest = divmod(len(inside), count)
+        # 8 queues and 3 members: 0-1 and 6, 2-3 and 7, 4-5.
         own = inside[index * share : (index + 1) * share]
         return [*own, inside[count * share + index]] if index < rest else own
 

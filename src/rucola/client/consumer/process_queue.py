@@ -99,6 +99,7 @@ class ProcessQueue:
             self._sizes[offset] = len(message.body)
             self.size += len(message.body)
             new.append(message)
+        # Beyond the last message if the broker left out messages after it, which count as completed.
         self.next_offset = max(expected, next_offset)
         return new
 

@@ -183,6 +183,7 @@ class Sender:
         Looking up the address and connecting each take at most an equal share of the time that is left, so that the
         remaining steps and `retries_left` retries have a share as well.
         """
+        # With 3 s and two retries left: a quarter for the address, then a third of the rest for the connection.
         address = self._instance.routes.address(queue.broker_name)
         if address is None:
             address = await self._instance.master_address(queue, deadline.share(retries_left + 2).left_ms)

@@ -207,7 +207,7 @@ def _decision(row: dict[str, Any], policy: Policy, now_ms: int) -> tuple[str, st
     return decision.name, why
 
 
-# What the relay cannot see.
+# Facts that the relay does not have.
 
 
 def missing(evidence: Evidence) -> DataFrame:

@@ -206,6 +206,8 @@ class AckWriter:
 def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, AckReader]]:
     """Open the ledger for a task attempt; yields its writer and the acknowledgements of all earlier attempts."""
     with _open(directory / "senders") as senders:
+        # Shared by all tasks, and released by the kernel when a task's process ends, however it ends: an exclusive lock
+        # (`wait_for_senders`) therefore waits for exactly those that may still send.
         fcntl.flock(senders, fcntl.LOCK_SH)
         acks = AckReader(directory)
         acks.refresh()

@@ -65,7 +65,7 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
 
 
 def _traffic(topics: Sequence[Row], axis: TimeAxis, steps: Sequence[Row]) -> str:
-    # If there are more topics than colours, the last colour stands for all topics that are not named.
+    # If there are more topics than colours, the last colour is that of all topics that are not named.
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
     labels = axis.labels
     named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]

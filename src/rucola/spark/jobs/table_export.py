@@ -71,7 +71,7 @@ _TASK: Final = "number int, part binary"
 _ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
 _DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
     "postgresql": (postgresql, {"driver": "org.postgresql.Driver"}),
-    # Spark writes column names in double quotes, which MariaDB takes for texts unless it is told otherwise.
+    # Spark writes column names in double quotes, which MariaDB takes for texts unless its sql_mode has ANSI_QUOTES.
     "mariadb": (
         mysql,
         {

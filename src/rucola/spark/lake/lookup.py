@@ -196,8 +196,10 @@ def _newest(
             np.concatenate(each) for each in zip(*((p.stored, p.offsets, p.rows) for p in parts), strict=True)
         )
         part_of = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+        # By store time, then by physical offset, both from the greatest: lexsort compares its last key first.
         newest_first = np.lexsort((-offsets, -stored))
         # 2. Read whole messages until there is one more than wanted. Rounds double, because candidates may not match.
+        # With 10 wanted, the rounds have 11, 22, 44 … rows.
         begin, count = 0, most + 1
         while begin < len(newest_first) and len(found) <= most:
             chosen = newest_first[begin : begin + count]
@@ -207,6 +209,7 @@ def _newest(
             begin, count = begin + count, count * 2
         if len(found) > most:
             break
+    # The rounds are in order, but within a round messages come file by file.
     found.sort(key=lambda each: (each.message.store_timestamp, each.message.physical_offset), reverse=True)
     return SearchResult(found[:most], is_cut=len(found) > most)
 

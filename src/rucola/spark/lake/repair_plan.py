@@ -229,6 +229,7 @@ class RepairPlanner:
             return True
         # Usually the footer suffices: one broker, archived from its store.
         names = self._brokers(file.path)
+        # One broker, archived from its store: all offsets of the file are of its log, and the least one decides.
         single = published.get(min(names)) if names is not None and len(names) == 1 else None
         if single is not None and not single.is_live:
             return file.least < single.physical_offset
@@ -302,6 +303,8 @@ class RepairPlanner:
             self._set_aside(damaged, "keys")
             old = {path for path in found.keys if path not in found.staged_paths}
             return [], (replaced | old) - set(self._asides), bool(rows), False
+        # The files of a run have disjoint ranges of hashes: without one of them the run answers for a part of its keys
+        # alone, so the others of the run go as well.
         lost = {file.run for file in self._known.keys if not self._is_whole(file, found.keys)}
         self._set_aside([*damaged, *self._unnamed(found.keys)], "keys")
         kept = [file for file in self._known.keys if file.run not in lost]
@@ -319,6 +322,7 @@ class RepairPlanner:
                     known[name] = furthest_progress(known.get(name, progress), progress)
         stated = dict(known)
         for file in added:
+            # Compared with the progress before any addition, so that the order of the files does not matter.
             if self._is_covered(file, stated):
                 continue
             for name, table in self._addresses(file.path).items():

@@ -135,6 +135,7 @@ class LakeWriter:
         """
         rows, moves = [], {}
         for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
+            # The second file of commit 12 becomes topic=T/date=2024-05-01/0000000012-00001.parquet.
             target = f"{path.parent.relative_to(self.staged_rows)}/{number:010d}-{count:05d}.parquet"
             rows.append(row_file_entry(path, target))
             moves[str(path.relative_to(self._staging))] = target
@@ -151,11 +152,13 @@ class LakeWriter:
 
     def commit(self, commit: PendingCommit) -> None:
         """Carry out steps 2 to 7 of the protocol. Raises StoreCorrupt if the commit would overwrite a file."""
+        # Step 2. A file that is not in staging is at its path already.
         for staged, target in commit.moves.items():
             source, path = self._staging / staged, self.root / target
             if path.exists() and source.exists():
                 raise lake_damage(self.root, path, 0, "the file belongs to no commit and has the path of a new file")
             sync_file(source if source.exists() else path)
+        # Step 3. From the rename within on, the commit is completed by this run or the next.
         replace_file(pending_path(self.root), msgspec.json.encode(commit))
         self.finish()
 
@@ -168,6 +171,7 @@ class LakeWriter:
         commit = read_json(path, PendingCommit)
         # The commit of a repair is complete in itself; the snapshot that it replaces may be unreadable.
         snapshot = Snapshot() if commit is not None and commit.is_repair else self.snapshot()
+        # With the commit's own number the snapshot is replaced already: the crash came after step 5.
         if commit is not None and snapshot.number != commit.number:
             if snapshot.number != commit.number - 1 and not commit.is_repair:
                 why = f"commit {commit.number} is pending, but the snapshot is that of commit {snapshot.number}"

@@ -288,6 +288,7 @@ def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRan
 
     Units of delayed messages hold their due time instead of a tags code.
     """
+    # Another tag with an equal hash passes here; `selection_mask` compares the tags themselves.
     wanted = string_hashes(sorted(tags)).astype(np.int64)
     delayed = np.array([each.topic in DUE_TIME_TOPICS for each in queues])[ranges]
     found: Array = np.isin(codes, wanted) | delayed
@@ -314,6 +315,7 @@ def _verify_units(
     """Return the records that are the messages their units promise, and the others as damage."""
     assert expected.ranges is not None
     assert expected.queue_offsets is not None
+    # By position, since records that `locate` rejected are missing among `records`.
     row = np.searchsorted(expected.positions, records.layout["begin"])
     code_of = {topic: code for code, topic in enumerate(records.topics.dictionary.to_pylist())}
     expected_codes = np.array([code_of.get(each.topic, -1) for each in queues])
@@ -378,6 +380,7 @@ def _key_mask(records: Records, keys: frozenset[str]) -> Array:
     wanted = pa.array(sorted(keys), pa.string())
     unique = records.properties.values_of(properties.UNIQ_KEY)
     found: Array = pc.is_in(unique, wanted).to_numpy(zero_copy_only=False).copy()
+    # Keys [a b] [] [c] are a b c in one array, with parents 0 0 2: a hit of c selects row 2.
     lists = records.keys()
     hits = pc.is_in(lists.flatten(), wanted).to_numpy(zero_copy_only=False)
     found[pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)[hits]] = True

@@ -76,6 +76,7 @@ class LogSplit(InputPartition):
 def partition_count(size: int) -> int:
     """Return the number of partitions for `size` bytes of records."""
     fitting = max(size / TARGET_SIZE, min(size / SMALL_SIZE, FEW), 1)
+    # 1 GiB gives 8 partitions of 128 MiB, 700 MiB give 4 of 175, and 64 MiB give 2 of 32.
     # Core counts mostly are powers of two; as many partitions of one size keep all cores busy to the end.
     return 1 << round(log2(fitting))
 
@@ -108,6 +109,7 @@ def split_queues(
     sizes, counts = _count_slices(reader, ranges, log_begin, slice_size)
 
     # 2. Number the slices by splits: a slice belongs to the split in which its first byte falls.
+    #    Four slices of 4 bytes and two splits: `before` is 0 4 8 12, so the slices are of splits 0 0 1 1.
     before = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
     split_of_slice = before * _split_count(total, options) // max(total, 1)
@@ -159,6 +161,7 @@ def restrict_to_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozen
         # begin .. end are the queue offsets that the index covers.
         begin = search_queue(reader, *each, first)
         end = search_queue(reader, each.topic, each.queue_id, begin, each.end, last)
+        # A range 0:100 of which the index covers 10:90, with hits at 12 and 40, leaves 0:10, 12:13, 40:41, 90:100.
         found = sorted(offset for offset in hits.get((each.topic, each.queue_id), ()) if begin <= offset < end)
         parts = [(each.begin, begin), *((offset, offset + 1) for offset in found), (end, each.end)]
         left += [each._replace(begin=start, end=stop) for start, stop in parts if start < stop]

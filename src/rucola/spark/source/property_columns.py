@@ -54,6 +54,7 @@ class PropertyColumns:
     def values_of(self, name: str) -> pa.StringArray:
         """Return the value of one property per row, null if the row does not have it."""
         code = self._codes.get(name, -1)
+        # The pairs are of rows 0 0 1 2 2, and TAGS is in pairs 1 and 4: `index` is 1 -1 4, where -1 becomes null.
         pairs = np.flatnonzero(ints(self.names.indices) == code)
         index = np.full(len(self.offsets) - 1, -1, np.int32)
         index[self.rows[pairs]] = pairs
@@ -61,6 +62,7 @@ class PropertyColumns:
 
     def rows_with_repeats(self) -> Array:
         """Return the rows in which a name occurs more than once."""
+        # With 3 names, name 1 of row 2 is 7; a second 7 beside it is a repeat in row 7 // 3 = 2.
         # One integer per pair, unique for (row, name): repeats are equal neighbours after sorting.
         pair = np.sort(self.rows * len(self.names.dictionary) + ints(self.names.indices))
         repeated = pair[1:][pair[1:] == pair[:-1]]
@@ -145,6 +147,7 @@ def _gather_pairs(data: Array, begin: Array, end: Array, of_row: Array, irregula
         regular[irregular] = False
         chosen = np.repeat(regular, counts)
         pairs = np.append(0, np.cumsum(counts * regular // 2)).astype(np.int32)
+    # In regular rows names and values alternate: the text after an even separator is a name.
     some_begin, some_end = begin[chosen], end[chosen]
     names = gather(data, some_begin[0::2], some_end[0::2]).dictionary_encode()
     values = gather(data, some_begin[1::2], some_end[1::2]).view(pa.string())

@@ -307,6 +307,7 @@ def logged_ranges(
     its end is logged, so leaving it out now would lose its messages.
     """
     # 1. Every origin with messages in the batch must be available.
+    # For example, start {a: 5, b: 7} and end {a: 5, c: 2}: c has messages, b lacks its end, and a has nothing to read.
     needed = frozenset(origin for origin, upto in end.items() if start.get(origin, 0) < upto)
     needed |= start.keys() - end.keys()
     if unavailable := needed & bounds.unavailable:
@@ -381,6 +382,7 @@ def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, in
     cut, passed, given = {}, 0, 0
     for origin, (begin, end) in ranges.items():
         passed += end - begin
+        # 5 of 9: after 3, 6 and 9 offsets have passed, 1, 3 and 5 are given, so the parts are 1, 2 and 2.
         upto = passed * count // total
         cut[origin] = begin, begin + upto - given
         given = upto
@@ -418,6 +420,7 @@ def _pairs_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, t
     """Return (begin or None, offset) by origin."""
 
     def pair(value: Any) -> tuple[int | None, int]:
+        # 7 is an offset; [3, 7] is the offset 7 of an origin that the batch reads from 3 on.
         begin, offset = value if isinstance(value, list) else (None, value)
         return None if begin is None else int(begin), int(offset)
 

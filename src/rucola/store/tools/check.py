@@ -68,7 +68,7 @@ class _LogSummary:
     def __init__(self, files: MappedFileQueue, served_end: int | None) -> None:
         self.files = files
         self.served_end = served_end
-        """The end of the last dispatched record if a broker serves the store; what follows is not checked."""
+        """The end of the last dispatched record if a broker serves the store; bytes after it are not checked."""
         self.end = files.begin
         self.last_timestamp = 0
         self.offsets: list[int] = []

@@ -149,6 +149,8 @@ def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSo
         for part in parts:
             at = part.first_entry
             for hashes, physical_offsets, timestamps in _entries(files, part.begin):
+                # File 1 of 100 entries each has entries 100 to 199. A batch of 50 that begins with entry 80 has 100 to
+                # 129 of them, from 20 to 50, and `before` is its entry 19.
                 first, last = max(begin - at, 0), min(max(end - at, 0), len(hashes))
                 if first > 0:
                     before = int(timestamps[:first][-1]), int(physical_offsets[:first][-1])
@@ -181,6 +183,8 @@ def plan_index_files(taken: Sequence[ScannedLogFile], settings: StoreConfig) -> 
     """Return (number, log files that it is built from) for each index file, given all log files in order."""
     room = _entries_a_file(settings)
     firsts = [0, *accumulate(each.entries for each in taken)]
+    # With room for 100, a log file with entries 80 to 129 is a source of files 0 and 1. One with 0 to 99 is a source of
+    # file 1 as well, for the entry before its first.
     parts = [(IndexSource(each.begin, first), first + each.entries) for each, first in zip(taken, firsts, strict=False)]
     return [
         (number, [part for part, end in parts if part.first_entry < (number + 1) * room and end >= number * room])
@@ -223,6 +227,7 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchReques
                 raise damaged_log(files, begin + position, str(error)) from error
             if sysflag.is_dispatched(request.sys_flag):
                 name, queue_offset = (request.topic, request.queue_id), request.queue_offset
+                # Such a queue starts over, or has a gap, which `write_consume_queue` reports.
                 if following.get(name, queue_offset) != queue_offset:
                     yield batch
                     batch, following = [], {}

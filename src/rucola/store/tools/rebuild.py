@@ -91,6 +91,8 @@ def rebuild(
             shutil.rmtree(staging)
         rebuilt = builder(log, staging, settings, progress)
         for name in _DERIVED:
+            # Each exchange is one step. A crash between the two leaves new queues and the old index, both complete, and
+            # the other files in the staging directory, which the next rebuild deletes.
             _exchange(staging / name, store / name)
         sync_directory(store)
         shutil.rmtree(staging)
@@ -156,6 +158,7 @@ class _Feeder:
                 raise damaged_log(self._files, run.file.begin + position, str(error)) from error
             if sysflag.is_dispatched(request.sys_flag):
                 name, queue_offset = (request.topic, request.queue_id), request.queue_offset
+                # A log whose first files are deleted may begin in the middle of a queue; a whole one begins with 0.
                 expected = self._next.get(name, queue_offset if self._files.begin else 0)
                 if queue_offset == 0 and expected:
                     # The topic was deleted and created again: its queue starts over.
@@ -179,6 +182,7 @@ def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
     """
     settings = StoreConfig(store)
     if paths := file_paths(store / "commitlog"):
+        # A crash may have left the last file short.
         settings.mapped_file_size_commit_log = max(path.stat().st_size for path in paths)
     for _, _, queue in queue_directories(store / "consumequeue"):
         if (paths := file_paths(queue)) and (size := paths[0].stat().st_size):

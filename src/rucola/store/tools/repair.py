@@ -237,8 +237,8 @@ def _fill(file: MappedFile, hole: Hole, placeholders: list[RecordLocation], foun
     at, to_file_end = hole.begin, hole.end == file.end
     timestamp = hole.timestamp or found.first_timestamp
     host = found.store_host or bytes(8)
-    # 1. Placeholders with the reason, cut so that the following ones fit. What is left after the last one must have
-    # room for a filler or a blank; otherwise the last one takes it.
+    # 1. Placeholders with the reason, cut so that the following ones fit. The bytes after the last one must have
+    # room for a filler or a blank; otherwise the last one takes them.
     rest = BLANK_SIZE if to_file_end else _SMALLEST
     needed = [MIN_RECORD_SIZE + len(lost.queue[0].encode()) for lost in placeholders]
     for number, lost in enumerate(placeholders):

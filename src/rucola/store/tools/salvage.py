@@ -232,6 +232,7 @@ class _Salvager:
 
     def _next_valid(self, file: MappedFile, position: int) -> int | None:
         """Return the position of the next valid record after the invalid one at `position`, or None."""
+        # In the last file, an older record than those before is from a tail that an earlier recovery had cut off.
         floor = min(self._times) if file.begin == self._last_begin else 0
         at = file.map.find(_MAGIC, position + _SMALLEST + 4)
         while at >= 0:
