@@ -63,3 +63,16 @@ async def test_a_consumer_asks_for_the_route_when_a_request_times_out(tmp_path: 
         with pytest.raises(RemotingError):
             await consumer.instance.invoke_master(QUEUE, RemotingCommand.request(CODES[1]), TIMEOUT_MS)
         await until(lambda: consumer.instance.routes.address("broker-a") == second, SOON_S)
+
+
+async def test_a_master_that_is_elected_later_is_found_without_another_failure(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv, retry_times=0) as producer:
+        first = await hang(running)
+        await producer.queues("T")
+        with pytest.raises(RemotingError):
+            await send(producer)
+        routes = producer.instance.routes
+        await routes.refresh("T")  # the lookup after the failure is over as well, and has found nothing new
+        assert routes.address("broker-a") == first
+        second = await hang(running)
+        await until(lambda: routes.address("broker-a") == second, SOON_S)

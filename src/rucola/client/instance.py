@@ -74,6 +74,10 @@ ROUTE_INTERVAL_MS = 30_000
 """How often all cached routes are refreshed."""
 UNREACHABLE = (RemotingConnectError, RemotingTimeout)
 """Errors of a broker that may not be the master any more: the route is refreshed."""
+MOVED_LOOKUPS = 20
+"""How often the route of a broker that does not answer is looked up, unless it changes."""
+MOVED_INTERVAL_MS = 250
+"""The time between two of these lookups."""
 REACTION_PAUSE_MS = 100
 """The least time between two heartbeats that are triggered by events."""
 ABSENCE_INTERVAL_MS = 1000
@@ -267,11 +271,20 @@ class ClientInstance(Lifecycle):
             raise
 
     def refresh_route_soon(self, topic: str) -> None:
-        """Refresh a route in the background, because its broker does not answer; once at a time."""
+        """Refresh a route in the background, because its broker does not answer.
+
+        The lookup is repeated for a while until the route changes: an election takes some seconds, and what is sent to
+        a master that hangs fails only after its timeout. One runs at a time for a topic.
+        """
 
         async def refresh() -> None:
-            with suppress(MQError):
-                await self.routes.refresh(topic)
+            before = self.routes.known(topic)
+            for _ in range(MOVED_LOOKUPS):
+                with suppress(MQError):
+                    await self.routes.refresh(topic)
+                if self.routes.known(topic) != before:
+                    return
+                await asyncio.sleep(MOVED_INTERVAL_MS / 1000)
 
         if self.is_open and topic not in self._refreshing:
             self._refreshing.add(topic)
