@@ -83,7 +83,7 @@ async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Pat
 
 
 async def test_a_log_that_diverges_from_its_first_message_on_is_kept_aside_whole(tmp_path: Path) -> None:
-    """The first master ends before its slave has any message: nothing of its log is left, and it follows all the same."""
+    """The first master ends before its slave has any message: nothing of its log is left, and yet it follows."""
     async with pair(tmp_path) as (running, first, second):
         await second.stop()
         await send(running, 3)
