@@ -82,6 +82,23 @@ async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Pat
     assert check(tmp_path / "broker-a") == []
 
 
+async def test_a_log_that_diverges_from_its_first_message_on_is_kept_aside_whole(tmp_path: Path) -> None:
+    """The first master ends before its slave has any message: nothing of its log is left, and yet it follows."""
+    async with pair(tmp_path) as (running, first, second):
+        await second.stop()
+        await send(running, 3)
+        alone = first.position().end
+        await first.stop()
+        await second.start()
+        await second.become_master(2, None)
+        await send(running, 20)
+        await first.start()
+        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await follows(running, second, first)
+        with StoreReader(tmp_path / "broker-a" / "diverged" / f"{0:020d}-{alone:020d}") as reader:
+            assert len(list(reader.walk())) == 3
+
+
 async def test_an_old_master_that_returns_with_its_old_file_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -91,10 +91,11 @@ async def test_a_stopped_master_hands_over_at_once(group: ElectedGroup) -> None:
         await until(group.all_in_sync)
         first = await group.master()
         (other,) = group.brokers.keys() - {first}
-        promoted = run("admin", "promote", "-b", group.address(other), "--force", "--yes")
+        arguments = ("admin", "promote", "-n", group.namesrv, "-b", group.address(other), "--force", "--yes")
+        promoted = await asyncio.to_thread(run, *arguments)
         assert promoted.returncode != 0
         assert "is elected (etcdEndpoints)" in promoted.stderr
-        assert group.brokers[first].stop() == 0
+        assert await asyncio.to_thread(group.brokers[first].stop) == 0
         await until(lambda: is_other_master(group, first))
         group.start(first)
         await ledger.until_ok(producer)

@@ -128,6 +128,25 @@ def test_a_master_of_an_older_epoch_is_refused(caplog: pytest.LogCaptureFixture)
     assert table.newest_master("a") == (5, SLAVE)
 
 
+def test_with_access_control_only_a_newer_master_replaces_an_address() -> None:
+    """A master that hangs keeps its connection: the elected one must not wait until that is closed."""
+    table = RouteTable(keeps_addresses=True)
+    table.admit_master(MASTER, "a", 4)
+    register(table, MASTER, "a", 0, topic("T"))
+    with pytest.raises(Refused, match="must wait until it is gone"):
+        register(table, SLAVE, "a", 0, topic("T"))
+    with pytest.raises(Refused, match="was master of a in epoch 4 at most"):
+        table.admit_master(SLAVE, "a", 4)
+    table.admit_master(SLAVE, "a", 5)
+    register(table, SLAVE, "a", 0, topic("T"))
+    with pytest.raises(Refused, match="must wait until it is gone"):
+        register(table, MASTER, "a", 0, topic("T"))
+    table.unregister(MASTER)
+    route = table.route("T")
+    assert route is not None
+    assert route.broker_datas[0].broker_addrs == {0: SLAVE}
+
+
 def test_the_masters_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_MASTERS", 2)
     table = RouteTable()

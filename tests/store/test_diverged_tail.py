@@ -86,6 +86,23 @@ def test_a_second_tail_of_the_same_length_is_kept_beside_the_first(tmp_path: Pat
     assert check(tmp_path / "store") == []
 
 
+def test_a_whole_log_whose_first_files_are_deleted_is_cut_and_kept(tmp_path: Path) -> None:
+    """It may begin anywhere afterwards, as that of a new slave."""
+    settings, _ = filled(tmp_path / "store")
+    first, *others = sorted((tmp_path / "store" / "commitlog").iterdir())
+    before = numbers(tmp_path / "store")
+    first.unlink()
+    left = numbers(tmp_path / "store")
+    assert left == before[-len(left) :] != before
+    tail = cut_tail(settings, 0)
+    assert [number for directory in tail.directories for number in numbers(directory)] == left
+    assert (tail.begin, tail.messages, len(tail.directories)) == (int(others[0].name), len(left), len(others))
+    with MessageStore(settings) as store:
+        assert store.max_physical_offset == 0
+        assert not store.consume_queues()
+    assert check(tmp_path / "store") == []
+
+
 def lines(settings: StoreConfig, shared: int, kill_before: int = -1) -> list[tuple[str, int]]:
     """Cut, and return the lines of the cut in order; or kill the process before one of them."""
     seen: list[tuple[str, int]] = []

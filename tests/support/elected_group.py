@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ class ElectedGroup:
         self._settings = settings
         self._ports = {number: (free_ports(1)[0], free_port()) for number in range(1, count + 1)}
         self.brokers: dict[int, Server] = {}
-        self._seen: dict[int, int] = {}
+        self._starts: Counter[int] = Counter()
         for number in self._ports:
             self.start(number)
 
@@ -46,7 +47,12 @@ class ElectedGroup:
         return self.machines.namesrv
 
     def start(self, number: int) -> None:
+        """Start a broker; the log of its process before is kept in `broker-N.log.K`."""
         port, ha_port = self._ports[number]
+        if number in self.brokers:
+            log = self.brokers[number].log
+            log.rename(log.with_name(f"{log.name}.{self._starts[number]}"))
+        self._starts[number] += 1
         own = {"brokerId": str(number), "listenPort": str(port), "haListenPort": str(ha_port)}
         self.brokers[number] = self.machines.broker(
             f"broker-{number}", "SLAVE", etcdEndpoints=self.etcd.endpoint, **own, **self._settings

@@ -9,10 +9,12 @@ after the other without retries; a reader polls all queues. At the end
 - every message that was answered with SEND_OK is at its queue offset, with its hash;
 - queue offsets are without gap or repeat, in the order of the log;
 - a send that was acknowledged before another one began has the smaller offset, and no message is stored twice;
-- the reader has seen no offset twice, and nothing that is not in the log now (nonmonotonic poll, dirty read);
+- the reader has seen every message once, in order, and nothing that is not in the log now (nonmonotonic poll, dirty
+  read, stuck consumer);
 - the logs of all brokers have the same bytes, and their stores are sound.
 
 Prints the median and the worst failover time: from the fault to the first send that began after it and was stored.
+If a check fails, the directory with all stores and logs is kept.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import asyncio
 import hashlib
 import json
 import random
+import shutil
 import signal
 import statistics
 import sys
@@ -87,9 +90,10 @@ class ElectedSoak:
     async def run(self, promotions: int) -> SoakResult:
         """Run so many promotions, and check everything. AssertionError if a promise did not hold."""
         await self._group.create_topic(queues=4)
-        async with Producer("soak", self._group.namesrv, retry_times=0) as producer:
-            tasks = [asyncio.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
-            tasks.append(asyncio.create_task(self._poll()))
+        # An error of a client that is no MQError ends the run: the task group raises it.
+        async with Producer("soak", self._group.namesrv, retry_times=0) as producer, asyncio.TaskGroup() as clients:
+            senders = [clients.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
+            reader = clients.create_task(self._poll())
             for number in range(promotions):
                 await until(self._group.all_in_sync, SETTLE_S)
                 if number % ETCD_EACH == ETCD_EACH - 1:
@@ -100,10 +104,13 @@ class ElectedSoak:
                 if self._shows_progress:
                     print(f"promotion {number + 1} of {promotions}: {fault}, {seconds:.2f} s", flush=True)
             await until(self._group.all_in_sync, SETTLE_S)
-            for task in tasks:
+            for task in senders:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await self._check()
+            await asyncio.wait(senders)
+            stored = await read_all(self._group.namesrv)
+            await until(lambda: all(len(self._polled.get(each, [])) >= len(stored[each]) for each in stored), SETTLE_S)
+            reader.cancel()
+        await self._check(stored)
         return self.result
 
     async def _send(self, ledger: SendLedger, producer: Producer) -> None:
@@ -161,13 +168,12 @@ class ElectedSoak:
         assert await group.master() == first, "the loss of etcd changed the master"
         await until(group.all_in_sync, SETTLE_S)
 
-    async def _check(self) -> None:
-        stored = await read_all(self._group.namesrv)
+    async def _check(self, stored: dict[int, list[tuple[int, bytes, int]]]) -> None:
         check_ledgers(self._ledgers, stored)
         for queue_id, seen in self._polled.items():
             offsets = [offset for offset, _ in seen]
             assert offsets == list(range(len(offsets))), f"polls of queue {queue_id} are not monotonic"
-            now = [(offset, digest) for offset, digest, _ in stored[queue_id][: len(seen)]]
+            now = [(offset, digest) for offset, digest, _ in stored[queue_id]]
             assert seen == now, f"queue {queue_id}: a message was polled that is not in the log now"
         result, group = self.result, self._group
         result.acknowledged = sum(len(ledger.acknowledged) for ledger in self._ledgers)
@@ -202,13 +208,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rucola-soak-ha-") as directory:
+    directory = Path(tempfile.mkdtemp(prefix="rucola-soak-ha-"))
+    try:
         result = asyncio.run(
             soak(
-                Path(directory), options.promotions, options.brokers, options.producers, options.seed,
+                directory, options.promotions, options.brokers, options.producers, options.seed,
                 shows_progress=not options.json,
             )
         )  # fmt: skip
+    except BaseException:
+        print(f"stores and logs are kept in {directory}", file=sys.stderr)
+        raise
+    shutil.rmtree(directory)
     if options.json:
         json.dump(vars(result), sys.stdout)
         print()

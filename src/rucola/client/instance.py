@@ -45,7 +45,7 @@ from rucola.client.lifecycle import Lifecycle, run_close_steps
 from rucola.client.operator_requests import OperableConsumer, OperatorRequests
 from rucola.client.request_reply import PendingReplies
 from rucola.client.route import NAMESRV_TIMEOUT_MS, NameServers, TopicRoute, TopicRoutes
-from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError
+from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.message import MessageExt, properties
 from rucola.message.record import decode
 from rucola.protocol.body import encode_body
@@ -72,6 +72,12 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_MS = 30_000
 ROUTE_INTERVAL_MS = 30_000
 """How often all cached routes are refreshed."""
+UNREACHABLE = (RemotingConnectError, RemotingTimeout)
+"""Errors of a broker that may not be the master any more: the route is refreshed."""
+MOVED_LOOKUPS = 20
+"""How often the route of a broker that does not answer is looked up, unless it changes."""
+MOVED_INTERVAL_MS = 250
+"""The time between two of these lookups."""
 REACTION_PAUSE_MS = 100
 """The least time between two heartbeats that are triggered by events."""
 ABSENCE_INTERVAL_MS = 1000
@@ -157,6 +163,8 @@ class ClientInstance(Lifecycle):
         self._consumers: dict[str, GroupMember] = {}
         """The consumer of each group."""
         self._background = BackgroundTasks()
+        self._refreshing: set[str] = set()
+        """Topics whose routes are being refreshed in the background."""
         self._heartbeat_due = asyncio.Event()
         """Set by events after which brokers need a heartbeat before the interval ends."""
 
@@ -258,19 +266,30 @@ class ClientInstance(Lifecycle):
         try:
             address = await self.master_address(queue, timeout_ms, or_slave=or_slave)
             return await self.remoting.invoke(address, command, deadline.left_ms)
-        except RemotingConnectError:
+        except UNREACHABLE:
             self.refresh_route_soon(queue.topic)
             raise
 
     def refresh_route_soon(self, topic: str) -> None:
-        """Refresh a route in the background, because its broker cannot be reached."""
+        """Refresh a route in the background, because its broker does not answer.
+
+        The lookup is repeated for a while until the route changes: an election takes some seconds, and what is sent to
+        a master that hangs fails only after its timeout. One runs at a time for a topic.
+        """
 
         async def refresh() -> None:
-            with suppress(MQError):
-                await self.routes.refresh(topic)
+            before = self.routes.known(topic)
+            for _ in range(MOVED_LOOKUPS):
+                with suppress(MQError):
+                    await self.routes.refresh(topic)
+                if self.routes.known(topic) != before:
+                    return
+                await asyncio.sleep(MOVED_INTERVAL_MS / 1000)
 
-        if self.is_open:
-            self._background.start(refresh(), f"route of {topic}")
+        if self.is_open and topic not in self._refreshing:
+            self._refreshing.add(topic)
+            task = self._background.start(refresh(), f"route of {topic}")
+            task.add_done_callback(lambda _: self._refreshing.discard(topic))
 
     # Heartbeats.
 

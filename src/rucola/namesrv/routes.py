@@ -103,7 +103,8 @@ class RouteTable:
     """The route tables of a name server. Results are snapshots, which the caller may keep.
 
     With `keeps_addresses`, a second address for the name and id of a registered broker is refused until the first one
-    unregisters, loses its connection, or expires. Otherwise it replaces the first one, as in Apache RocketMQ.
+    unregisters, loses its connection, or expires, unless it is the master of a newer epoch. Otherwise it replaces the
+    first one, as in Apache RocketMQ.
     """
 
     def __init__(self, limits: Callable[[], NamesrvConfig] = NamesrvConfig, *, keeps_addresses: bool = False) -> None:
@@ -200,7 +201,8 @@ class RouteTable:
             self._check_room(address, broker_name, topics)
         broker = self._brokers.get(broker_name)
         known = broker.addresses.get(broker_id, address) if broker is not None else address
-        if self._keeps_addresses and known != address:
+        is_newest_master = broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address
+        if self._keeps_addresses and known != address and not is_newest_master:
             text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
             logger.warning("refused a registration: %s", text)
             raise Refused(Reason.FAILED, text)

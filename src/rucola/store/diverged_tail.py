@@ -8,7 +8,7 @@ that opens, and that the next handshake cuts again:
     2. copy the tail to <store>/diverged/<begin>-<end>/, a store directory of its own, by way of a temporary name
     3. set back the checkpoint, which must not be ahead of the log
     4. cut the epochs of the tail off the epoch file
-    5. truncate the log
+    5. truncate the log; if nothing of it is left, remove queues and index before that
 
 A tail that spans several log files becomes one directory for each. `rucola store grep` and `dump` read them, as they
 read any store directory. Nothing deletes them but an operator.
@@ -51,6 +51,8 @@ class DivergedTail(NamedTuple):
 def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
     """Cut off the log of a closed store at the physical offset of a record, and keep the tail aside.
 
+    At or before the begin of the log, all of it is cut off.
+
     Durable on return. Raises StoreError, StoreLocked and OSError; then nothing is lost, and the call may be repeated.
     """
     root = Path(config.store_path_root_dir)
@@ -66,6 +68,7 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
             after_crash=True,
         )
         try:
+            physical_offset = max(physical_offset, files.begin)
             # 2. The only copy of these messages, so it is durable before anything is removed.
             tail = _keep_tail(root, files, physical_offset)
             # 3. Before the truncation: a checkpoint ahead of the log would cover messages that the master sends next.
@@ -73,12 +76,24 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
             # 4. and 5. The epochs that begin in the tail, and the tail.
             epochs = EpochFile(root)
             epochs.replace([epoch for epoch in epochs.epochs if epoch.begin < physical_offset])
-            files.truncate(physical_offset)
+            if physical_offset == files.begin:
+                _clear(root, files)
+            else:
+                files.truncate(physical_offset)
         finally:
             files.close()
     finally:
         lock.release()
     return tail
+
+
+def _clear(root: Path, files: MappedFileQueue) -> None:
+    """Remove queues, index and log, so that the log begins where its new master's does."""
+    for directory in ("consumequeue", "index"):  # before the log: without it, they would be an error
+        if (root / directory).exists():
+            shutil.rmtree(root / directory)
+    sync_directory(root)
+    files.truncate(-1)
 
 
 def _keep_tail(root: Path, files: MappedFileQueue, begin: int) -> DivergedTail:

@@ -36,7 +36,7 @@ _REPORT: Final = Struct(">q")
 
 
 class LogDiverged(StoreError):
-    """A log with bytes that its master lacks, from `physical_offset` on."""
+    """A log with bytes that its master lacks, from `physical_offset` on; from 0 on if nothing of it may be kept."""
 
     def __init__(self, physical_offset: int, text: str) -> None:
         super().__init__(text)
@@ -49,8 +49,7 @@ class LogDiverged(StoreError):
 async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> tuple[Greeting | None, bytes]:
     """Introduce a slave to its master; return the greeting, or None and the first bytes of a master without epochs.
 
-    `log_begin` is the begin of the slave's log. Raises LogDiverged, StoreError if nothing of the log may be kept, and
-    RemotingConnectError.
+    `log_begin` is the begin of the slave's log. Raises LogDiverged and RemotingConnectError.
     """
     await stream.write(encode_report(KNOWS_EPOCHS) + encode_report(join.begin))
     first = await read_exactly(stream, INTRODUCTION.size, timeout_ms)
@@ -74,11 +73,7 @@ def _check_divergence(greeting: Greeting, join: Join, log_begin: int) -> None:
         return
     text = f"this log ends at {join.end}, and equals the master's up to {point} only, as their epochs show"
     if point <= log_begin or point < greeting.begin:
-        raise StoreError(
-            f"{text}, which leaves nothing of it: did the master lose its disk, or is it another one? To keep this "
-            "log, `rucola admin promote` makes this broker master; to drop it, stop this broker and remove its store "
-            "directory"
-        )
+        raise LogDiverged(0, f"{text}, which leaves nothing of it")
     raise LogDiverged(point, text)
 
 

@@ -29,7 +29,7 @@ import msgspec
 from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.group_client import GroupClient
-from rucola.client.instance import ClientInstance
+from rucola.client.instance import UNREACHABLE, ClientInstance
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, record
 from rucola.message.topics import check_topic
@@ -207,7 +207,7 @@ class PullConsumer(GroupClient):
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
         try:
             response = await self.instance.remoting.invoke(address, request, deadline.left_ms)
-        except RemotingConnectError:
+        except UNREACHABLE:
             # The suggested slave may be gone: the next pull goes to the master, and by then along a fresh route.
             self._suggested_broker_ids.pop(queue, None)
             self.instance.refresh_route_soon(queue.topic)

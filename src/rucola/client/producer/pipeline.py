@@ -93,8 +93,8 @@ class SendPipeline:
                     return results[0]
                 return (await sender.ensure_store_ok(request, results, send.deadline, 0))[0]
         assert failure is not None, "a message without a request in flight has a failure"
+        # Only failures are recorded: a response in a pipeline has waited for those before it, which is no latency.
+        sender.record_failure(queue, failure)
         if not may_retry(failure):
             raise failure
-        # Only failures are recorded: a response in a pipeline has waited for those before it, which is no latency.
-        sender.record_failure(queue)
         return (await sender.send_with_retries(request, None, send.deadline, [(queue, failure)]))[0]

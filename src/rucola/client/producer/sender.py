@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from rucola.client.clock import monotonic_ms, now_ms
-from rucola.client.instance import ClientInstance
+from rucola.client.instance import UNREACHABLE, ClientInstance
 from rucola.client.producer.in_flight_sends import InFlightRequests
 from rucola.client.producer.latency_faults import BrokerFaults
 from rucola.client.producer.options import CompletedSend, ProducerOptions
@@ -214,9 +214,12 @@ class Sender:
             call_hook(self._options.trace.send_completed, completed)
         return results
 
-    def record_failure(self, queue: MessageQueue) -> None:
-        """Record a failure of the queue's broker that another broker may not repeat."""
-        self._rotation.record_response(queue.broker_name, monotonic_ms(), monotonic_ms(), failed=True)
+    def record_failure(self, queue: MessageQueue, error: RemotingError) -> None:
+        """Record a failed request. If another broker may be master by now, the next message goes to that one."""
+        if may_retry(error):
+            self._rotation.record_response(queue.broker_name, monotonic_ms(), monotonic_ms(), failed=True)
+        if may_have_moved(error):
+            self._instance.refresh_route_soon(queue.topic)
 
     async def _attempt(
         self, request: SendRequest, queue: MessageQueue, deadline: Deadline, retries_left: int = 0
@@ -230,8 +233,7 @@ class Sender:
             response = await self.in_flight.wait_for_response(in_flight)
             results = self.complete(request, response, queue, connection.peer, begin_ms)
         except RemotingError as error:
-            if may_retry(error):
-                self._rotation.record_response(queue.broker_name, attempt_ms, monotonic_ms(), failed=True)
+            self.record_failure(queue, error)
             raise
         self._rotation.record_response(queue.broker_name, attempt_ms, monotonic_ms())
         return results
@@ -239,8 +241,7 @@ class Sender:
     async def _before_retry(self, topic: str, failed: list[FailedAttempt], deadline: Deadline) -> None:
         """Raise SendFailed if no time or retry is left, else prepare the next attempt.
 
-        1. If another broker has the topic, the next attempt follows immediately. The route is refreshed in the
-           background if the failed broker may have moved.
+        1. If another broker has the topic, the next attempt follows immediately.
         2. Else wait for the refreshed route, within a share of the remaining time: the broker may have a new address,
            or another broker may have the topic now.
         3. If the same broker remains the only one, pause before the next attempt.
@@ -249,18 +250,13 @@ class Sender:
         self.in_flight.check_open()
         count = _counted(failed)
         is_exhausted = count > self._options.retry_times or len(failed) - count > MAX_SWITCHOVER_ATTEMPTS
-        may_have_moved = isinstance(error, RemotingConnectError) or getattr(error, "code", None) in MOVED_CODES
         if is_exhausted or not deadline.left_ms:
-            if may_have_moved:  # the next message goes to the new master
-                self._instance.refresh_route_soon(topic)
             raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
         # Step 1.
         if self._has_other_broker(topic, failed_queue.broker_name):
-            if may_have_moved:
-                self._instance.refresh_route_soon(topic)
             return
-        # Step 2.
-        if may_have_moved:
+        # Step 2. The lookup in the background has begun with the failure, and is joined.
+        if may_have_moved(error):
             with suppress(MQError):
                 retries_left = self._options.retry_times - count + 1
                 await self._instance.routes.refresh(topic, deadline.share(retries_left + 1).left_ms)
@@ -282,6 +278,11 @@ def is_switchover(error: RemotingError) -> bool:
         and error.code == ResponseCode.SERVICE_NOT_AVAILABLE
         and (error.remark or "").startswith(SWITCHOVER)
     )
+
+
+def may_have_moved(error: RemotingError) -> bool:
+    """Return whether another broker may be the master after this error."""
+    return isinstance(error, UNREACHABLE) or (isinstance(error, BrokerError) and error.code in MOVED_CODES)
 
 
 def _counted(failed: list[FailedAttempt]) -> int:

@@ -165,6 +165,7 @@ class TransactionProducer(Producer):
                 if response.code != ResponseCode.SUCCESS:
                     raise BrokerError(response.code, response.remark, half.queue.broker_name)
         except RemotingError as error:
+            self._sender.record_failure(half.queue, error)
             logger.warning(
                 "group %s: %s of transaction %s did not reach the broker, which will check it: %s",
                 self.group, state.name, half.msg_id, error,
