@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
 from rucola.store.tools.check import check
+from support.ports import free_ports
 from support.servers import Server, run, server
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ class Pair:
     def start(self, name: str, *lines: str) -> str:
         """Start a broker, with more lines in its broker.conf; return its address."""
         conf, known = self.path / f"{name}.conf", self.addresses.get(name)
-        port = known.partition(":")[2] if known else "0"
+        port = known.partition(":")[2] if known else str(free_ports(1, 1)[0])
         settings = ["brokerName=pair", "mappedFileSizeCommitLog=1048576", f"storePathRootDir={self.path / name}"]
         conf.write_text("\n".join([*settings, f"listenPort={port}", f"namesrvAddr={self.namesrv}", *lines]))
         running = self.stack.enter_context(server("broker", "-c", conf, log=self.path / f"{name}.log"))

@@ -1,29 +1,43 @@
-"""Free ports of this machine."""
+"""Free ports of this machine, which stay free while a server that had one is down.
+
+The kernel gives ports of its ephemeral range to outgoing connections and to listeners on port 0, also the port of a
+server that a test has just killed and is about to start again. The ports of this module lie below that range.
+"""
 
 from __future__ import annotations
 
+import random
 import socket
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 HOST = "127.0.0.1"
+_LOWEST = 10_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def free_ports(count: int) -> list[int]:
-    """Different ports for brokers: that of the VIP channel of each, two below, is free as well."""
+def free_ports(count: int, *others: int) -> list[int]:
+    """Different ports for brokers: that of the VIP channel of each, two below, is free as well.
+
+    So are those at the distances `others` from each, such as 1 for replication.
+    """
     found: list[int] = []
     with ExitStack() as held:
         while len(found) < count:
-            taken = held.enter_context(socket.socket())
-            taken.bind((HOST, 0))
-            port = taken.getsockname()[1]
-            vip = held.enter_context(socket.socket())
-            with suppress(OSError):
-                vip.bind((HOST, port - 2))
+            port = random.SystemRandom().randrange(_LOWEST, _end())
+            with suppress(OSError), ExitStack() as pair:
+                for each in (port, port - 2, *(port + distance for distance in others)):
+                    pair.enter_context(socket.socket()).bind((HOST, each))
+                held.push(pair.pop_all())
                 found.append(port)
     return found
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """One port."""
+    return free_ports(1)[0]
+
+
+def _end() -> int:
+    """Return the begin of the ephemeral range: what Linux says, or its default."""
+    return int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
