@@ -44,27 +44,36 @@ class Channel:
 class Desk:
     """Held pulls on a real store, the retries of which are noted; `turns` are the callbacks for later iterations."""
 
-    def __init__(self, path: Path, **bounds: int) -> None:
+    def __init__(self, path: Path, *, tick_s: float = 0.0, **bounds: int) -> None:
+        self.tick_s = tick_s
+        """Time that passes between two looks at the clock."""
         self.turns: list[Callable[[], None]] = []
-        self.hold = PullRequestHold(call_soon=self.turns.append, **bounds)
+        self.time_s = 0.0
+        self.hold = PullRequestHold(call_soon=self.turns.append, clock=self._clock, **bounds)
         self.store = MessageStore(config(path), self._arrived)
         self.retried: list[tuple[str, int]] = []
         self.last: list[tuple[str, int]] = []
+
+    def _clock(self) -> float:
+        self.time_s += self.tick_s
+        return self.time_s
 
     def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
         for queues, _, _ in topics.values():
             for queue in dict.fromkeys(queues):
                 self.hold.arrived(queue)
 
-    def pull(self, name: str, tags: str | None, channel: Channel, *, deadline_ms: int = 1000, at: int = 0) -> None:
+    def pull(
+        self, name: str, tags: str | None, channel: Channel, *, deadline_ms: int = 1000, at: int = 0, queue_id: int = 0
+    ) -> None:
         codes = None if tags is None else frozenset(map(tags_code, tags.split()))
-        waiting = Waiting(at, self.store.max_offset("T", 0), codes)
+        waiting = Waiting(at, self.store.max_offset("T", queue_id), codes)
 
         def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
             (self.last if is_last else self.retried).append((name, checked))
             return None
 
-        self.hold.hold(HeldPull(channel, "T", 0, waiting, deadline_ms, retry))
+        self.hold.hold(HeldPull(channel, "T", queue_id, waiting, deadline_ms, retry))
 
     def put(self, *tags: str, queue_id: int = 0) -> None:
         for tag in tags:
@@ -174,10 +183,8 @@ def test_a_full_broker_answers_pulls_of_the_connection_with_most(tmp_path: Path)
     assert check(tmp_path) == []
 
 
-def test_many_retries_are_spread_over_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, channel = Desk(tmp_path), Channel()
-    seconds = iter(range(1000))
-    monkeypatch.setattr("rucola.broker.pull_request_hold.time.monotonic", lambda: next(seconds) / 1000)
+def test_many_retries_are_spread_over_iterations(tmp_path: Path) -> None:
+    desk, channel = Desk(tmp_path, tick_s=0.001), Channel()
     with desk.store:
         for number in range(20):
             desk.pull(str(number), "A", channel)
@@ -189,6 +196,68 @@ def test_many_retries_are_spread_over_iterations(tmp_path: Path, monkeypatch: py
         assert counts[0] < 10
         assert counts[-1] == 20
         assert desk.retried == [(str(number), 0) for number in range(20)]
+    assert check(tmp_path) == []
+
+
+def test_queues_take_turns(tmp_path: Path) -> None:
+    """The one pull of a queue is not retried after the thousands of another that was woken before."""
+    desk, channel = Desk(tmp_path, tick_s=0.001), Channel()
+    with desk.store:
+        for number in range(100):
+            desk.pull(str(number), "A", channel)
+        desk.pull("only", "A", channel, queue_id=1)
+        desk.put("A")
+        desk.put("A", queue_id=1)
+        while desk.turns:
+            desk.turn()
+        assert ("only", 0) in desk.retried[:12]
+        assert len(desk.retried) == len({name for name, _ in desk.retried}) == 101
+        assert not desk.hold.held
+        assert len(desk.hold) == 0
+    assert check(tmp_path) == []
+
+
+def test_woken_pulls_that_expire_or_are_dropped_are_answered_once_or_not_at_all(tmp_path: Path) -> None:
+    """Between two slices, pulls that were woken can reach their deadline, and connections close."""
+    desk, gone, good = Desk(tmp_path, tick_s=0.001), Channel(), Channel()
+    with desk.store:
+        for number in range(20):
+            desk.pull(f"good {number}", "A", good)
+            desk.pull(f"gone {number}", "A", gone)
+        desk.pull("other", "B", good)
+        desk.put("A")
+        desk.hold.expire(1000)
+        answered = len(desk.retried)
+        gone.is_open = False
+        desk.hold.closed(gone)
+        while desk.turns:
+            desk.turn()
+        late = [name for name, _ in desk.retried[answered:]]
+        assert late
+        assert all(name.startswith("good") for name in late)
+        assert len([name for name, _ in desk.retried if name.startswith("good")]) == 20
+        assert desk.last == [("other", 1)]
+        assert not desk.hold.held
+        assert len(desk.hold) == 0
+    assert check(tmp_path) == []
+
+
+def test_all_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    """Those that wait, those that were woken, and those of a congested connection."""
+    desk, slow, good = Desk(tmp_path, tick_s=0.01), Channel(), Channel()
+    with desk.store:
+        for number in range(3):
+            desk.pull(f"woken {number}", "A", good)
+        desk.pull("waits", "B", good)
+        desk.pull("slow", "A", slow)
+        slow.is_congested = True
+        desk.put("A")
+        assert len(desk.retried) == 1
+        desk.hold.release_all()
+        assert sorted(desk.last) == [("slow", 0), ("waits", 1), ("woken 1", 0), ("woken 2", 0)]
+        assert len(desk.hold) == 0
+        desk.turn()
+        assert len(desk.retried) == 1
     assert check(tmp_path) == []
 
 

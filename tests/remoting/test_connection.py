@@ -14,6 +14,7 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting import connection as connection_module
+from rucola.remoting import turns
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
@@ -264,7 +265,7 @@ async def test_a_peer_that_does_not_read_has_bounded_memory_and_recovers() -> No
 
 
 async def test_many_requests_of_one_read_leave_turns_to_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "SLICE_S", 0)
+    monkeypatch.setattr(turns, "SLICE_S", 0)
     processed: list[bytes] = []
 
     def note(connection: Connection, command: RemotingCommand) -> RemotingCommand:

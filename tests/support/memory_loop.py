@@ -119,6 +119,12 @@ class MemoryTransport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """There is no buffer: what is written is received at once."""
 
+    def pause_reading(self) -> None:
+        """What is given meanwhile arrives nevertheless, as from a transport with a buffer of its own."""
+
+    def resume_reading(self) -> None:
+        """See `pause_reading`."""
+
     def write(self, data: Any) -> None:
         self._receive(bytes(data))
 

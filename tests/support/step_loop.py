@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -97,6 +97,18 @@ class StepClient(MemoryClient):
         answered = self._answered[command.opaque] = self._loop.create_future()
         self._give(command.encode())
         return await answered
+
+    def prepared(
+        self, commands: Sequence[RemotingCommand]
+    ) -> tuple[Callable[[], None], list[asyncio.Future[RemotingCommand]]]:
+        """Return a function that sends requests, which the server gets in one read, and the futures of the responses.
+
+        Both are made in advance, so that only the server's steps are counted.
+        """
+        answers = [self._loop.create_future() for _ in commands]
+        self._answered |= dict(zip([command.opaque for command in commands], answers, strict=True))
+        data = b"".join(command.encode() for command in commands)
+        return lambda: self._give(data), answers
 
     def _receive(self, data: bytes) -> None:
         for command in self._decoder.receive_data(data):

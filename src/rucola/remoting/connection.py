@@ -71,6 +71,7 @@ from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_i
 from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.refusals import refusal_response
 from rucola.remoting.tls import subject_of
+from rucola.remoting.turns import turns_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,6 @@ READ_SIZE: Final = 256 * 1024
 """Size of the receive buffer in bytes, the most that one read returns."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of responses that are joined into one write; by default a server stops reading at that number unsent."""
-SLICE_S: Final = 0.003
-"""Time for which the requests of one read are processed before other connections have their turn, in seconds."""
 UNSLICED: Final = 64
 """The number of commands up to which a read is not sliced."""
 CLOSE_TIMEOUT_S = 3.0
@@ -146,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
         self._has_received = self._has_logged_unreadable = False
         # Whether the unsent bytes have reached their limit, and the requests kept until they are sent; whether the kept
-        # requests have their turn in the next iteration, since those before them took SLICE_S.
+        # requests have their turn later, since those before them took a slice.
         self._is_congested = self._is_sliced = False
         # Whether the connection waits for the partial frames of others, and whether its own is counted.
         self._is_waiting = self._has_partial_frame = False
@@ -463,7 +462,7 @@ class Connection(asyncio.BufferedProtocol):
            congested, the remaining commands are kept for `resume_writing`.
         4. The replies are joined into one write.
 
-        Many commands are processed in slices of SLICE_S, one in each iteration, so that others have their turn.
+        Many commands are processed in slices, so that other connections have their turn (`rucola.remoting.turns`).
         """
         replies: list[bytes] = []
         size = 0
@@ -495,15 +494,16 @@ class Connection(asyncio.BufferedProtocol):
             self._write(b"".join(replies))
 
     def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
-        """Yield commands for SLICE_S; the rest is kept and processed in the next iteration."""
+        """Yield commands for a slice of time; the rest is kept until it is this connection's turn again."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + SLICE_S
+        turns = turns_of(loop)
+        end_s = turns.end_s()
         for number, command in enumerate(commands):
             if number % 4 == 3 and loop.time() > end_s:
                 self._kept = commands[number:]
                 self._is_sliced = True
                 self._set_reading()
-                loop.call_soon(self._process_next_slice)
+                turns.wait(self._process_next_slice)
                 return
             yield command
 

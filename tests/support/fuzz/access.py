@@ -70,7 +70,8 @@ def access_targets(directory: Path) -> list[Target]:
     user, acl = json.loads(USERS)["users"][1], json.loads(USERS)["acls"][0]
     namesrv = b"listenPort=9876\naclEnable=true\ntls.server.mode = permissive\ntls.server.keyPassword=env:X\n"
     return [
-        Target("plain-acl", [(ACCOUNTS + WHITE + VERSION).encode(), b"accounts: []\n", b"{}"], _plain_acl),
+        # A file of the operator, which a thread reads: PyYAML takes 3 µs for each byte.
+        Target("plain-acl", [(ACCOUNTS + WHITE + VERSION).encode(), b"accounts: []\n", b"{}"], _plain_acl, stall_s=2.0),
         Target("users", [USERS, b"{}"], lambda data: _users(path, data)),
         Target("access-bodies", [json.dumps(user).encode(), json.dumps(acl).encode()], _bodies),
         Target("namesrv-conf", [namesrv], lambda data: _namesrv_conf(data.decode("utf-8", "replace"))),
