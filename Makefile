@@ -73,7 +73,7 @@ docs: $(STAMP) ## build the documentation site into build/docs; a warning is an 
 	@echo "build/docs/index.html"
 
 .PHONY: pictures
-pictures: setup ## record the pictures of README and tutorials anew; ARGS="search" some of them
+pictures: setup ## record the pictures of README and tutorials again; ARGS="search" some of them
 	@$(VENV)/bin/python docs/pictures/record.py $(ARGS)
 
 .PHONY: bench

@@ -18,8 +18,8 @@ from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.testing.rocketmq import RocketMQ
 from support.certificates import Certificates
 
-# How long an example takes is the machine's affair. `make quick` takes the second profile; tests that set a number of
-# examples keep it.
+# How long an example takes is the machine's affair. `make quick` takes the second profile, and in proportion fewer
+# examples where a test sets their number (`support.examples`).
 hypothesis.settings.register_profile("rucola", deadline=None)
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.load_profile("rucola")

@@ -37,6 +37,7 @@ from rucola.store.tools.rebuild import rebuild
 from support import stores
 from support.aging_broker import ClockAndDisk, aging_broker
 from support.broker_peer import Peer, broker_peer, next_messages
+from support.examples import examples
 from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
 from support.waiting import until
 
@@ -269,7 +270,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(steps, max_size=10))
 async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rucola.client.consumer.process_queue import ProcessQueue, PullLimits
 from rucola.message import MessageExt, MessageInner
 from rucola.message.record import decode, encode
+from support.examples import examples
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 LIMITS = PullLimits(span=2000)
@@ -71,7 +72,7 @@ class Progress(RuleBasedStateMachine):
 
 
 TestProgress = Progress.TestCase
-TestProgress.settings = settings(max_examples=40, stateful_step_count=30)
+TestProgress.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 def test_a_queue_is_full_at_its_message_limit_until_messages_complete() -> None:

@@ -16,6 +16,7 @@ from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.routes import BROKER_EXPIRY_MS, RouteTable
 from rucola.protocol.route import BrokerData, QueueData, RegisterBrokerBody
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from support.examples import examples
 
 MASTER = "10.0.0.1:10911"
 SLAVE = "10.0.0.2:10911"
@@ -516,4 +517,4 @@ class Registrations(RuleBasedStateMachine):
 
 OWNERS = [object(), object(), object()]
 TestRegistrations = Registrations.TestCase
-TestRegistrations.settings = settings(max_examples=60, stateful_step_count=30)
+TestRegistrations.settings = settings(max_examples=examples(60), stateful_step_count=30)

@@ -15,6 +15,7 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
+from support.examples import examples
 from support.remoting_peers import ECHO, HOLD, RawPeer, echo, request, running_server
 
 
@@ -87,7 +88,7 @@ headers = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @example([(0, b"{}")], 1)
 @given(st.lists(headers, max_size=20), st.integers(1, 200))
 async def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]], chunk_size: int) -> None:

@@ -21,6 +21,7 @@ from rucola.message import MessageExt, MessageInner, compression, record, sysfla
 from rucola.spark.source import columns, record_layout
 from rucola.spark.source.columns import decode
 from rucola.spark.source.record_layout import DamagedRecord, batches, locate
+from support.examples import examples
 from support.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
@@ -133,7 +134,7 @@ def messages(draw: st.DrawFn) -> MessageInner:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data(), log_offset=st.sampled_from([0, 1 << 30, 7 << 40]))
 def test_any_records_decode_as_single_records(data: st.DataObject, log_offset: int) -> None:
     log, places = bytearray(data.draw(st.binary(max_size=3))), []
@@ -160,7 +161,7 @@ def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> t
     return left, damages
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.integers(0, 399), st.integers(0, 255)), max_size=4))
 def test_a_damaged_log_yields_readable_records_and_names_the_rest(changes: list[tuple[int, int]]) -> None:
     log, places = bytearray(), []

@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
 from rucola.spark.source import batch_reader
 from rucola.spark.source.batch_reader import RocketMQPushdownReader
 from rucola.spark.source.options import parse_read_options
+from support.examples import examples
 from support.golden_messages import expected
 from support.small_store import SmallStore
 
@@ -87,7 +88,7 @@ def conditions(rows: list[dict[str, Any]]) -> st.SearchStrategy[Filter]:
     return st.sampled_from(sorted(values)).flatmap(of_column)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_pushed_filters_lose_no_matching_row(golden: Path, data: st.DataObject) -> None:
     store = golden / "g1-clean" / "store"

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rucola.errors import ConfigError, MQError, StoreError
 from rucola.spark.source import stream_reader
 from rucola.spark.source.lag import lag_of
+from support.examples import examples
 from support.log_query import LogQuery
 from support.small_store import FILE_SIZE, SmallStore
 
@@ -75,7 +76,7 @@ def test_queues_created_later_are_read_from_their_beginning(small_store: SmallSt
     assert query.run() == places[:2]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     puts=st.lists(st.tuples(st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX"]), st.integers(0, 2)), max_size=80),
     most=st.integers(1, 30),

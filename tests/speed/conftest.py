@@ -11,8 +11,9 @@ from support import accelerator
 
 
 @pytest.fixture(scope="session")
-def extension(tmp_path_factory: pytest.TempPathFactory) -> ModuleType | None:
-    return accelerator.build(tmp_path_factory.mktemp("speed"))
+def extension(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType | None:
+    cache = getattr(request.config, "cache", None)  # `make sanitize` has none
+    return accelerator.build(tmp_path_factory.mktemp("speed") if cache is None else cache.mkdir("accelerator"))
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -20,6 +20,7 @@ from rucola.store.config_files import ConfigFile, config_path, read_config, writ
 from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, queue_directories
 from rucola.store.index import Index, IndexFile, index_file_name, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from support.examples import examples
 from support.stores import OpenStore
 
 # config files --------------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def test_a_damaged_file_without_a_backup_is_named(tmp_path: Path) -> None:
 entries = st.lists(st.tuples(st.integers(0, 2**31 - 1) | st.integers(0, 9), st.integers(0, 5_000)), max_size=120)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(entries, st.lists(st.integers(1, 50), min_size=1), st.sampled_from([0, 1_795_217_264_729]))
 def test_many_index_entries_equal_single_ones(
     tmp_path_factory: pytest.TempPathFactory, put: list[tuple[int, int]], sizes: list[int], begin_ms: int

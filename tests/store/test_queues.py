@@ -21,6 +21,7 @@ from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from support.examples import examples
 from support.simulated_disk import mapped_path
 from support.stores import OpenStore, config, crashed_copy, inner
 
@@ -31,7 +32,7 @@ def _units(count: int) -> bytes:
     return b"".join(pack_unit(100 * number, 100, 0) for number in range(count))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(count=st.integers(0, PER_FILE), written=st.sampled_from(["sparse", "with blocks", "whole", "a page more"]))
 def test_the_end_of_a_queue_is_found_wherever_its_holes_are(
     tmp_path_factory: pytest.TempPathFactory, count: int, written: str
@@ -73,7 +74,7 @@ def _naive_search(times: list[int], begin: int, timestamp_ms: int) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     steps=st.lists(st.integers(0, 2), min_size=1, max_size=4 * UNITS_PER_FILE),
     gone=st.integers(0, 4 * UNITS_PER_FILE - 1),
@@ -186,7 +187,7 @@ def test_recovery_does_not_write_to_intact_queues(
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     begin=st.sampled_from([0, 3, 10, 25]),
     count=st.integers(0, 35),

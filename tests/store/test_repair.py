@@ -19,6 +19,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
 from rucola.store.tools.repair import HOLE_TOPIC, REPAIRED, RepairResult, repair
+from support.examples import examples
 from support.stores import RECOVERY_VARIANTS, config, golden_config, inner
 
 pytestmark = pytest.mark.slow
@@ -193,7 +194,7 @@ def damaged_copy(whole: Path, directory: Path, path: str, position: int, flip: i
     return store
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), with_units=st.booleans())
 def test_damage_of_any_byte_is_repaired(whole: Path, data: st.DataObject, with_units: bool) -> None:
     used = {"commitlog": 2 * FILE_SIZE, "consumequeue": 200, "index": 880}

@@ -21,6 +21,7 @@ from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.replica import Replica
 from rucola.store.tools.check import check
+from support.examples import examples
 from support.stores import batch, config, crashed_copy, inner
 
 FILE = 4096
@@ -86,7 +87,7 @@ def slave_of(path: Path) -> MessageStore:
     return MessageStore(config(path, broker_role=BrokerRole.SLAVE))
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.lists(st.integers(1, 1500), min_size=1, max_size=6))
 def test_replica_log_is_equal_byte_for_byte(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     size = cycle(sizes).__next__

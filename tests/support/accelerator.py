@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -23,16 +26,29 @@ FUNCTIONS = sorted(name for name, kind in speed.__annotations__.items() if str(k
 def build(folder: Path) -> ModuleType | None:
     """Compile and load the extension; None on a machine without a C compiler or headers.
 
-    SPEED_FLAGS has more flags for the compiler; `make sanitize` sets it.
+    SPEED_FLAGS has more flags for the compiler; `make sanitize` sets it. One that was built in `folder` from the same
+    sources, with the same flags, is loaded again.
     """
-    target = folder / "_speed.abi3.so"
     flags = os.environ.get("SPEED_FLAGS", "").split()
-    reason: str = module("hatch_build.py").build_accelerator(REPOSITORY, target, flags)
-    if reason:
-        assert reason.startswith(("there is no C compiler", "Python's headers are missing")), reason
-        return None
-    loader = ExtensionFileLoader("rucola._speed", str(target))
-    spec = spec_from_file_location("rucola._speed", target, loader=loader)
+    sources = [path.read_bytes() for path in (REPOSITORY / "hatch_build.py", *sorted((REPOSITORY / "speed").iterdir()))]
+    key = hashlib.sha256(b"\0".join([*sources, repr((flags, os.environ.get("CC"), sys.version)).encode()])).hexdigest()
+    if (target := folder / key[:16] / "_speed.abi3.so").exists():
+        return _load(target)
+    # Compiled under a name of its own, since another worker may do the same.
+    with TemporaryDirectory(dir=folder) as own:
+        compiled = Path(own, target.name)
+        reason: str = module("hatch_build.py").build_accelerator(REPOSITORY, compiled, flags)
+        if reason:
+            assert reason.startswith(("there is no C compiler", "Python's headers are missing")), reason
+            return None
+        target.parent.mkdir(exist_ok=True)
+        compiled.replace(target)
+    return _load(target)
+
+
+def _load(path: Path) -> ModuleType:
+    loader = ExtensionFileLoader("rucola._speed", str(path))
+    spec = spec_from_file_location("rucola._speed", path, loader=loader)
     assert spec is not None
     built = module_from_spec(spec)
     loader.exec_module(built)

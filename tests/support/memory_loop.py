@@ -15,6 +15,7 @@ from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting.connection import READ_SIZE
+from support.socketless_transport import SocketlessTransport
 
 BEGIN_MS = 1_700_000_000_000
 STEP_MS = 100
@@ -95,29 +96,14 @@ class GroupCommitWithoutThread(GroupCommit):
         asyncio.get_running_loop().call_soon(self._end, None)
 
 
-class MemoryTransport(asyncio.Transport):
+class MemoryTransport(SocketlessTransport):
     """The server's end of a connection that lies in memory."""
 
     def __init__(self, protocol: Any, port: int, receive: Callable[[bytes], None], loop: MemoryLoop) -> None:
-        super().__init__({"peername": ("127.0.0.1", port), "socket": self})
+        super().__init__(("127.0.0.1", port))
         self._protocol = protocol
         self._receive = receive
         self._loop = loop
-        self._is_closing = False
-
-    def setsockopt(self, *option: int) -> None:
-        """There is no socket that could have options."""
-
-    def fileno(self) -> int:
-        """There is no descriptor."""
-        return -1
-
-    def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        """As a socket that is never idle."""
-        return bytes(size)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer: what is written is received at once."""
 
     def pause_reading(self) -> None:
         """What is given meanwhile arrives nevertheless, as from a transport with a buffer of its own."""
@@ -127,9 +113,6 @@ class MemoryTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self._receive(bytes(data))
-
-    def is_closing(self) -> bool:
-        return self._is_closing
 
     def close(self) -> None:
         if not self._is_closing:

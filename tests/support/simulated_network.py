@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
+from support.socketless_transport import SocketlessTransport
+
 LATENCY_S = 0.0005
 BEGIN_NS = 1_700_000_000_000_000_000
 _RESOLUTION_S = 1e-6
@@ -153,15 +155,14 @@ class _SimulatedServer:
         self.sock.close()
 
 
-class SimulatedTransport(asyncio.Transport):
+class SimulatedTransport(SocketlessTransport):
     """One end of a connection in memory."""
 
     def __init__(self, loop: SimulatedLoop, machine: str, peer: tuple[str, int]) -> None:
-        super().__init__({"peername": peer, "socket": self})
+        super().__init__(peer)
         self.machine = machine
         self.protocol: Any = None
         self._loop = loop
-        self._is_closing = False
         # Bytes on their way to this end; None is the end of the connection.
         self._arriving: deque[bytes | None] = deque()
         self._sent_s = self._received_s = loop.time()
@@ -178,12 +179,6 @@ class SimulatedTransport(asyncio.Transport):
             self._sent_s = self._loop.time()
             self._peer.arrive(bytes(data))
 
-    def get_write_buffer_size(self) -> int:
-        return 0  # what is written is on its way at once
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
@@ -191,24 +186,11 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_soon(self.protocol.connection_lost, None)
             self._peer.arrive(None)
 
-    def abort(self) -> None:
-        self.close()
-
     def pause_reading(self) -> None:
         """Bytes go on arriving: there is no limit to what a simulated connection holds."""
 
     def resume_reading(self) -> None:
         """See `pause_reading`."""
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer of unsent bytes."""
-
-    def setsockopt(self, *option: int) -> None:
-        """There is no socket that could have options."""
-
-    def fileno(self) -> int:
-        """There is no descriptor."""
-        return -1
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         """Return the idle times as Linux does (TCP_INFO)."""
