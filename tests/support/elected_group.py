@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +31,24 @@ TOPIC = "T"
 
 
 class ElectedGroup:
-    """The brokers 1 to `count` of broker-a, which can be killed, stopped, paused and started again."""
+    """The brokers 1 to `count` of broker-a, which can be killed, stopped, paused and started again.
 
-    def __init__(self, path: Path, stack: ExitStack, etcd: EtcdServer, count: int = 2, **settings: str) -> None:
+    A broker reaches etcd at its address in `endpoints`, that of a proxy, or directly.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        stack: ExitStack,
+        etcd: EtcdServer,
+        count: int = 2,
+        *,
+        endpoints: Mapping[int, str] | None = None,
+        **settings: str,
+    ) -> None:
         self.machines = Machines(path, stack)
         self.etcd = etcd
+        self._endpoints = endpoints or {}
         self._settings = settings
         self._ports = {number: (free_ports(1)[0], free_port()) for number in range(1, count + 1)}
         self.brokers: dict[int, Server] = {}
@@ -55,7 +69,11 @@ class ElectedGroup:
         self._starts[number] += 1
         own = {"brokerId": str(number), "listenPort": str(port), "haListenPort": str(ha_port)}
         self.brokers[number] = self.machines.broker(
-            f"broker-{number}", "SLAVE", etcdEndpoints=self.etcd.endpoint, **own, **self._settings
+            f"broker-{number}",
+            "SLAVE",
+            etcdEndpoints=self._endpoints.get(number, self.etcd.endpoint),
+            **own,
+            **self._settings,
         )
 
     def address(self, number: int) -> str:
