@@ -430,7 +430,8 @@ def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> n
     """Return which values are among the ascending ones; numpy's isin would hash all of these for every index file."""
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
-    return ascending[np.searchsorted(ascending, values).clip(max=len(ascending) - 1)] == values
+    found: npt.NDArray[np.bool_] = ascending[np.searchsorted(ascending, values).clip(max=len(ascending) - 1)] == values
+    return found
 
 
 def _check_index_times(
