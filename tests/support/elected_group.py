@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +24,34 @@ from rucola.store.directory_reader import StoreReader
 from support.etcd import EtcdServer
 from support.ports import free_port, free_ports
 from support.processes import Machines
-from support.servers import Server
+from support.servers import RUCOLA, Server
 from support.waiting import until
 
 TOPIC = "T"
 
 
 class ElectedGroup:
-    """The brokers 1 to `count` of broker-a, which can be killed, stopped, paused and started again."""
+    """The brokers 1 to `count` of broker-a, which can be killed, stopped, paused and started again.
 
-    def __init__(self, path: Path, stack: ExitStack, etcd: EtcdServer, count: int = 2, **settings: str) -> None:
+    A broker reaches etcd at its address in `endpoints`, that of a proxy, or directly. `environments` are variables of
+    the processes of brokers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        stack: ExitStack,
+        etcd: EtcdServer,
+        count: int = 2,
+        *,
+        endpoints: Mapping[int, str] | None = None,
+        environments: Mapping[int, Mapping[str, str]] | None = None,
+        **settings: str,
+    ) -> None:
         self.machines = Machines(path, stack)
         self.etcd = etcd
+        self._endpoints = endpoints or {}
+        self._environments = environments or {}
         self._settings = settings
         self._ports = {number: (free_ports(1)[0], free_port()) for number in range(1, count + 1)}
         self.brokers: dict[int, Server] = {}
@@ -54,8 +71,14 @@ class ElectedGroup:
             log.rename(log.with_name(f"{log.name}.{self._starts[number]}"))
         self._starts[number] += 1
         own = {"brokerId": str(number), "listenPort": str(port), "haListenPort": str(ha_port)}
+        variables = [f"{name}={value}" for name, value in self._environments.get(number, {}).items()]
         self.brokers[number] = self.machines.broker(
-            f"broker-{number}", "SLAVE", etcdEndpoints=self.etcd.endpoint, **own, **self._settings
+            f"broker-{number}",
+            "SLAVE",
+            program=["env", *variables, *RUCOLA],
+            etcdEndpoints=self._endpoints.get(number, self.etcd.endpoint),
+            **own,
+            **self._settings,
         )
 
     def address(self, number: int) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.servers import Server, server
+from support.servers import RUCOLA, Server, server
 from support.waiting import DEADLINE_S, wait_until
 
 ADDRESS = re.compile(r"127\.0\.0\.1:[1-9]\d*")
@@ -23,13 +23,21 @@ class Machines:
         self.namesrv = ADDRESS.search(self._start("namesrv", bindAddress="127.0.0.1", listenPort="0").first_line)[0]  # type: ignore[index]
         self.addresses: dict[str, str] = {}
 
-    def broker(self, directory: str = "master", role: str = "ASYNC_MASTER", **settings: str) -> Server:
+    def broker(
+        self,
+        directory: str = "master",
+        role: str = "ASYNC_MASTER",
+        *,
+        program: Sequence[str] = RUCOLA,
+        **settings: str,
+    ) -> Server:
         """Start a broker; under a directory used before, with what is there."""
         slave = {"brokerId": "1"} if role == "SLAVE" else {}
         small = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "100", "maxIndexNum": "400"}
         running = self._start(
             directory,
             "broker",
+            program=program,
             **{"mappedFileSizeCommitLog": "65536", "brokerName": "broker-a", "listenPort": "0"}
             | {"brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": self.namesrv}
             | {"haListenPort": "0", "storePathRootDir": str(self.path / directory), "brokerRole": role}
@@ -44,10 +52,12 @@ class Machines:
         """What the broker of a directory has said since it was started last."""
         return (self.path / f"{directory}.log").read_text()
 
-    def _start(self, name: str, command: str = "", **settings: str) -> Server:
+    def _start(self, name: str, command: str = "", *, program: Sequence[str] = RUCOLA, **settings: str) -> Server:
         conf = self.path / f"{name}.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        return self._stack.enter_context(server(command or name, "-c", conf, log=self.path / f"{name}.log"))
+        return self._stack.enter_context(
+            server(command or name, "-c", conf, log=self.path / f"{name}.log", program=program)
+        )
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = DEADLINE_S) -> None:

@@ -412,7 +412,7 @@ def _check_entries(
     linked = (previous > 0) & ~wrong
     other_slot[linked] = hashes[linked] % index.slot_count != hashes[previous[linked] - 1] % index.slot_count
     physical_offsets = entries["physical_offset"]
-    unknown = (physical_offsets < 0) | (physical_offsets >= begin) & ~np.isin(physical_offsets, offsets)
+    unknown = (physical_offsets < 0) | (physical_offsets >= begin) & ~_is_in(physical_offsets, offsets)
     entries_at = HEADER_SIZE + 4 * index.slot_count
     for bad, what in (
         (wrong, "the chain does not lead back"),
@@ -426,12 +426,20 @@ def _check_entries(
             yield CheckFinding(index.file.path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
 
 
+def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which values are among the ascending ones; numpy's isin would hash all of these for every index file."""
+    if not len(ascending):
+        return np.zeros(len(values), np.bool_)
+    found: npt.NDArray[np.bool_] = ascending[np.searchsorted(ascending, values).clip(max=len(ascending) - 1)] == values
+    return found
+
+
 def _check_index_times(
     index: IndexFile, entries: npt.NDArray[np.void], offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
 ) -> Iterator[CheckFinding]:
     """Compare the times of an index file with those of the records that the log still has."""
     at = np.searchsorted(offsets, entries["physical_offset"])
-    known = np.isin(entries["physical_offset"], offsets)
+    known = _is_in(entries["physical_offset"], offsets)
     stored = times[np.where(known, at, 0)] if len(times) else np.zeros(len(entries), np.int64)
     for position, name, stated, entry in (
         (0, "beginTimestamp", index.begin_timestamp, 0),

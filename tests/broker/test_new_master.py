@@ -1,0 +1,145 @@
+"""What a new master takes over: delayed messages, open transactions, and the locks of queues consumed in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rucola.broker.broker import Broker
+from rucola.client import LocalTransactionState, Message, MessageExt, Producer, PullConsumer, TransactionProducer
+from rucola.store.config import BrokerRole
+from support.cluster import HOST, Cluster, Tally
+from support.consumers import consumer_of, send
+from support.replication import pair
+from support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+SYNC = {"broker_role": BrokerRole.SYNC_MASTER, "message_delay_level": "1s 6s"}
+SLAVE = {"message_delay_level": "1s 6s"}
+EAGER = {"transaction_time_out": 500, "transaction_check_interval": 50}
+"""A broker asks soon for the outcome of a transaction."""
+
+Promote = Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def promotion(path: Path) -> AsyncIterator[tuple[Cluster, Broker, Broker, Promote]]:
+    """A pair, and a function that stops the master once its slave has everything, and promotes the slave.
+
+    At the end the old master follows, and both logs are equal.
+    """
+    async with pair(path, SYNC, SLAVE, **EAGER) as (running, first, second):
+
+        async def promote() -> None:
+            await until(lambda: second.position() == first.position())
+            await first.stop()
+            await second.become_master(2, None)
+
+        yield running, first, second, promote
+        await first.start()
+        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await until(lambda: first.position() == second.position())
+
+
+async def stored(running: Cluster) -> Counter[bytes]:
+    """The bodies of all visible messages of T."""
+    found: Counter[bytes] = Counter()
+    async with PullConsumer("check", running.namesrv) as consumer:
+        for queue in await consumer.queues("T"):
+            offset = 0
+            while messages := (await consumer.pull(queue, offset)).messages:
+                found.update(message.body for message in messages)
+                offset = messages[-1].queue_offset + 1
+    return found
+
+
+async def test_it_delivers_delayed_messages_once(tmp_path: Path) -> None:
+    """Those that the old master has scheduled, and no more those that it had delivered at the end."""
+    async with promotion(tmp_path) as (running, _, second, promote):
+        async with Producer("p", running.namesrv) as producer:
+            for number in range(10):
+                await producer.send(Message("T", b"soon %d" % number, properties={"DELAY": "1"}))
+                await producer.send(Message("T", b"late %d" % number, properties={"DELAY": "2"}))
+        soon = {b"soon %d" % number: 1 for number in range(10)}
+        late = {b"late %d" % number: 1 for number in range(10)}
+
+        async def all_soon() -> bool:
+            return await stored(running) == soon
+
+        async def all_late() -> bool:
+            return (await stored(running)).keys() == soon.keys() | late.keys()
+
+        await until(all_soon)
+        await promote()
+        assert second.store_config.broker_role is BrokerRole.SYNC_MASTER
+        await until(all_late)
+        assert await stored(running) == soon | late
+
+
+async def test_it_asks_for_the_outcome_of_open_transactions(tmp_path: Path) -> None:
+    """It commits or rolls back what is open, and leaves what has ended."""
+    asked: Tally[bytes] = Tally()
+    is_known = False
+
+    def outcome(message: MessageExt) -> LocalTransactionState:
+        asked.add(message.body)
+        if not is_known:
+            return LocalTransactionState.UNKNOW
+        is_commit = message.body.startswith(b"commit")
+        return LocalTransactionState.COMMIT_MESSAGE if is_commit else LocalTransactionState.ROLLBACK_MESSAGE
+
+    async with promotion(tmp_path) as (running, _, _, promote):
+        async with TransactionProducer("p", running.namesrv, check=outcome) as producer:
+
+            async def begin(body: bytes, state: LocalTransactionState) -> None:
+                await producer.send_in_transaction(Message("T", body), lambda message: state)
+
+            for number in range(3):
+                await begin(b"ended %d" % number, LocalTransactionState.COMMIT_MESSAGE)
+                await begin(b"given up %d" % number, LocalTransactionState.ROLLBACK_MESSAGE)
+                await begin(b"commit %d" % number, LocalTransactionState.UNKNOW)
+                await begin(b"roll back %d" % number, LocalTransactionState.UNKNOW)
+            await promote()
+            is_known, before = True, len(asked.items)
+            await producer.send(Message("T", b"plain"))  # an idle client looks for another master every 30 s only
+            is_open = {b"%b %d" % (name, number) for name in (b"commit", b"roll back") for number in range(3)}
+            expected = dict.fromkeys(
+                [b"plain", *(b"%b %d" % (name, number) for name in (b"commit", b"ended") for number in range(3))], 1
+            )
+
+            async def has_ended() -> bool:
+                return await stored(running) == expected
+
+            await until(has_ended)
+            await asked.reach(lambda items: set(items[before:]) == is_open)
+        assert set(asked.items) == is_open
+
+
+async def test_it_grants_the_locks_of_queues_consumed_in_order(tmp_path: Path) -> None:
+    """Two members go on with all queues: nothing is skipped, and no message overtakes another one of its queue."""
+    seen: Tally[tuple[int, int]] = Tally()
+
+    def listen(message: MessageExt) -> None:
+        seen.add((message.queue_id, message.queue_offset))
+
+    def is_complete(count: int) -> Callable[[list[tuple[int, int]]], bool]:
+        return lambda items: len(set(items)) == count
+
+    async with promotion(tmp_path) as (running, _, _, promote):
+        await send(running, range(100))
+        members = [consumer_of(running, orderly=True) for _ in range(2)]
+        for member in members:
+            member.listen(listen)
+        async with members[0], members[1]:
+            await seen.reach(is_complete(100))
+            await promote()
+            await send(running, range(100, 200))
+            await until(lambda: is_complete(200)(seen.items), 40)
+        for queue_id in range(4):
+            first_times = list(dict.fromkeys(offset for queue, offset in seen.items if queue == queue_id))
+            assert first_times == sorted(first_times) == list(range(len(first_times)))

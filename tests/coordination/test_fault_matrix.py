@@ -1,0 +1,189 @@
+"""Every guarantee under every fault: an elected group loses exactly what its configuration allows.
+
+Each case is a group with one flushDiskType and one role of the master, under load all the time. One fault follows the
+other, and after each of them a ledger is compared with all queues:
+
+    fault                                          SYNC_MASTER    ASYNC_MASTER
+    etcd is killed, and back after longer          nothing        nothing
+    than the lease
+    the master is cut off from etcd so long        nothing        nothing
+    the master is stopped (SIGSTOP) until          nothing        the end of its log that no slave had,
+    another one is elected, and goes on                           which it keeps aside
+    the master is killed                           nothing        the same
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rucola.client import Producer
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.remoting.client import RemotingClient
+from rucola.store.directory_reader import StoreReader
+from rucola.store.tools.check import check
+from support.elected_group import TOPIC, ElectedGroup, SendLedger, check_ledgers, logs_are_equal, read_all
+from support.etcd import EtcdServer
+from support.proxy import Proxy
+from support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+AWAY_S = 6.0
+"""How long etcd is away: longer than etcdTtl."""
+SETTLE_S = 120.0
+HELD = 50
+"""Requests that wait in the socket of a stopped master."""
+
+
+class Matrix:
+    """One case: a group behind proxies, a producer that sends all the time, and the ledger."""
+
+    def __init__(self, group: ElectedGroup, proxies: dict[int, Proxy], producer: Producer) -> None:
+        self.group = group
+        self._proxies = proxies
+        self._producer = producer
+        self._ledger = SendLedger()
+
+    @asynccontextmanager
+    async def load(self) -> AsyncIterator[None]:
+        """Send from before a fault until a message is acknowledged after it, by a group that is complete again."""
+        await self._ledger.until_ok(self._producer, SETTLE_S)
+
+        async def send() -> None:
+            while True:
+                await self._ledger.send(self._producer)
+                await asyncio.sleep(0.002)
+
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(send())
+            yield
+            await until(self.group.all_in_sync, SETTLE_S)
+            sending.cancel()
+        await self._ledger.until_ok(self._producer, SETTLE_S)
+
+    async def etcd_is_killed(self) -> None:
+        first, before = await self.group.master(), len(self._ledger.acknowledged)
+        await asyncio.to_thread(self.group.etcd.kill)
+        await self._goes_on()
+        await asyncio.to_thread(self.group.etcd.start)
+        assert (await self.group.master(), len(self._ledger.acknowledged) > before) == (first, True)
+
+    async def master_is_cut_off_from_etcd(self) -> None:
+        first = await self.group.master()
+        self._proxies[first].freeze()
+        await self._goes_on()
+        self._proxies[first].thaw()
+        assert await self.group.master() == first
+
+    async def _goes_on(self) -> None:
+        """Wait until a send is acknowledged that began when the lease was over."""
+        end_s = asyncio.get_running_loop().time() + AWAY_S
+        await until(lambda: self._ledger.acknowledged[-1].begin_s > end_s, SETTLE_S)
+
+    async def master_is_stopped_and_goes_on(self) -> None:
+        """It acknowledges none of the requests that were in its socket when it went on."""
+        group, client = self.group, RemotingClient()
+        first = await group.master()
+        header = SendMessageRequestHeaderV2(
+            producer_group="p", topic=TOPIC, default_topic="TBW102", default_topic_queue_nums=4, queue_id=0,
+            sys_flag=0, born_timestamp=1, flag=0, properties="",
+        )  # fmt: skip
+        await client.connect(group.address(first))
+        group.signal(first, signal.SIGSTOP)
+        held = [
+            asyncio.create_task(
+                client.invoke(
+                    group.address(first),
+                    RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"held %d" % number),
+                    1000 * SETTLE_S,
+                )
+            )
+            for number in range(HELD)
+        ]
+        await until(lambda: self._is_other_master(first), SETTLE_S)
+        group.signal(first, signal.SIGCONT)
+        outcomes = await asyncio.gather(*held, return_exceptions=True)
+        await client.close()
+        answers = [each for each in outcomes if isinstance(each, RemotingCommand)]
+        assert ResponseCode.SUCCESS not in {answer.code for answer in answers}
+
+    async def master_is_killed(self) -> None:
+        first = await self.group.master()
+        await asyncio.to_thread(self.group.kill, first)
+        await until(lambda: self._is_other_master(first), SETTLE_S)
+        await asyncio.to_thread(self.group.start, first)
+
+    async def _is_other_master(self, first: int) -> bool:
+        return await self.group.master() != first
+
+    async def judge(self, *, may_lose: bool) -> None:
+        """Compare the ledger with all queues. What is lost was the end of a log, and is kept aside."""
+        stored = await read_all(self.group.namesrv)
+        places = {(queue_id, offset): digest for queue_id, found in stored.items() for offset, digest, _ in found}
+        ledger = self._ledger
+        lost = [each for each in ledger.acknowledged if places.get((each.queue_id, each.queue_offset)) != each.digest]
+        if may_lose:
+            kept_aside = await asyncio.to_thread(self._kept_aside)
+            assert {each.digest for each in lost} <= kept_aside
+            numbers = {each.number for each in lost}
+            ledger.acknowledged = [each for each in ledger.acknowledged if each.number not in numbers]
+        check_ledgers([ledger], stored)
+
+    def _kept_aside(self) -> set[bytes]:
+        found = set()
+        for number in self.group.brokers:
+            for directory in sorted((self.group.directory(number) / "diverged").glob("*")):
+                with StoreReader(directory) as reader:
+                    found |= {hashlib.sha256(message.body).digest() for message in reader.walk()}
+        return found
+
+    async def stop(self) -> None:
+        """Stop all brokers, the master first; their stores are sound, and their logs equal."""
+        group, first = self.group, await self.group.master()
+        for number in (first, *(group.brokers.keys() - {first})):
+            assert await asyncio.to_thread(group.brokers[number].stop) == 0
+        for number in group.brokers:
+            assert check(group.directory(number)) == []
+        assert logs_are_equal(group)
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_faults_lose_what_the_configuration_allows_and_no_more(
+    tmp_path: Path, own_etcd: EtcdServer, flush: str, role: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        processes = stack.enter_context(ExitStack())
+        proxies = {
+            number: await stack.enter_async_context(Proxy(own_etcd.endpoint.removeprefix("http://")))
+            for number in (1, 2)
+        }
+        endpoints = {number: f"http://{proxy.address}" for number, proxy in proxies.items()}
+        group = await asyncio.to_thread(
+            lambda: ElectedGroup(
+                tmp_path, processes, own_etcd, endpoints=endpoints, flushDiskType=flush, etcdMasterRole=role
+            )
+        )
+        await group.create_topic()
+        await until(group.all_in_sync, SETTLE_S)
+        producer = await stack.enter_async_context(Producer("p", group.namesrv, retry_times=0))
+        matrix = Matrix(group, proxies, producer)
+        for fault, loses in (
+            (matrix.etcd_is_killed, False),
+            (matrix.master_is_cut_off_from_etcd, False),
+            (matrix.master_is_stopped_and_goes_on, True),
+            (matrix.master_is_killed, True),
+        ):
+            async with matrix.load():
+                await fault()
+            await matrix.judge(may_lose=loses and role == "ASYNC_MASTER")
+        await matrix.stop()
