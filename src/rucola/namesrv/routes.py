@@ -135,13 +135,8 @@ class RouteTable:
         a master. If the address is removed or registers other topics between two steps, the rest is left out. Raises
         Refused for a second address of a registered broker, see the class.
         """
-        broker = self._brokers.get(broker_name)
-        known = broker.addresses.get(broker_id, address) if broker is not None else address
-        is_newest_master = broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address
-        if self._keeps_addresses and known != address and not is_newest_master:
-            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
-            logger.warning("refused a registration: %s", text)
-            raise Refused(Reason.FAILED, text)
+        if self._keeps_addresses:
+            self._check_address(address, broker_name, broker_id)
         before = self._live.get(address)
         if before is None:
             logger.info("broker %s at %s registered in cluster %s", broker_name, address, cluster)
@@ -179,6 +174,15 @@ class RouteTable:
         if broker_id == MASTER_ID or master is None:
             return None
         return self._live[master].ha_server_addr, master
+
+    def _check_address(self, address: str, broker_name: str, broker_id: int) -> None:
+        """Raise Refused if another address has this name and id, unless this one is the newest master."""
+        broker = self._brokers.get(broker_name)
+        known = address if broker is None else broker.addresses.get(broker_id, address)
+        if known != address and not (broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address):
+            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
+            logger.warning("refused a registration: %s", text)
+            raise Refused(Reason.FAILED, text)
 
     def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
         """Note the epoch of a master; raise Refused if another address was master in the same or a later one.
