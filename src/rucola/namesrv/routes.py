@@ -199,13 +199,8 @@ class RouteTable:
             raise _beyond(broker_name, address, f"{len(self._live)} others are registered", limit, "maxBrokers")
         if broker_id == MASTER_ID:
             self._check_room(address, broker_name, topics)
-        broker = self._brokers.get(broker_name)
-        known = broker.addresses.get(broker_id, address) if broker is not None else address
-        is_newest_master = broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address
-        if self._keeps_addresses and known != address and not is_newest_master:
-            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
-            logger.warning("refused a registration: %s", text)
-            raise Refused(Reason.FAILED, text)
+        if self._keeps_addresses:
+            self._check_address(address, broker_name, broker_id)
 
     def _add_topics(
         self, broker: _Broker, address: str, registered: _Live, topics: Mapping[str, TopicConfig], is_changed: bool
@@ -234,6 +229,15 @@ class RouteTable:
             count = len(topics - broker.queues.keys() if broker is not None else topics)
             if self._queues_count + count > limit:
                 raise _beyond(broker_name, address, f"{count} topics beside {self._queues_count}", limit, "maxTopics")
+
+    def _check_address(self, address: str, broker_name: str, broker_id: int) -> None:
+        """Raise Refused if another address has this name and id, unless this one is the newest master."""
+        broker = self._brokers.get(broker_name)
+        known = address if broker is None else broker.addresses.get(broker_id, address)
+        if known != address and not (broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address):
+            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
+            logger.warning("refused a registration: %s", text)
+            raise Refused(Reason.FAILED, text)
 
     def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
         """Note the epoch of a master; raise Refused if another address was master in the same or a later one.
