@@ -259,7 +259,7 @@ POLICIES = AclInfo(
 BROKER_REQUESTS: dict[int, Requests] = {
     CODE.SEND_MESSAGE_V2: lambda: send(BATCH_SIZE),
     CODE.SEND_MESSAGE: lambda: _old(send(BATCH_SIZE)),
-    CODE.SEND_BATCH_MESSAGE: lambda: batch(DEFAULTS.max_messages_per_batch),
+    CODE.SEND_BATCH_MESSAGE: lambda: batch(1 << 30),
     CODE.PULL_MESSAGE: _request(
         CODE.PULL_MESSAGE,
         PullMessageRequestHeader(
