@@ -166,7 +166,11 @@ class GroupCommit:
         self._flushing, self._waiters = self._waiters, []
         self._last_count = arrived
         if self._kernel is None or not self._store.flusher.begin(self._kernel):
-            self._is_wanted.release()
+            self._release_thread()
+
+    def _release_thread(self) -> None:
+        """Have the thread flush once, and call `_end` in the loop."""
+        self._is_wanted.release()
 
     def _end_in_kernel(self, kernel: KernelFlush) -> None:
         """Complete the flush that the kernel has done."""
