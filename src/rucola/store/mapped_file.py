@@ -366,9 +366,10 @@ class MappedFile:
 
     def release(self) -> None:
         """End a `hold`; the last holder of a deleted file closes it. For any thread."""
-        with _holders_lock:
+        with _holders_lock:  # the decision, too: of two threads that end together, one closes
             self._holders -= 1
-        if self._is_deleted and not self._holders:
+            is_last = self._is_deleted and not self._holders
+        if is_last:
             self.close()
 
     @property
@@ -398,8 +399,10 @@ class MappedFile:
         """
         self.detach()
         self.path.unlink(missing_ok=True)
-        self._is_deleted = True
-        if not self.is_held:
+        with _holders_lock:
+            self._is_deleted = True
+            is_held = self.is_held
+        if not is_held:
             self.close()
 
 
