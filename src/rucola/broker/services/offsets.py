@@ -4,8 +4,8 @@ A group without an offset on a queue begins at 0 if the queue still has its firs
 being in memory (accessMessageInMemoryMaxRatio): a young queue is consumed from its beginning, whatever ConsumeFromWhere
 says. Otherwise the broker has no offset for the group, and the client decides.
 
-Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate
-difference: Apache stores offsets of topics and queues that do not exist, without a bound.
+Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. As there, an
+offset may name a topic or queue that does not exist. Deliberate difference: the number of offsets is bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class OffsetService:
         self._store = state.store
         self._offsets = state.offsets
         self._delayed = state.delayed
-        self._topics = state.topics
         self._limits = state.limits
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int:
@@ -47,19 +46,8 @@ class OffsetService:
         return bool(first) and store.config.is_on_disk(store.max_physical_offset - first[0][0])
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store a group's offset on a queue. Raises Refused for a queue that does not exist, or if the table is full.
-
-        The offset of a group that has one on the queue is always replaced, also if the topic was deleted meanwhile.
-        """
+        """Store a group's offset on a queue. Raises Refused if the table is full, unless it has an offset there."""
         if not self._offsets.has(group, topic, queue_id):
-            config = self._topics.get(topic)
-            if config is None:
-                text = f"topic {topic} does not exist, so group {group} can have no offset on it"
-                raise Refused(Reason.TOPIC_NOT_FOUND, text)
-            count = max(config.read_queue_nums, config.write_queue_nums)
-            if not 0 <= queue_id < count:
-                text = f"topic {topic} has the queues 0 to {count - 1}, so group {group} has no offset on {queue_id}"
-                raise Refused(Reason.INVALID, text)
             self._limits.check_offset(self._offsets, group, topic, queue_id)
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
