@@ -2,7 +2,7 @@
 
 Planned switchover, on the master:
 
-    1. It stops to accept messages; producers of Rucola wait and send again.
+    1. It stops accepting messages; producers of Rucola wait and send again.
     2. It waits until the slave has confirmed the whole log. If that takes too long, it accepts messages again.
     3. It asks the slave to become master in the next epoch, and waits until that is registered.
     4. It follows the new master.
