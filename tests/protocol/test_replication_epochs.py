@@ -54,9 +54,9 @@ def test_a_greeting_comes_back(
 
 @given(OFFSETS, OFFSETS, OFFSETS, OFFSETS, EPOCHS)
 def test_a_join_comes_back(
-    member_id: int, newest: int, begin: int, size: int, epochs: tuple[tuple[int, int], ...]
+    member_id: int, newest: int, one: int, other: int, epochs: tuple[tuple[int, int], ...]
 ) -> None:
-    join = Join(member_id, newest, begin, begin + size, epochs)
+    join = Join(member_id, newest, min(one, other), max(one, other), epochs)
     data = encode_join(join)
     assert decode_join(data[INTRODUCTION.size :]) == join
 
