@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from rucola.cli.main import main
 from rucola.client import Message
 from rucola.client.sync import Producer
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, StoreError
 from rucola.spark import session
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import AckReader
@@ -236,7 +236,9 @@ def test_a_continuous_archive_survives_its_brokers_and_stops_on_a_signal(tmp_pat
                 producer.send(Message("T", b"body", keys=f"k{n}"))
 
     def archived() -> int:
-        return sum(file.rows for file in read_snapshot(lake).rows) if lake.is_dir() else 0
+        with suppress(StoreError):  # no lake yet: its directory is there before its first snapshot
+            return sum(file.rows for file in read_snapshot(lake).rows)
+        return 0
 
     def comes(condition: Callable[[], bool]) -> None:
         try:
