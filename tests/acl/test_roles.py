@@ -99,6 +99,7 @@ async def test_an_account_without_rights_on_the_cluster_is_denied(tmp_path: Path
     assert audited(tmp_path, "first") == audited(tmp_path, "second") == expected
 
 
+@pytest.mark.slow
 async def test_an_admin_changes_the_roles_and_is_in_the_audit_logs(tmp_path: Path) -> None:
     """A switchover, a promotion back by force, which demotes the master, and a request that is refused."""
     async with (

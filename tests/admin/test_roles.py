@@ -117,6 +117,7 @@ async def test_promotion_says_what_it_would_lose(tmp_path: Path) -> None:
         assert len(await stored(kept)) == 3
 
 
+@pytest.mark.slow
 async def test_a_fenced_master_may_be_promoted_again(tmp_path: Path) -> None:
     """The operator decides for the old master; the other one gives way, and follows when it is told to."""
     async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:

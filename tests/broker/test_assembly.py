@@ -107,6 +107,7 @@ async def test_an_opened_broker_has_no_port_and_records_the_one_it_binds(tmp_pat
     assert check(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_all_tasks_and_threads_and_the_broker_can_start_again(tmp_path: Path) -> None:
     stopped = broker(tmp_path)
     for _ in range(2):

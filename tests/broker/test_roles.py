@@ -165,6 +165,7 @@ async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
         await follows(running, second, first)
 
 
+@pytest.mark.slow
 async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What a slave has replicated may be acknowledged: only an operator may set it aside."""
     async with cluster(tmp_path) as running:

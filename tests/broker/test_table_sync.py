@@ -38,6 +38,7 @@ async def body_of(running: Cluster, broker: Broker, code: RequestCode) -> bytes:
     return (await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code))).body
 
 
+@pytest.mark.slow
 async def test_changes_arrive_between_two_full_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first run copies everything here: what follows is shipped as a change."""
     monkeypatch.setattr(table_sync, "RUNS_PER_FULL_COPY", 1 << 30)

@@ -46,6 +46,7 @@ async def test_a_new_slave_gets_the_log_from_its_beginning_or_the_newest_file(
     assert begin_of(tmp_path / "slave") == begin
 
 
+@pytest.mark.slow
 async def test_a_slave_that_is_behind_is_sent_no_more_than_the_rate_and_its_progress_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ async def test_one_client_sends_there_and_another_is_notified_and_pulls_on_the_u
         assert pulled.body == (await peer.pull()).body
 
 
+@pytest.mark.slow
 async def test_idle_connections_there_are_closed_and_a_stop_closes_all(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, server_channel_max_idle_time_seconds=1) as peer:
         port = peer.broker.config.listen_port - 2

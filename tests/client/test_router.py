@@ -90,6 +90,7 @@ async def test_a_plain_function_runs_in_a_thread_and_both_orders_of_decorators_w
     assert len(rocketmq.messages("Meals")) == 1, "None is not sent"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["annotations", "value"])
 async def test_a_handler_takes_what_its_annotations_say(rocketmq: RocketMQ, where: str) -> None:
     router, got = Router("shop"), asyncio.Queue[Any]()

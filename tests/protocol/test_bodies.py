@@ -332,6 +332,7 @@ def steps_of(body: RegisterBrokerBody, *, compress: bool) -> tuple[int, int]:
     return count, most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_large_registration_is_decoded_in_small_steps(compress: bool) -> None:
     """The work of a step is counted in the objects that it makes: a topic has at least three."""

@@ -168,6 +168,7 @@ async def test_frames_wait_when_the_partial_ones_fill_their_memory_and_all_compl
             await peer.close()
 
 
+@pytest.mark.slow
 async def test_peers_that_never_complete_their_frames_make_room(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
