@@ -552,7 +552,6 @@ def test_archived_first_requires_an_archive_path(tmp_path: Path) -> None:
 # everything at once --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     steps=st.lists(
