@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,19 @@ def test_a_lock_of_another_process_is_seen_without_its_file(tmp_path: Path) -> N
 
 def test_a_refused_lock_leaves_no_descriptor_open(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
-    before = os.listdir("/dev/fd")
+    before = open_below(tmp_path)
+    assert before
     for _ in range(3):
         with pytest.raises(StoreLocked, match="in this process"):
             DirectoryLock(tmp_path)
-    assert os.listdir("/dev/fd") == before
+    assert open_below(tmp_path) == before
     lock.release()
+
+
+def open_below(directory: Path) -> list[str]:
+    """The files of a directory that this process has open, one entry for each descriptor."""
+    found = []
+    for number in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed meanwhile, as that of the listing
+            found.append(os.readlink(f"/dev/fd/{number}"))
+    return sorted(path for path in found if path.startswith(str(directory)))
