@@ -35,6 +35,16 @@ async def follows(running: Cluster, master: Broker, slave: Broker) -> None:
     await until(is_so)
 
 
+async def replace_master(running: Cluster, first: Broker, second: Broker) -> None:
+    """Start the stopped slave as master, then the stopped master as its slave."""
+    await second.start()
+    await second.become_master(2, None)
+    await send(running, 20)
+    await first.start()
+    await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+    await follows(running, second, first)
+
+
 async def test_a_slave_has_the_epochs_of_its_master(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         assert set(await send(running, 5)) == {SendStatus.SEND_OK}
@@ -70,12 +80,7 @@ async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Pat
                 await producer.send(Message("T", b"only here %d" % number))
         alone = first.position().end
         await first.stop()
-        await second.start()
-        await second.become_master(2, None)
-        await send(running, 20)
-        await first.start()
-        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-        await follows(running, second, first)
+        await replace_master(running, first, second)
         kept = tmp_path / "broker-a" / "diverged" / f"{shared:020d}-{alone:020d}"
         with StoreReader(kept) as reader:
             assert [message.body for message in reader.walk()] == [b"only here 0", b"only here 1", b"only here 2"]
@@ -89,14 +94,10 @@ async def test_a_log_that_diverges_from_its_first_message_on_is_kept_aside_whole
         await send(running, 3)
         alone = first.position().end
         await first.stop()
-        await second.start()
-        await second.become_master(2, None)
-        await send(running, 20)
-        await first.start()
-        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-        await follows(running, second, first)
+        await replace_master(running, first, second)
         with StoreReader(tmp_path / "broker-a" / "diverged" / f"{0:020d}-{alone:020d}") as reader:
             assert len(list(reader.walk())) == 3
+    assert check(tmp_path / "broker-a") == []
 
 
 async def test_an_old_master_that_returns_with_its_old_file_is_refused(

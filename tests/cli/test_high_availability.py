@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from rucola.cli.main import main
 from rucola.store.tools.check import check
 from support.ports import free_ports
 from support.servers import Server, run, server
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +59,6 @@ class Pair:
     def status(self, name: str) -> dict[str, Any]:
         return dict(self.json("haStatus")["brokers"][self.addresses[name]])
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
     def send(self, count: int) -> None:
         for number in range(count):
             assert "SEND_OK" in self.admin(f"sendMessage -t T -p 'message {number}'").stdout
@@ -79,9 +73,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_path: Path) -> None:
     first = pair.start("first")
     second = pair.start("second", "brokerRole=SLAVE", "brokerId=1")
-    pair.until(lambda: bool(pair.status("first")["slaves"]))
+    wait_until(lambda: bool(pair.status("first")["slaves"]))
     pair.send(3)
-    pair.until(lambda: pair.status("first")["unreplicatedBytes"] == 0)
+    wait_until(lambda: pair.status("first")["unreplicatedBytes"] == 0)
     assert pair.status("first")["slaves"][0]["inSync"] is None, "which only elections have"
     table = pair.admin("haStatus").stdout
     assert "follows" in table
@@ -109,7 +103,7 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     named = pair.admin(f"demote -b {first} --yes")
     assert (named.exit_code, "has 2 messages" in named.stderr) == (1, True)
     assert "is slave" in pair.admin(f"demote -b {first} --yes --force").stdout
-    pair.until(lambda: pair.status("first")["end"] == pair.status("second")["end"])
+    wait_until(lambda: pair.status("first")["end"] == pair.status("second")["end"])
     assert "2 messages, " in (tmp_path / "first.log").read_text()
     (kept,) = (tmp_path / "first" / "diverged").iterdir()
     found = run("store", "grep", kept, "-t", "T")

@@ -33,6 +33,18 @@ class LogPosition(NamedTuple):
     """The physical offset of the end of the log."""
 
 
+class SlaveProgress(NamedTuple):
+    """A connected slave as the replication of its master sees it."""
+
+    address: str
+    broker_id: int | None
+    """None for a slave without epochs, as Apache's."""
+    confirmed: int
+    """It has every byte before this physical offset."""
+    in_sync: bool | None
+    """Whether it is in the in-sync set; None without one."""
+
+
 class RoleControl(Protocol):
     """The role of one broker. `Broker` implements it; its methods belong to the broker's event loop."""
 

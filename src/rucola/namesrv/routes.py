@@ -394,6 +394,11 @@ class RouteTable:
                 del broker.queues[topic]
                 self._removed_queues(broker, topic)
 
+    @property
+    def needs_sweep(self) -> bool:
+        """Whether brokers that are gone still take memory."""
+        return bool(self._gone)
+
     def sweep_steps(self) -> Generator[None, None, None]:
         """Free the queues of brokers that are gone, a generator of small steps. Several may run at once."""
         while self._gone:

@@ -212,7 +212,7 @@ class Namesrv:
 
     def _sweep(self) -> None:
         """Free the memory of brokers that were removed, in slices."""
-        if self._sweeping is None or self._sweeping.done():
+        if self.routes.needs_sweep and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(in_slices(self.routes.sweep_steps()))
 
     async def _start_metrics(self, config: NamesrvConfig) -> None:

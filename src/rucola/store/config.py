@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -16,6 +16,9 @@ from rucola import settings
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
 from rucola.settings import Bytes, Count, Hours, Interval, Milliseconds, Percent, Range
 from rucola.store.consume_queue import UNIT_SIZE
+
+DERIVED_DIRECTORIES: Final = ("consumequeue", "index")
+"""The parts of a store directory that are rebuilt from its log."""
 
 
 class FlushDiskType(Enum):

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.config import StoreConfig
+from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.epoch_file import EpochFile
 from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
@@ -89,7 +89,7 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
 
 def _clear(root: Path, files: MappedFileQueue) -> None:
     """Remove queues, index and log, so that the log begins where its new master's does."""
-    for directory in ("consumequeue", "index"):  # before the log: without it, they would be an error
+    for directory in DERIVED_DIRECTORIES:  # before the log: without it, they would be an error
         if (root / directory).exists():
             shutil.rmtree(root / directory)
     sync_directory(root)

@@ -18,6 +18,7 @@ from rucola.broker.replication.ha_client import Follower, HAClient
 from rucola.broker.replication.ha_service import HAService
 from rucola.broker.replication.table_sync import SlaveSynchronize
 from rucola.broker.replication.visible_end import VisibleEnd
+from rucola.broker.role import SlaveProgress
 from rucola.errors import StoreError
 from rucola.store.config import BrokerRole
 from rucola.store.dispatch import TopicArrivals
@@ -50,8 +51,8 @@ class Replication(Protocol):
         """Wait until a slave that knows epochs has everything below a physical offset."""
         ...
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
-        """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
+    def slaves(self) -> list[SlaveProgress]:
+        """Return the connected slaves; none on a slave."""
         ...
 
     def set_in_sync(self, members: frozenset[int]) -> None:
@@ -124,7 +125,7 @@ class _MasterSide:
     async def follow_again(self, master_address: str) -> None:
         """A master follows no other broker."""
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
+    def slaves(self) -> list[SlaveProgress]:
         return self._ha_service.slaves()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
@@ -183,7 +184,7 @@ class _SlaveSide:
             await self._client.stop()
             self._client.start()
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
+    def slaves(self) -> list[SlaveProgress]:
         return []
 
     def set_in_sync(self, members: frozenset[int]) -> None:

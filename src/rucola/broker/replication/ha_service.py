@@ -34,6 +34,7 @@ from rucola.broker.config import BrokerConfig, TransferFrom
 from rucola.broker.mastership import Mastership
 from rucola.broker.replication.ha_handshake import as_epochs, welcome
 from rucola.broker.replication.transfer_progress import Pace, TransferProgress
+from rucola.broker.role import SlaveProgress
 from rucola.epochs import divergence
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header, encode_report
@@ -145,14 +146,11 @@ class HAService:
             self.on_put()
             await self._reported.wait()
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
-        """Return address, brokerId, confirmed physical offset and in-sync state of each slave that has reported.
-
-        The state is None without an in-sync set.
-        """
+    def slaves(self) -> list[SlaveProgress]:
+        """Return the slaves that have reported."""
         members = self._in_sync
         return [
-            (
+            SlaveProgress(
                 connection.peer,
                 connection.member_id,
                 connection.reported,

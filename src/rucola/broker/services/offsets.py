@@ -47,8 +47,7 @@ class OffsetService:
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """Store a group's offset on a queue. Raises Refused if the table is full, unless it has an offset there."""
-        if not self._offsets.has(group, topic, queue_id):
-            self._limits.check_offset(self._offsets, group, topic, queue_id)
+        self._limits.check_offset(self._offsets, group, topic, queue_id)
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:

@@ -25,7 +25,7 @@ from rucola.access import Caller, Reason, Refused
 from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
-from rucola.broker.role import RoleControl
+from rucola.broker.role import RoleControl, SlaveProgress
 from rucola.errors import BrokerError, MQError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
 from rucola.protocol.roles import SWITCHOVER, HaStatus, SlaveStatus, SwitchOverRequestHeader
@@ -84,8 +84,8 @@ class ReplicationState(Protocol):
         """Wait until a slave that knows epochs has everything below a physical offset."""
         ...
 
-    def slaves(self) -> list[tuple[str, int | None, int, bool | None]]:
-        """Return address, brokerId, confirmed physical offset and in-sync state of each connected slave."""
+    def slaves(self) -> list[SlaveProgress]:
+        """Return the connected slaves."""
         ...
 
 
@@ -116,14 +116,14 @@ class RoleService:
         """Return the connected slaves of this master, and how far each lags."""
         return [
             SlaveStatus(
-                broker_id=broker_id,
-                address=address,
-                confirmed=confirmed,
-                lag_bytes=self._store.max_physical_offset - confirmed,
-                lag_seconds=self._age_s(confirmed),
-                in_sync=in_sync,
+                broker_id=slave.broker_id,
+                address=slave.address,
+                confirmed=slave.confirmed,
+                lag_bytes=self._store.max_physical_offset - slave.confirmed,
+                lag_seconds=self._age_s(slave.confirmed),
+                in_sync=slave.in_sync,
             )
-            for address, broker_id, confirmed, in_sync in self._replication.slaves()
+            for slave in self._replication.slaves()
         ]
 
     @property

@@ -30,7 +30,7 @@ from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.session import AnySession, resolve_session
-from rucola.store.config import StoreConfig
+from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.tools.parallel_rebuild import (
     IndexSource,
     ScannedLogFile,
@@ -135,7 +135,7 @@ def build(
     """Write `target/consumequeue` and `target/index` for the log directory `log`, and sync them to disk."""
     session = resolve_session(spark)
     make_directory(target)
-    for name in ("consumequeue", "index"):
+    for name in DERIVED_DIRECTORIES:
         (target / name).mkdir(DIRECTORY_MODE)
     tasks = RebuildTasks(log, target, settings)
     begins = log_files(log)

@@ -26,7 +26,7 @@ from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
-from rucola.store.config import StoreConfig
+from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
@@ -37,7 +37,6 @@ from rucola.store.scan import RecordRun, scan
 from rucola.store.tools.progress import ProgressCallback
 from rucola.system_calls import exchange_names
 
-_DERIVED: Final = ("consumequeue", "index")
 _STAGING: Final = "rebuild.tmp"
 
 
@@ -90,7 +89,7 @@ def rebuild(
         if staging.exists():
             shutil.rmtree(staging)
         rebuilt = builder(log, staging, settings, progress)
-        for name in _DERIVED:
+        for name in DERIVED_DIRECTORIES:
             # Each exchange is one step. A crash between the two leaves new queues and the old index, both complete, and
             # the other files in the staging directory, which the next rebuild deletes.
             _exchange(staging / name, store / name)
@@ -105,7 +104,7 @@ def rebuild(
 def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCallback | None = None) -> RebuildResult:
     """Write `target/consumequeue` and `target/index` for the log in the directory `log`; durable on return."""
     make_directory(target)
-    for name in _DERIVED:
+    for name in DERIVED_DIRECTORIES:
         (target / name).mkdir(DIRECTORY_MODE)
     files = MappedFileQueue.open(log)
     queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
