@@ -98,7 +98,7 @@ def test_repeated_unique_key_fails_the_second_transaction(db: OutboxDatabase) ->
 def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_db: OutboxDatabase) -> None:
     outbox = Outbox(tables=sqlite_db.tables)
     woken: list[int] = []
-    outbox.on_commit(lambda: woken.append(len(stubs(sqlite_db))))
+    remove = outbox.on_commit(lambda: woken.append(len(stubs(sqlite_db))))
     with Session(sqlite_db.engine()) as session:
         outbox.add(session, Message("T", b"1"))
         outbox.add(session, Message("T", b"2"))
@@ -107,6 +107,10 @@ def test_commit_wakes_the_relay_and_a_rollback_does_not(sqlite_db: OutboxDatabas
         outbox.add(session, Message("T", b"3"))
         session.commit()
         assert woken == [1]
+        remove()
+        outbox.add(session, Message("T", b"4"))
+        session.commit()
+        assert woken == [1], "its relay is closed"
 
 
 @pytest.mark.parametrize(

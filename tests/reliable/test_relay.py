@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -22,6 +24,7 @@ from rucola.reliable.relay import Relay
 from rucola.reliable.schema import LANES, NEW, SENT
 from rucola.reliable.stub_claims import Outcome
 from rucola.testing.rocketmq import RocketMQ
+from support.cancelling import CancelledAt
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, add, change, relay, statuses, stubs, until
 
@@ -158,6 +161,20 @@ async def test_relay_names_missing_tables(empty_db: OutboxDatabase, shared_rocke
     with pytest.raises(SchemaError, match="rucola reliable init"):
         async with relay(empty_db, shared_rocketmq):
             pass
+
+
+async def test_relay_that_is_cancelled_while_it_opens_leaves_no_task(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ
+) -> None:
+    for number in count():
+        opened = Relay(sqlite_db.engine(), shared_rocketmq.namesrv, tables=sqlite_db.tables)
+        with suppress(asyncio.CancelledError):
+            await CancelledAt(opened.open(), number)
+            break
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert number >= 2
+    await opened.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.rocketmq(maxMessageSize=65536)

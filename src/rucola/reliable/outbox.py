@@ -22,6 +22,7 @@ import json
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
@@ -101,13 +102,17 @@ class Outbox:
         message_id: str = row["message_id"]
         return message_id
 
-    def on_commit(self, callback: Callable[[], None]) -> None:
-        """Register a callback for commits of Sessions that added messages. It runs in the committing thread."""
+    def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Register a callback for commits of Sessions that added messages. It runs in the committing thread.
+
+        Returns a function that removes it again.
+        """
         self._after_commit.append(callback)
+        return partial(self._after_commit.remove, callback)
 
     def committed(self) -> None:
         """Wake the relay of this process after the commit of a Connection or a driver's connection."""
-        for callback in self._after_commit:
+        for callback in tuple(self._after_commit):  # another thread may remove one
             callback()
 
     def _add_to_session(self, session: Session, row: dict[str, Any]) -> None:

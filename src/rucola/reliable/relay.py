@@ -29,6 +29,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Sequence, Set
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -99,6 +100,8 @@ class Relay:
         self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
         self._owns_producer = producer is None
         self._background = BackgroundTasks()
+        self._running = AsyncExitStack()
+        """Closes what `open` has started."""
         # The batch that was claimed while another was sent, and the outcomes that are not recorded yet.
         self._ahead: ClaimedBatch | None = None
         self._outcomes: list[Outcome] = []
@@ -120,35 +123,37 @@ class Relay:
         await self.close()
 
     async def open(self) -> None:
-        """Check the tables and start the background task."""
-        await self.database.run(migration.check, self.tables)
-        self._wakeup = Wakeup()
-        if self._owns_producer:
-            await self._producer.open()
-        self._admin = AdminClient(self._producer.instance.connection)
-        await self._admin.__aenter__()
-        self._checker = Checker(self._producer.instance, self._admin, self.policy)
-        self._sender = BatchSender(self._producer, self.policy)
-        if self.database.dialect_name == "postgresql":
-            self._wakeup.listen(self.database.url, self.tables.channel)
-        if self._outbox is not None:
-            self._outbox.on_commit(self._wakeup.wake)
-        self._background.start(self._keep_relaying(), f"relay {self.owner}")
+        """Check the tables and start the background task. If this fails, everything is closed again."""
+        async with AsyncExitStack() as opening:
+            opening.push_async_callback(self.database.close)
+            await self.database.run(migration.check, self.tables)
+            if self._owns_producer:
+                await opening.enter_async_context(self._producer)
+            self._admin = await opening.enter_async_context(AdminClient(self._producer.instance.connection))
+            opening.push_async_callback(self._leave)
+            self._checker = Checker(self._producer.instance, self._admin, self.policy)
+            self._sender = BatchSender(self._producer, self.policy)
+            wakeup = self._wakeup = Wakeup()
+            opening.push_async_callback(wakeup.close)
+            if self.database.dialect_name == "postgresql":
+                wakeup.listen(self.database.url, self.tables.channel)
+            if self._outbox is not None:
+                opening.callback(self._outbox.on_commit(wakeup.wake))
+            opening.push_async_callback(self._background.close, CLOSE_GRACE_MS)
+            self._background.start(self._keep_relaying(), f"relay {self.owner}")
+            self._running = opening.pop_all()
 
     async def close(self) -> None:
         """Finish the current batch, release the lanes and close. Unsent stubs are left to the next relay."""
         self._stopping = True
         self._wakeup.wake()
-        await self._background.close(CLOSE_GRACE_MS)
-        await self._wakeup.close()
+        await self._running.aclose()
+
+    async def _leave(self) -> None:
         try:
             await self.database.run(lane_leases.leave, self.tables, self.owner)
         except DBAPIError as error:
             logger.warning("lanes could not be released and stay reserved until their lease ends: %s", error.orig)
-        await self._admin.__aexit__(None, None, None)
-        if self._owns_producer:
-            await self._producer.close()
-        await self.database.close()
 
     def wake(self) -> None:
         """Poll for due stubs now. Thread-safe."""
