@@ -255,6 +255,26 @@ async def test_an_in_sync_set_is_what_senders_and_consumers_wait_for(tmp_path: P
         await follows(running, first, second)
 
 
+async def test_all_members_of_an_in_sync_set_must_have_a_message(tmp_path: Path) -> None:
+    """Not any one of them, and no slave beside the set."""
+    async with pair(tmp_path, SYNC) as (running, first, second):
+        third = await running.start_broker(store={"broker_role": BrokerRole.SLAVE}, directory="third", broker_id=2)
+        await until(lambda: first.in_sync().keys() == {1, 2})
+        first.set_in_sync(frozenset({1, 2}))
+        assert set(await send(running, 4)) == {SendStatus.SEND_OK}
+        await third.stop()
+        assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
+        first.set_in_sync(frozenset({1}))
+        assert set(await send(running, 4)) == {SendStatus.SEND_OK}
+        await third.start()
+        await until(lambda: first.in_sync() == {1: first.position().end, 2: first.position().end})
+        await second.stop()
+        assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
+        await second.start()
+        await until(lambda: first.in_sync() == {1: first.position().end, 2: first.position().end})
+    assert check(tmp_path / "third") == []
+
+
 async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second):
         await send(running, 4)

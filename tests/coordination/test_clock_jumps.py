@@ -10,9 +10,10 @@ import pytest
 
 from rucola.client import Producer
 from rucola.store.tools.check import check
-from support.elected_group import ElectedGroup, SendLedger, logs_are_equal
+from support.elected_group import ElectedGroup, logs_are_equal
 from support.etcd import EtcdServer
 from support.faketime import WallClock
+from support.send_ledger import SendLedger
 from support.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from rucola.coordination.election import ChangeInSync, Decision, Election, Own, Role
+from rucola.coordination.election import ChangeInSync, Decision, Election, Own, Role, Stand
 from rucola.coordination.group_keys import View
 from support.election_world import Broken, World
 
@@ -83,6 +84,14 @@ class TrustsOldConnections(Election):
         self._incarnations |= {member: record.incarnation for member, record in view.members.items()}
 
 
+class RestoresWithEveryone(Election):
+    """A state that etcd has lost is written again with all slaves that were seen."""
+
+    def _restore(self, now_s: float, view: View) -> Decision:
+        decision = super()._restore(now_s, view)
+        return replace(decision, in_sync=self._incarnations) if isinstance(decision, Stand) else decision
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
@@ -94,6 +103,7 @@ class TrustsOldConnections(Election):
         ShrinksBeforeEtcdDoes,
         JoinsAsSoonAsConnected,
         TrustsOldConnections,
+        RestoresWithEveryone,
     ],
 )
 def test_the_schedules_find_known_faults(kind: type[Election]) -> None:

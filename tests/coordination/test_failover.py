@@ -17,8 +17,9 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.remoting.client import RemotingClient
 from rucola.store.tools.check import check
-from support.elected_group import ElectedGroup, SendLedger, logs_are_equal
+from support.elected_group import ElectedGroup, logs_are_equal
 from support.etcd import EtcdServer
+from support.send_ledger import SendLedger
 from support.servers import run
 from support.waiting import until
 

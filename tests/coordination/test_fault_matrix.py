@@ -15,10 +15,8 @@ other, and after each of them a ledger is compared with all queues:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,66 +26,39 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.remoting.client import RemotingClient
-from rucola.store.directory_reader import StoreReader
-from rucola.store.tools.check import check
-from support.elected_group import TOPIC, ElectedGroup, SendLedger, check_ledgers, logs_are_equal, read_all
+from support.elected_group import ElectedGroup
+from support.election_trial import SETTLE_S, Trial
 from support.etcd import EtcdServer
 from support.proxy import Proxy
+from support.send_ledger import TOPIC
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
 AWAY_S = 6.0
 """How long etcd is away: longer than etcdTtl."""
-SETTLE_S = 120.0
 HELD = 50
 """Requests that wait in the socket of a stopped master."""
 
 
-class Matrix:
-    """One case: a group behind proxies, a producer that sends all the time, and the ledger."""
+class Matrix(Trial):
+    """One case: a group of two with a proxy in front of etcd for each, and its faults."""
 
-    def __init__(self, group: ElectedGroup, proxies: dict[int, Proxy], producer: Producer) -> None:
-        self.group = group
-        self._proxies = proxies
-        self._producer = producer
-        self._ledger = SendLedger()
-
-    @asynccontextmanager
-    async def load(self) -> AsyncIterator[None]:
-        """Send from before a fault until a message is acknowledged after it, by a group that is complete again."""
-        await self._ledger.until_ok(self._producer, SETTLE_S)
-
-        async def send() -> None:
-            while True:
-                await self._ledger.send(self._producer)
-                await asyncio.sleep(0.002)
-
-        async with asyncio.TaskGroup() as tasks:
-            sending = tasks.create_task(send())
-            yield
-            await until(self.group.all_in_sync, SETTLE_S)
-            sending.cancel()
-        await self._ledger.until_ok(self._producer, SETTLE_S)
+    proxies: dict[int, Proxy]
 
     async def etcd_is_killed(self) -> None:
-        first, before = await self.group.master(), len(self._ledger.acknowledged)
+        first, before = await self.group.master(), len(self.ledger.acknowledged)
         await asyncio.to_thread(self.group.etcd.kill)
-        await self._goes_on()
+        await self.acknowledges(asyncio.get_running_loop().time() + AWAY_S)
         await asyncio.to_thread(self.group.etcd.start)
-        assert (await self.group.master(), len(self._ledger.acknowledged) > before) == (first, True)
+        assert (await self.group.master(), len(self.ledger.acknowledged) > before) == (first, True)
 
     async def master_is_cut_off_from_etcd(self) -> None:
         first = await self.group.master()
-        self._proxies[first].freeze()
-        await self._goes_on()
-        self._proxies[first].thaw()
+        self.proxies[first].freeze()
+        await self.acknowledges(asyncio.get_running_loop().time() + AWAY_S)
+        self.proxies[first].thaw()
         assert await self.group.master() == first
-
-    async def _goes_on(self) -> None:
-        """Wait until a send is acknowledged that began when the lease was over."""
-        end_s = asyncio.get_running_loop().time() + AWAY_S
-        await until(lambda: self._ledger.acknowledged[-1].begin_s > end_s, SETTLE_S)
 
     async def master_is_stopped_and_goes_on(self) -> None:
         """It acknowledges none of the requests that were in its socket when it went on."""
@@ -125,36 +96,6 @@ class Matrix:
     async def _is_other_master(self, first: int) -> bool:
         return await self.group.master() != first
 
-    async def judge(self, *, may_lose: bool) -> None:
-        """Compare the ledger with all queues. What is lost was the end of a log, and is kept aside."""
-        stored = await read_all(self.group.namesrv)
-        places = {(queue_id, offset): digest for queue_id, found in stored.items() for offset, digest, _ in found}
-        ledger = self._ledger
-        lost = [each for each in ledger.acknowledged if places.get((each.queue_id, each.queue_offset)) != each.digest]
-        if may_lose:
-            kept_aside = await asyncio.to_thread(self._kept_aside)
-            assert {each.digest for each in lost} <= kept_aside
-            numbers = {each.number for each in lost}
-            ledger.acknowledged = [each for each in ledger.acknowledged if each.number not in numbers]
-        check_ledgers([ledger], stored)
-
-    def _kept_aside(self) -> set[bytes]:
-        found = set()
-        for number in self.group.brokers:
-            for directory in sorted((self.group.directory(number) / "diverged").glob("*")):
-                with StoreReader(directory) as reader:
-                    found |= {hashlib.sha256(message.body).digest() for message in reader.walk()}
-        return found
-
-    async def stop(self) -> None:
-        """Stop all brokers, the master first; their stores are sound, and their logs equal."""
-        group, first = self.group, await self.group.master()
-        for number in (first, *(group.brokers.keys() - {first})):
-            assert await asyncio.to_thread(group.brokers[number].stop) == 0
-        for number in group.brokers:
-            assert check(group.directory(number)) == []
-        assert logs_are_equal(group)
-
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -176,7 +117,8 @@ async def test_faults_lose_what_the_configuration_allows_and_no_more(
         await group.create_topic()
         await until(group.all_in_sync, SETTLE_S)
         producer = await stack.enter_async_context(Producer("p", group.namesrv, retry_times=0))
-        matrix = Matrix(group, proxies, producer)
+        matrix = Matrix(group, producer)
+        matrix.proxies = proxies
         for fault, loses in (
             (matrix.etcd_is_killed, False),
             (matrix.master_is_cut_off_from_etcd, False),

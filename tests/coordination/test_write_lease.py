@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.config import from_properties
+from rucola.broker.durability import Durability
 from rucola.coordination.incarnation import incarnation_of
 from rucola.coordination.write_lease import WriteLease
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.remoting.batching_event_loop import BatchingEventLoop
+from rucola.store.config import BrokerRole, PutMessageStatus
+from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
+from support.stores import config
 
 ELECTED = {"etcdEndpoints": "http://127.0.0.1:2379", "brokerRole": "SLAVE", "brokerId": "1", "brokerName": "a"}
 
@@ -62,6 +68,35 @@ def test_a_closed_gate_closes_the_connections_of_the_batch() -> None:
         assert isinstance(loop, BatchingEventLoop)
         runner.run(run(loop))
     assert received == [b"acknowledged", b""]
+
+
+class ConfirmingSlave:
+    """A slave that has a message when the time is `at_s`."""
+
+    def __init__(self, now: list[float], at_s: float) -> None:
+        self._now = now
+        self._at_s = at_s
+
+    async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
+        self._now[0] = self._at_s
+        return PutMessageStatus.PUT_OK
+
+
+@pytest.mark.parametrize(("at_s", "missing"), [(9.9, None), (10.0, PutMessageStatus.FLUSH_SLAVE_TIMEOUT)])
+async def test_a_message_that_was_waited_for_beyond_the_right_is_not_acknowledged(
+    tmp_path: Path, at_s: float, missing: PutMessageStatus | None
+) -> None:
+    now = [0.0]
+    lease = WriteLease(lambda: now[0])
+    lease.set(10.0)
+    with MessageStore(config(tmp_path, broker_role=BrokerRole.SYNC_MASTER)) as store:
+        durability = Durability(store, GroupCommit(store), ConfirmingSlave(now, at_s), lease)
+        outcome: asyncio.Future[PutMessageStatus | None] = asyncio.get_running_loop().create_future()
+        durability.when_durable(0, lambda lacking: outcome.set_result(None if lacking is None else lacking[0]))
+        assert await outcome is missing
+        # An answer that says so leaves in any case, one that acknowledges while the right holds.
+        assert lease.may_send()
+    assert check(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import random
 import shutil
@@ -29,16 +28,16 @@ import signal
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rucola.client import Producer, PullConsumer
+from rucola.client import Producer
 from rucola.client.producer.send_request import SendResult
-from rucola.errors import MQError
 from rucola.store.tools.check import check
-from support.elected_group import TOPIC, ElectedGroup, SendLedger, check_ledgers, logs_are_equal, read_all
+from support.elected_group import ElectedGroup, logs_are_equal
 from support.etcd import EtcdServer
+from support.send_ledger import Polls, SendLedger, Stored, check_ledgers, read_all
 from support.waiting import until
 
 FAULTS = ("kill", "kill", "stop", "pause")
@@ -83,7 +82,7 @@ class ElectedSoak:
         self._ledgers = [SendLedger(f"producer-{number}") for number in range(producers)]
         self._stored_s = 0.0
         """When the last send that was stored had begun."""
-        self._polled: dict[int, list[tuple[int, bytes]]] = {}
+        self._polls = Polls()
         self._shows_progress = shows_progress
         self.result = SoakResult()
 
@@ -93,7 +92,7 @@ class ElectedSoak:
         # An error of a client that is no MQError ends the run: the task group raises it.
         async with Producer("soak", self._group.namesrv, retry_times=0) as producer, asyncio.TaskGroup() as clients:
             senders = [clients.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
-            reader = clients.create_task(self._poll())
+            reader = clients.create_task(self._polls.run(self._group.namesrv, 10 * SEND_PAUSE_S))
             for number in range(promotions):
                 await until(self._group.all_in_sync, SETTLE_S)
                 if number % ETCD_EACH == ETCD_EACH - 1:
@@ -108,7 +107,7 @@ class ElectedSoak:
                 task.cancel()
             await asyncio.wait(senders)
             stored = await read_all(self._group.namesrv)
-            await until(lambda: all(len(self._polled.get(each, [])) >= len(stored[each]) for each in stored), SETTLE_S)
+            await until(lambda: self._polls.have_all(stored), SETTLE_S)
             reader.cancel()
         await self._check(stored)
         return self.result
@@ -120,17 +119,6 @@ class ElectedSoak:
             if isinstance(await ledger.send(producer), SendResult):
                 self._stored_s = max(self._stored_s, begin_s)
             await asyncio.sleep(SEND_PAUSE_S)
-
-    async def _poll(self) -> None:
-        """Pull all queues from where the last pull ended."""
-        async with PullConsumer("soak-reader", self._group.namesrv) as consumer:
-            while True:
-                with suppress(MQError):
-                    for queue in await consumer.queues(TOPIC):
-                        seen = self._polled.setdefault(queue.queue_id, [])
-                        result = await consumer.pull(queue, seen[-1][0] + 1 if seen else 0)
-                        seen += [(one.queue_offset, hashlib.sha256(one.body).digest()) for one in result.messages]
-                await asyncio.sleep(10 * SEND_PAUSE_S)
 
     async def _promote(self, fault: str) -> float:
         """Take the master away; return the time until a message was stored by another one."""
@@ -168,19 +156,15 @@ class ElectedSoak:
         assert await group.master() == first, "the loss of etcd changed the master"
         await until(group.all_in_sync, SETTLE_S)
 
-    async def _check(self, stored: dict[int, list[tuple[int, bytes, int]]]) -> None:
+    async def _check(self, stored: Stored) -> None:
         check_ledgers(self._ledgers, stored)
-        for queue_id, seen in self._polled.items():
-            offsets = [offset for offset, _ in seen]
-            assert offsets == list(range(len(offsets))), f"polls of queue {queue_id} are not monotonic"
-            now = [(offset, digest) for offset, digest, _ in stored[queue_id]]
-            assert seen == now, f"queue {queue_id}: a message was polled that is not in the log now"
+        self._polls.check(stored)
         result, group = self.result, self._group
         result.acknowledged = sum(len(ledger.acknowledged) for ledger in self._ledgers)
         others = [what for ledger in self._ledgers for _, what in ledger.others]
         result.without_guarantee = sum(what.isupper() for what in others)
         result.failed = len(others) - result.without_guarantee
-        result.polled = sum(map(len, self._polled.values()))
+        result.polled = self._polls.count
         first = await group.master()
         for number in (first, *(group.brokers.keys() - {first})):
             assert await asyncio.to_thread(group.brokers[number].stop) == 0

@@ -65,6 +65,12 @@ class SimulatedEtcd:
             self.leader = None
         self.members = {member: each for member, each in self.members.items() if each[1] != lease}
 
+    def lose_data(self) -> None:
+        """Begin with nothing. Revisions go on, so that no transaction from before takes effect."""
+        self.revision += 1
+        self.leader = self.state = None
+        self.members, self.leases = {}, {}
+
     def view(self) -> View:
         return View(self.leader, self.state, {member: record for member, (record, _) in self.members.items()})
 
@@ -116,6 +122,8 @@ class SimulatedBroker:
         self.is_connected = False
         self.confirmed: dict[int, int] = {}
         self.required: frozenset[int] = frozenset()
+        self.has_failed = False
+        """Whether the store takes nothing until it is opened again, by a start or as a slave."""
         self.incarnation = self.world.unique()
         self.round_since: float | None = None
         """When the request that the loop waits for was sent; None if it waits for none."""
@@ -218,7 +226,7 @@ class SimulatedBroker:
     def decide(self, view: object) -> None:
         assert isinstance(view, View)
         etcd, election, world = self.world.etcd, self.election, self.world
-        own = Own(self.log[-1][0] if self.log else 0, len(self.log), dict(self.confirmed))
+        own = Own(self.log[-1][0] if self.log else 0, len(self.log), dict(self.confirmed), self.has_failed)
         decision: Decision = election.decide(self.now, view, own)
         self.required = election.required
         self.next_round = 0.0
@@ -228,6 +236,8 @@ class SimulatedBroker:
                 self.call(
                     lambda: lease in etcd.leases and etcd.members.__setitem__(self.member, (record, lease)), ignore
                 )
+            case Stand() if not decision.revision and not self.log and world.has_lost_data:
+                pass  # a group that etcd has lost begins without its messages: an operator sees to it that it does not
             case Stand():
                 self.call(lambda: self.lead(lease, decision), ignore)
             case Reclaim(revision):
@@ -249,6 +259,7 @@ class SimulatedBroker:
             case Follow(epoch, master):
                 if self.following != (epoch, master.member):
                     self.office, self.following, self.is_connected = None, (epoch, master.member), False
+                    self.has_failed = False
                 self.next_round = self.now + BOUNDS.loop_wait_s
             case _:
                 self.next_round = self.now + (1 if election.is_joining else BOUNDS.loop_wait_s / 2)
@@ -272,7 +283,7 @@ class SimulatedBroker:
     # The broker.
 
     def append(self) -> None:
-        if self.office is not None and self.election.right_until_s(self.now) > self.now:
+        if self.office is not None and not self.has_failed and self.election.right_until_s(self.now) > self.now:
             self.log.append((self.office, self.world.unique()))
 
     def fetch(self) -> None:
@@ -331,15 +342,13 @@ class World:
         for member in range(1, brokers + 1):
             self.brokers.append(SimulatedBroker(self, member, kind))
         self.messages: list[tuple[SimulatedBroker | None, Callable[[], object]]] = []
-        self.is_etcd_away = False
-        self.cut: set[int] = set()
-        """Members that do not reach etcd."""
+        self.is_etcd_away = self.has_lost_data = False
         self.acknowledged: dict[Entry, int] = {}
         self.masters: dict[int, int] = {}
         self.last_epoch = 0
         self.elections = 0
         # Every schedule has faults of its own: with all of them at once, nothing ever works for long.
-        self.weights = [random.choice((0, 1, 3)) for _ in range(5)]
+        self.weights = [random.choice((0, 1, 3)) for _ in range(7)]
         self.loss = random.choice((0, 0, 0.02, 0.2))
 
     def unique(self) -> int:
@@ -382,7 +391,7 @@ class World:
             deliver()
 
     def fault(self, broker: SimulatedBroker) -> None:
-        kind = self.random.choices(range(5), [weight + 0.01 for weight in self.weights])[0]
+        kind = self.random.choices(range(7), [weight + 0.01 for weight in self.weights])[0]
         if kind == 0:
             broker.is_paused = not broker.is_paused
         elif kind == 1:
@@ -393,6 +402,11 @@ class World:
             if broker.log:  # a power cut
                 del broker.log[self.random.randrange(len(broker.log)) :]
             broker.start(self.unique())
+        elif kind == 4:
+            broker.has_failed = True
+        elif kind == 5:
+            self.etcd.lose_data()
+            self.has_lost_data = True
         else:
             for each in self.brokers:
                 each.is_paused = False

@@ -26,8 +26,9 @@ def etcd_program() -> str:
 class EtcdServer:
     """A server's process; `start` again keeps its data and its ports."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: str = HOST) -> None:
         self.directory = directory
+        self._host = host
         directory.mkdir(exist_ok=True)
         for attempt in range(ATTEMPTS):  # another process may take a port first
             self.port, self._peer_port = free_port(), free_port()
@@ -41,7 +42,7 @@ class EtcdServer:
 
     @property
     def endpoint(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     def start(self) -> None:
         peer = f"http://{HOST}:{self._peer_port}"
@@ -59,7 +60,7 @@ class EtcdServer:
 
     def _is_ready(self) -> bool:
         try:
-            with socket.create_connection((HOST, self.port), timeout=1) as probe:
+            with socket.create_connection((self._host, self.port), timeout=1) as probe:
                 probe.sendall(b"GET /health HTTP/1.0\r\n\r\n")
                 return b'"true"' in probe.recv(4096) + probe.recv(4096)
         except OSError:

@@ -2,9 +2,12 @@
 
     delay_ms       each chunk of bytes is forwarded so much later, in both directions
     half_open()    the connections open now stay open and carry nothing any more; new ones work
+    swallow()      the bytes of one direction or of both vanish, on new connections as well, until `heal()`; a
+                   connection that has lost some stays half-open
     freeze()       nothing is forwarded, on new connections neither, until `thaw()`; then everything arrives
     reset()        the connections open now end with RST
     cut()          the connections open now end with FIN, possibly in the middle of a frame
+    cut_inside()   the next chunk of one direction is forwarded by half, and its connection ends
     refuse()       as `reset`, and new connections are refused until `accept()`
     lose(bytes)    the next request with these bytes reaches the server, its response is dropped and the connection ends
                    with RST: the server has done the work, and the client sees an error
@@ -39,7 +42,8 @@ class Link:
     """One connection of a client, and the one to the server that belongs to it once it is made."""
 
     def __init__(self, client: Stream) -> None:
-        self.is_half_open = False
+        self.swallowed: set[bool] = set()
+        """Directions that carry nothing any more: True that of requests, False that of responses."""
         self.loses_response = False
         self.closed = asyncio.Event()
         self._streams = [client]
@@ -54,8 +58,9 @@ class Link:
         """Close both sockets."""
         for _, writer in self._streams:
             if with_reset:
-                sock = writer.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                with suppress(OSError):  # it may be closed already
+                    sock = writer.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             writer.transport.abort()
         self.closed.set()
 
@@ -71,7 +76,10 @@ class Proxy:
         self.lost = 0
         """How many responses were dropped so far."""
         self._lose: bytes | None = None
-        self._target = target
+        self._swallowed: set[bool] = set()
+        """Directions of all connections that lose what comes now."""
+        self._cut_inside: set[bool] = set()
+        self.target = target
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
@@ -99,10 +107,22 @@ class Proxy:
 
     def half_open(self) -> int:
         """Let the connections open now carry nothing any more; how many they are."""
-        links = [link for link in self.links if not link.is_half_open]
+        links = [link for link in self.links if len(link.swallowed) < 2]
         for link in links:
-            link.is_half_open = True
+            link.swallowed |= {True, False}
         return len(links)
+
+    def swallow(self, *, requests: bool = True, responses: bool = True) -> None:
+        """Let the bytes of these directions vanish until `heal`, and no side hear of the other's end."""
+        self._swallowed = {direction for direction, is_lost in ((True, requests), (False, responses)) if is_lost}
+
+    def heal(self) -> None:
+        """Forward everything again, but on connections that have lost bytes."""
+        self._swallowed = set()
+
+    def cut_inside(self, *, requests: bool) -> None:
+        """End a connection inside the next chunk of requests, or of responses."""
+        self._cut_inside.add(requests)
 
     def freeze(self) -> None:
         """Forward nothing, and serve no new connection, until `thaw`."""
@@ -158,7 +178,7 @@ class Proxy:
             async with self._changed:
                 self._changed.notify_all()
             await self._flows.wait()
-            host, _, port = self._target.rpartition(":")
+            host, _, port = self.target.rpartition(":")
             flows = link.extend(await asyncio.open_connection(host, int(port)))
             to_server, to_client = flows
             pumps = [
@@ -190,9 +210,16 @@ class Proxy:
                 if self.delay_ms:
                     await asyncio.sleep(self.delay_ms / 1000)
                 await self._flows.wait()
-                if not link.is_half_open:
-                    writer.write(chunk)
-                    await writer.drain()
+                link.swallowed |= self._swallowed & {of_requests}
+                if of_requests in link.swallowed:
+                    continue
+                is_cut = of_requests in self._cut_inside and len(chunk) > 1
+                writer.write(chunk[: len(chunk) // 2] if is_cut else chunk)
+                await writer.drain()
+                if is_cut:
+                    self._cut_inside.discard(of_requests)
+                    break
             await self._flows.wait()
-        if not link.is_half_open:  # else the other side is not told that this one has gone
+        link.swallowed |= self._swallowed & {of_requests}
+        if of_requests not in link.swallowed:  # else the other side is not told that this one has gone
             link.end()

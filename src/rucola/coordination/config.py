@@ -57,7 +57,8 @@ class CoordinationConfig:
     etcd_founder: bool = False
     """Whether this broker, with the log that it has, may be the first master of a group that etcd does not know.
 
-    Set it on one broker, to coordinate a group that has messages already. Groups without messages need no founder.
+    Set it on one broker, once: to coordinate a group that has messages already, after etcd has lost its data, or to
+    begin again without messages if all disks are lost. A new group without messages needs no founder.
     """
 
     @property

@@ -35,8 +35,8 @@ from rucola.coordination.election import (
     TakeOffice,
     Wait,
 )
-from rucola.coordination.etcd import Compare, EtcdClient, LeaseNotFound, Put
-from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord, View, encode
+from rucola.coordination.etcd import EtcdClient, LeaseNotFound
+from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord, Transaction, View
 from rucola.coordination.write_lease import WriteLease, boot_time_s
 from rucola.errors import MQError
 from rucola.outages import Outages
@@ -66,6 +66,8 @@ class BrokerRoles(Protocol):
 
     def position(self) -> EndOfLog: ...
 
+    def has_failed(self) -> bool: ...
+
     def in_sync(self) -> Mapping[int, int]: ...
 
     async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None: ...
@@ -86,7 +88,10 @@ class Answer(NamedTuple):
 
 
 AskMember: TypeAlias = Callable[[str, int], Awaitable[Answer]]
-"""Asks the member at an address to promise the master of an epoch not to stand; MQError if it does not answer."""
+"""Asks the member at an address to promise the master of an epoch not to stand.
+
+MQError if it does not answer within `Bounds.retry_timeout_s`.
+"""
 
 
 class CoordinationFigures(NamedTuple):
@@ -150,7 +155,8 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop acknowledging, let the in-sync slaves have the rest of the log, and leave the group at once."""
         was_master = self._election.role is Role.MASTER
-        self.lease.set(0.0)
+        self._election.leave()  # before the tasks, which apply the right once more at their end
+        self._apply_right()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -247,7 +253,9 @@ class Coordinator:
     async def _round(self) -> float:
         """Do one round; return the pause before the next one in seconds."""
         begin_s = boot_time_s()
-        if self._election.role is Role.MASTER and begin_s - self._renewed_s >= self._bounds.loop_wait_s * 1.5:
+        is_late = begin_s - self._renewed_s >= self._bounds.loop_wait_s * 1.5
+        # An etcd that lost its data answers, and renews a lease, but not that of the mastership.
+        if self._election.role is Role.MASTER and (is_late or not self._election.holds_lease):
             await self._ask_members()
         try:
             view = self._keys.view(await self._etcd.range(self._keys.prefix))
@@ -259,7 +267,7 @@ class Coordinator:
         self._note_success()
         self._members |= view.members
         position = self._broker.position()
-        own = Own(position.epoch, position.end, self._broker.in_sync())
+        own = Own(position.epoch, position.end, self._broker.in_sync(), self._broker.has_failed())
         decision = self._election.decide(boot_time_s(), view, own)
         self._apply_right()
         self._apply_required()
@@ -297,21 +305,18 @@ class Coordinator:
             case _ if not lease:
                 return VACANT_WAIT_S
             case Announce(record):
-                await self._transact([], [Put(keys.member(self._me), encode(record), lease)])
+                await self._transact(keys.announcing(record, lease))
             case Reclaim(revision):
-                await self._transact(
-                    [Compare(keys.leader, 0), Compare(keys.state, revision)],
-                    [Put(keys.leader, encode(self._own_addresses), lease)],
-                )
+                await self._transact(keys.leading(self._own_addresses, lease, revision, None))
             case Stand():
                 await self._stand(decision, lease)
             case ChangeInSync():
                 await self._change_in_sync(decision)
         return 0.0
 
-    async def _transact(self, compares: list[Compare], puts: list[Put]) -> int | None:
+    async def _transact(self, transaction: Transaction) -> int | None:
         try:
-            return await self._etcd.transact(compares, puts)
+            return await self._etcd.transact(*transaction)
         except LeaseNotFound:
             self._election.lease_lost()
             return None
@@ -319,10 +324,7 @@ class Coordinator:
     async def _stand(self, stand: Stand, lease: int) -> None:
         keys = self._keys
         state = StateRecord(stand.epoch, self._me, dict(stand.in_sync))
-        revision = await self._transact(
-            [Compare(keys.leader, 0), Compare(keys.state, stand.revision)],
-            [Put(keys.leader, encode(self._own_addresses), lease), Put(keys.state, encode(state))],
-        )
+        revision = await self._transact(keys.leading(self._own_addresses, lease, stand.revision, state))
         if revision is not None:
             logger.info(
                 "elected master of %s in epoch %d, in sync: %s", keys.broker, stand.epoch, sorted(stand.in_sync)
@@ -342,12 +344,8 @@ class Coordinator:
         self._apply_right()
 
     async def _change_in_sync(self, change: ChangeInSync) -> None:
-        keys = self._keys
         state = StateRecord(change.epoch, self._me, dict(change.in_sync))
-        revision = await self._transact(
-            [Compare(keys.leader, change.leader_revision), Compare(keys.state, change.revision)],
-            [Put(keys.state, encode(state))],
-        )
+        revision = await self._transact(self._keys.changing(state, change.revision, change.leader_revision))
         self._election.changed(change, revision)
         self._apply_required()
         if revision is not None:
@@ -391,9 +389,9 @@ class Coordinator:
         if record is None:
             return None
         try:
-            async with asyncio.timeout(self._bounds.retry_timeout_s):
-                return await self._ask(record.address, epoch)
-        except (MQError, TimeoutError):
+            # Its own timeout, and no other one around it, closes a connection that is half-open.
+            return await self._ask(record.address, epoch)
+        except MQError:
             return None
 
     # What the broker may do.

@@ -22,7 +22,11 @@ etcd has accepted that. A change whose outcome is not known counts as both, unti
 end, priority) stands: one transaction, on the condition that there is no leader and that the state is unchanged,
 writes `leader` and the next epoch. A broker that has just started does not know what it promised, and waits for `ttl`.
 A log that may lack what it confirmed, after a power cut or on an empty disk, has another incarnation than the one in
-the in-sync set; its broker does not stand, unless all members are there and the best of them is chosen.
+the in-sync set; its broker does not stand, unless all members are there and the best of them is chosen. If all of them
+have lost something, brokers outside the set stand as well, since one of them may have the most. One on an empty disk
+does not, because its mastership would set the logs of all others aside.
+
+**A failed store** takes no messages until it is opened again. A master with one gives up, if another member can follow.
 
 Deliberate difference to Patroni, whose bounds these are: no promise is given in advance, so that with etcd a failover
 does not wait for the end of promises.
@@ -85,6 +89,8 @@ class Own:
     """End of the log."""
     confirmed: Mapping[int, int]
     """As master: the physical offset below which each connected slave has everything, by member."""
+    has_failed: bool = False
+    """Whether the store takes no messages until it is opened again."""
 
 
 @dataclass(slots=True)
@@ -131,7 +137,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Revoke the lease of an earlier process of this broker."""
+    """Revoke a lease with the key `leader`: of an earlier process of this broker, or of a master that gives up."""
 
     lease: int
 
@@ -198,10 +204,14 @@ class Election:
         # Promises of an earlier process of this broker are not known: as if it had promised just now.
         self._promised_until_s = now_s + bounds.ttl_s
         self._is_standing = False
+        self._has_given_up = False
+        """Whether this broker was master until its store failed, and no other one has followed it yet."""
         self._vacant_since_s: float | None = None
         # As master:
         self._revision = 0
         """Revision of the state that `in_sync` is from."""
+        self._stated: Mapping[int, int] = {}
+        """The set of that state, with incarnations."""
         self._sent: list[frozenset[int]] = []
         """Sets that were sent on the condition of `_revision`, without a known outcome."""
         self._barriers: dict[int, _Barrier] = {}
@@ -217,7 +227,7 @@ class Election:
         """Return the deadline until which this broker may acknowledge messages; 0 if it may not."""
         if self.role is not Role.MASTER:
             return 0.0
-        by_lease = self._lease_right_s if self._office_lease == self.lease != 0 else 0.0
+        by_lease = self._lease_right_s if self.holds_lease else 0.0
         until_s = max(by_lease, self._promises_right_s)
         return until_s if now_s < until_s else 0.0
 
@@ -229,6 +239,11 @@ class Election:
     @property
     def _electors(self) -> frozenset[int]:
         return frozenset().union(self.in_sync, *self._sent)
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether the mastership is bound to a lease that etcd has, as far as is known."""
+        return self._office_lease == self.lease != 0
 
     @property
     def must_ask(self) -> frozenset[int]:
@@ -256,6 +271,10 @@ class Election:
         """End the right at once: a member knows a later epoch."""
         if epoch > self.epoch:
             self._resign()
+
+    def leave(self) -> None:
+        """End the right for good: this broker stops."""
+        self._resign()
 
     def _resign(self) -> None:
         self._office_lease, self._promises_right_s = 0, 0.0
@@ -291,6 +310,7 @@ class Election:
         if leader is None:
             return self._seek(now_s, view, state, own)
         if leader.record.member != self._me:
+            self._has_given_up = False
             return self._announced(view, replace_standing=False) or Follow(state.epoch, leader.record)
         if now_s < self._promised_until_s:
             return Wait("elected; another master may go on until the end of a promise")
@@ -309,7 +329,7 @@ class Election:
         """Note that a change of the in-sync set was accepted, with its revision, or refused."""
         if revision is None:
             return
-        self.in_sync, self._revision = frozenset(change.in_sync), revision
+        self.in_sync, self._stated, self._revision = frozenset(change.in_sync), change.in_sync, revision
         self._sent.clear()
         for member in self.in_sync & self._barriers.keys():
             del self._barriers[member]
@@ -318,7 +338,7 @@ class Election:
 
     def _learn(self, state: ElectedState) -> None:
         if state.epoch >= self.epoch and state.revision != self._revision:
-            self._revision, self.in_sync = state.revision, frozenset(state.in_sync)
+            self._revision, self.in_sync, self._stated = state.revision, frozenset(state.in_sync), state.in_sync
             self._sent.clear()
         if state.epoch > self.epoch or (self.role is Role.MASTER and state.master != self._me):
             self._sent.clear()
@@ -340,7 +360,8 @@ class Election:
         """Decide what a slave does while there is no leader."""
         if self._vacant_since_s is None:
             self._vacant_since_s = now_s
-        if self._me not in state.in_sync or not self._record.priority:
+        eligible = _eligible(view, state)
+        if self._me not in eligible or self._has_given_up:
             return self._announced(view, replace_standing=False) or Wait("no leader, and this broker is no candidate")
         if self._record.standing != state.revision:
             self._record = structs.replace(self._record, standing=state.revision, epoch=own.epoch, end=own.end)
@@ -348,23 +369,29 @@ class Election:
             return announce
         if now_s < self._promised_until_s:
             return Wait("no leader; this broker has promised not to stand yet, or has just started")
-        present = [record for record in view.members.values() if record.member in state.in_sync]
-        candidates = [record for record in present if record.standing == state.revision]
+        candidates = [record for record in eligible.values() if record.standing == state.revision]
         # If all of the set are candidates, the best of their logs has whatever one of them had confirmed. Otherwise
         # only logs count that are still those of the set.
         are_all = state.in_sync.keys() <= {record.member for record in candidates}
-        candidates = [record for record in candidates if are_all or state.is_entitled(record)]
+        candidates = [record for record in candidates if state.is_entitled(record) or (are_all and _has_log(record))]
         waited_s = now_s - self._vacant_since_s
-        undecided = [record for record in present if record.priority and record.standing != state.revision]
+        undecided = [record for record in eligible.values() if record.standing != state.revision]
         if undecided and waited_s < self._bounds.retry_timeout_s:
             return Wait()
+        if self._may_found and are_all and not candidates:
+            candidates = [self._record]
         if self._record not in candidates:
-            return Wait("no leader; the log of this broker may lack messages that it had confirmed")
+            return Wait(
+                "no leader; the log of this broker may lack messages that it had confirmed"
+                if _has_log(self._record)
+                else "no leader; this broker has no log, and another one may have messages: set etcdFounder=true on "
+                "one broker, once, to begin without any"
+            )
         best = max(candidates, key=lambda record: (state.is_entitled(record), *_preference(record)))
         # The best one stands itself. If it does not within this time, the others need not wait for it.
         if best.member != self._me and (are_all or waited_s < 2 * self._bounds.retry_timeout_s):
             return Wait()
-        heirs = {each.member: each.incarnation for each in present if state.is_entitled(each)}
+        heirs = {each.member: each.incarnation for each in view.members.values() if state.is_entitled(each)}
         heirs.pop(state.master, None)  # it is away
         self._is_standing = True
         return Stand(max(state.epoch, own.epoch) + 1, heirs | {self._me: self._record.incarnation}, state.revision)
@@ -372,7 +399,9 @@ class Election:
     def _found(self, now_s: float, view: View, own: Own) -> Decision:
         """Decide on the first master of a group that etcd does not know."""
         if self.epoch:
-            return Wait("etcd has lost the state of this group; its master restores it, or an operator")
+            return self._known_to_have(self.epoch, view) or Wait(
+                "etcd has lost the state of this group; its master restores it, or an operator"
+            )
         if self._vacant_since_s is None:
             self._vacant_since_s = now_s
         if self._record.standing != 0:
@@ -384,27 +413,41 @@ class Election:
                 "etcd does not know this group, and this broker has a log: set etcdFounder=true on the broker whose "
                 "log is to be kept, once"
             )
-        if now_s - self._vacant_since_s < self._bounds.retry_timeout_s:
+        if now_s - self._vacant_since_s < self._bounds.retry_timeout_s or not self._record.priority:
             return Wait()
-        candidates = [record for record in view.members.values() if record.standing == 0 and record.priority]
-        with_log = [record for record in view.members.values() if record.end]
-        if not own.end and with_log:
-            return Wait("etcd does not know this group, and another broker of it has a log")
-        if not candidates or max(candidates, key=_preference).member != self._me:
-            return Wait()
+        if not own.end:
+            candidates = [record for record in view.members.values() if record.standing == 0 and record.priority]
+            # A broker that does not stand, but knows an epoch, is of a group that etcd has lost.
+            if any(record.end or (record.standing != 0 and record.epoch) for record in view.members.values()):
+                return Wait("etcd does not know this group, and another broker of it has a log")
+            if not candidates or max(candidates, key=_preference).member != self._me:
+                return Wait()
+            self._promised_until_s = 0.0  # there was no master to promise it to
         self._is_standing = True
-        self._promised_until_s = 0.0  # there was no master to promise it to
-        return Stand(own.epoch + 1, {self._me: self._record.incarnation}, 0)
+        newest = max(own.epoch, *[record.epoch for record in view.members.values()])
+        return Stand(newest + 1, {self._me: self._record.incarnation}, 0)
+
+    def _known_to_have(self, epoch: int, view: View) -> Announce | None:
+        """Return the announcement by which others learn, from a state that is lost, that the group has an epoch."""
+        self._record = structs.replace(self._record, standing=NOT_STANDING, epoch=epoch, end=0)
+        return self._announced(view, replace_standing=True)
 
     # Decisions of a master.
 
     def _restore(self, now_s: float, view: View) -> Decision:
         """Decide what a master does whose state etcd has lost."""
         if view.leader is None and now_s < self._promises_right_s:
-            return Stand(self.epoch, self._incarnations, 0)
-        return Wait("etcd has lost the state of this group; it is restored once all in-sync members confirm")
+            # As it was: `_incarnations` has slaves that lag as well, and logs that may have lost something since.
+            return Stand(self.epoch, self._stated, 0)
+        return self._known_to_have(self.epoch, view) or Wait(
+            "etcd has lost the state of this group; it is restored once all in-sync members confirm"
+        )
 
     def _as_master(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
+        if own.has_failed and self._has_heir(view, state):
+            self.role, self._has_given_up = Role.SLAVE, True
+            self._resign()
+            return Wait() if view.leader is None else Release(view.leader.lease)
         if view.leader is None:
             self._office_lease = 0
             return Reclaim(state.revision)
@@ -422,6 +465,11 @@ class Election:
             return Wait()
         self._sent.append(frozenset(members))
         return ChangeInSync(self.epoch, members, state.revision, view.leader.revision)
+
+    def _has_heir(self, view: View, state: ElectedState) -> bool:
+        """Tell whether another broker could be elected now."""
+        others = (record for record in view.members.values() if record.member != self._me)
+        return any(state.is_entitled(record) and record.priority for record in others)
 
     def _unknown(self, view: View) -> Disconnect | None:
         """Return the disconnection of a member whose log is a new one: its confirmations were of the old one."""
@@ -478,3 +526,21 @@ class Election:
 def _preference(record: MemberRecord) -> tuple[int, int, int, int]:
     """Return what the best candidate has most of; the id decides between equals."""
     return record.epoch, record.end, record.priority, -record.member
+
+
+def _eligible(view: View, state: ElectedState) -> dict[int, MemberRecord]:
+    """Return the records of the members that may be candidates.
+
+    These are the members of the in-sync set. If all of them are there, and each has another log than the set names,
+    so that any of their logs may lack messages, another member may have the most.
+    """
+    present = {member: record for member, record in view.members.items() if record.priority}
+    is_set_lost = state.in_sync.keys() <= view.members.keys() and not any(
+        state.is_entitled(record) for record in view.members.values()
+    )
+    return present if is_set_lost else {member: present[member] for member in present.keys() & state.in_sync.keys()}
+
+
+def _has_log(record: MemberRecord) -> bool:
+    """Tell whether a candidate has any log: that of an empty disk has not even an epoch."""
+    return bool(record.epoch or record.end)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from rucola.coordination.etcd import KeyRange, KeyValue
+from rucola.coordination.etcd import Compare, KeyRange, KeyValue, Put
 from rucola.errors import MQError
 
 NOT_STANDING: Final = -1
@@ -56,7 +56,7 @@ class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
     standing: int = NOT_STANDING
     """As a candidate: the revision of the state that it wants to follow on. Its log has not been compared before."""
     epoch: int = 0
-    """As a candidate: the last epoch of its log."""
+    """As a candidate: the last epoch of its log. Otherwise, 0, unless etcd has lost the state: the last one known."""
     end: int = 0
     """As a candidate: the end of its log."""
 
@@ -94,6 +94,13 @@ class View:
     members: dict[int, MemberRecord] = field(default_factory=dict)
 
 
+class Transaction(NamedTuple):
+    """Changes of keys, on conditions."""
+
+    compares: tuple[Compare, ...]
+    puts: tuple[Put, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupKeys:
     """Names of the keys of one group."""
@@ -116,6 +123,27 @@ class GroupKeys:
 
     def member(self, member: int) -> str:
         return f"{self.prefix}member/{member}"
+
+    def announcing(self, record: MemberRecord, lease: int) -> Transaction:
+        """Write the own record, bound to the own lease."""
+        return Transaction((), (Put(self.member(record.member), encode(record), lease),))
+
+    def leading(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord | None) -> Transaction:
+        """Become leader, if there is none and the state has this revision: no other one was elected meanwhile.
+
+        A new state is written with it, unless it is None.
+        """
+        written = () if state is None else (Put(self.state, encode(state)),)
+        return Transaction(
+            (Compare(self.leader, 0), Compare(self.state, revision)),
+            (Put(self.leader, encode(leader), lease), *written),
+        )
+
+    def changing(self, state: StateRecord, revision: int, leader_revision: int) -> Transaction:
+        """Write another state as leader, if that key and the state have these revisions."""
+        return Transaction(
+            (Compare(self.leader, leader_revision), Compare(self.state, revision)), (Put(self.state, encode(state)),)
+        )
 
     def view(self, found: KeyRange) -> View:
         """Decode the keys of the group. MQError if another program has written one."""

@@ -1,0 +1,125 @@
+"""A master and slaves that are not what they say: old connections, diverged logs, a master that is none any more.
+
+The slaves speak the protocol and have no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rucola.broker.broker import Broker
+from rucola.broker.replication import ha_client
+from rucola.broker.replication.ha_handshake import LogDiverged, greet, welcome
+from rucola.client import SendStatus
+from rucola.errors import RemotingConnectError
+from rucola.protocol.replication import encode_report
+from rucola.protocol.replication_epochs import Greeting, Join
+from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
+from rucola.store.config import BrokerRole
+from rucola.store.tools.check import check
+from support.cluster import HOST, cluster
+from support.replication import pair, send
+from support.waiting import until
+
+SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
+TIMEOUT_MS = 20_000
+
+
+async def join(master: Broker, member: int, end: int, epochs: tuple[tuple[int, int], ...] = ()) -> Stream:
+    """Connect as a slave that has everything below `end`, and say so."""
+    stream = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+    await greet(stream, Join(member, 0, end, end, epochs), 0, TIMEOUT_MS)
+    await stream.write(encode_report(end))
+    return stream
+
+
+async def ends(stream: Stream) -> None:
+    """Wait until the master closes a connection."""
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        with suppress(RemotingConnectError):
+            while await stream.read(1000):
+                pass
+    stream.close()
+
+
+async def test_what_a_slave_confirmed_by_an_older_connection_does_not_count(tmp_path: Path) -> None:
+    """It may be half-open, and of a process whose log is gone."""
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC)
+        await running.create_topic(master, "T", queues=1)
+        await send(running, 5)
+        end = master.position().end
+        before = await join(master, 1, end, ((1, 0),))
+        await until(lambda: master.in_sync() == {1: end})
+        master.set_in_sync(frozenset({1}))
+        now = await join(master, 1, 0)
+        await ends(before)
+        assert master.in_sync() == {1: 0}
+        sending = asyncio.create_task(send(running, 1))
+        await until(lambda: master.position().end > end)
+        assert not sending.done()
+        await now.write(encode_report(master.position().end))
+        assert await sending == [SendStatus.SEND_OK]
+        now.close()
+    assert check(tmp_path / "broker-a") == []
+
+
+async def test_a_slave_whose_log_has_diverged_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Though it begins within the master's log: what it confirms would be bytes that it does not have."""
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC)
+        await running.create_topic(master, "T", queues=1)
+        await send(running, 5)
+        end = master.position().end
+        stream = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        with suppress(LogDiverged, RemotingConnectError):  # the slave's side sees it as well
+            await greet(stream, Join(1, 0, 1, end, ((7, 0),)), 0, TIMEOUT_MS)
+        await stream.write(encode_report(end))
+        await ends(stream)
+        assert master.in_sync() == {}
+        assert "they are equal up to 0" in caplog.text
+    assert check(tmp_path / "broker-a") == []
+
+
+async def test_a_slave_follows_no_older_master_than_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has not got a byte of the newer one's log."""
+    monkeypatch.setattr(ha_client, "LONG_WAIT_S", 0.01)
+    joins: list[Join] = []
+
+    async def serve(stream: Stream) -> None:
+        greeting = Greeting(4 if joins else 5, 0, 0, True, ())
+        join, _ = await welcome(stream, b"", greeting, TIMEOUT_MS)
+        assert join is not None
+        joins.append(join)
+        if greeting.epoch == 4:
+            await ends(stream)
+
+    async with cluster(tmp_path) as running:
+        server = StreamServer(HOST, 0, serve)
+        server.start()
+        await running.start_slave(ha_master_address=f"{HOST}:{server.port}")
+        await until(lambda: len(joins) > 2)
+        await server.stop()
+    assert [join.newest_epoch for join in joins[:3]] == [0, 5, 5]
+    assert check(tmp_path / "slave") == []
+
+
+async def test_a_fenced_master_serves_no_slave(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
+        await send(running, 5)
+        await until(lambda: first.in_sync() == {1: first.position().end})
+        await second.become_master(2, None)
+        await until(lambda: "fenced: this broker was master in epoch 1" in caplog.text)
+        stream = await open_stream(f"{HOST}:{first.config.ha_listen_port}")
+        with pytest.raises(RemotingConnectError):
+            await greet(stream, Join(3, 0, 0, 0, ()), 0, TIMEOUT_MS)
+        await ends(stream)
+        assert first.in_sync() == {}
+        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await until(lambda: second.in_sync() == {1: second.position().end})

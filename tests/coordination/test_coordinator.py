@@ -1,0 +1,114 @@
+"""The coordinator with a real etcd whose answers are late: when a right to acknowledge begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+import pytest
+
+from rucola.broker.role import LogPosition
+from rucola.coordination.coordinator import Answer, Coordinator
+from rucola.coordination.election import Bounds
+from rucola.coordination.etcd import EtcdAccess, EtcdClient
+from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord
+from rucola.coordination.write_lease import WriteLease, boot_time_s
+from support.etcd import EtcdServer
+from support.proxy import Proxy
+from support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+BOUNDS = Bounds(ttl_s=2, loop_wait_s=0.3, retry_timeout_s=0.75, in_sync_timeout_s=60)
+LATE_S = 0.3
+"""How late answers are, at least."""
+FIRST = MemberRecord(1, "a:1", "a:2", 100, 10)
+SECOND = MemberRecord(2, "b:1", "b:2", 100, 20)
+STATE = StateRecord(3, 1, {1: 10, 2: 20})
+
+
+class EmptyBroker:
+    """A broker without messages, with slave 2 connected; it takes every role at once."""
+
+    def position(self) -> LogPosition:
+        return LogPosition(3, 0)
+
+    def has_failed(self) -> bool:
+        return False
+
+    def in_sync(self) -> Mapping[int, int]:
+        return {2: 0}
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None:
+        pass
+
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
+        pass
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        pass
+
+    def disconnect_slave(self, member: int) -> None:
+        pass
+
+
+async def late_promise(address: str, epoch: int) -> Answer:
+    await asyncio.sleep(LATE_S)  # the time that the answer takes is what is tested
+    return Answer(address == SECOND.address, epoch)
+
+
+async def extensions(lease: WriteLease, count: int) -> None:
+    """Watch a right while it is extended so often: each time, it ends no later than the request allows."""
+    before_s = lease.until_s
+
+    def is_extended() -> bool:
+        return lease.until_s > before_s
+
+    for _ in range(count):
+        await until(is_extended)
+        before_s = lease.until_s
+        assert before_s <= boot_time_s() - LATE_S + BOUNDS.right_s
+
+
+async def test_a_right_counts_from_the_request_and_ends_before_the_lease(shared_etcd: EtcdServer) -> None:
+    keys, lease = GroupKeys("c", "late"), WriteLease()
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(Proxy(shared_etcd.endpoint.removeprefix("http://")))
+        client = await stack.enter_async_context(EtcdClient(EtcdAccess((shared_etcd.endpoint,)), 20))
+        held, _ = await client.grant(60)
+        for member in (SECOND, FIRST):
+            await client.transact(*keys.announcing(member, held))
+        # A leader that has just ended.
+        ended, _ = await client.grant(60)
+        await client.transact(*keys.leading(LeaderRecord(1, "a:1", "a:2"), ended, 0, STATE))
+        await client.revoke(ended)
+        etcd = await stack.enter_async_context(
+            EtcdClient(EtcdAccess((f"http://{proxy.address}",)), BOUNDS.retry_timeout_s)
+        )
+        coordinator = Coordinator(keys, FIRST, BOUNDS, etcd, EmptyBroker(), late_promise, lease)
+        coordinator.start()
+        stack.push_async_callback(coordinator.stop)
+        await until(lease.is_held)
+        assert coordinator.figures().in_sync == {1, 2}
+        proxy.delay_ms = LATE_S * 1000 / 2  # in each direction
+        await until(lambda: lease.until_s < boot_time_s() - LATE_S + BOUNDS.right_s)  # the last one that was not late
+        await extensions(lease, 4)
+        proxy.freeze()
+        await until(lambda: coordinator.figures().is_promised)
+        await extensions(lease, 3)
+        proxy.thaw()
+        proxy.delay_ms = 0
+        await until(lambda: not coordinator.figures().is_promised)
+
+        # A stop ends the right before etcd elects another one.
+        assert lease.is_held()
+        proxy.freeze()
+        stopping = asyncio.create_task(coordinator.stop())
+        await asyncio.sleep(0)
+        assert not lease.is_held()
+        assert keys.view(await client.range(keys.prefix)).leader is not None
+        proxy.thaw()
+        await stopping
+        assert not lease.is_held()
+        assert keys.view(await client.range(keys.prefix)).leader is None

@@ -1,0 +1,306 @@
+"""Decisions of an election in situations that random schedules reach seldom: lost disks, and a lost state."""
+
+from __future__ import annotations
+
+from rucola.coordination.election import (
+    Announce,
+    Bounds,
+    ChangeInSync,
+    Decision,
+    Disconnect,
+    Election,
+    Follow,
+    Own,
+    Reclaim,
+    Release,
+    Role,
+    Stand,
+    TakeOffice,
+    Wait,
+)
+from rucola.coordination.group_keys import ElectedState, Leader, LeaderRecord, MemberRecord, View
+
+BOUNDS = Bounds(ttl_s=4, loop_wait_s=1, retry_timeout_s=1.25, in_sync_timeout_s=3)
+LEASE = 77
+
+
+def leader(member: int, lease: int = LEASE) -> Leader:
+    return Leader(LeaderRecord(member, f"host-{member}:1", f"host-{member}:2"), lease, 1)
+
+
+class Member:
+    """One broker with its election, and what it announces. Its log has the incarnation `member * 10` by default."""
+
+    def __init__(self, member: int, own: Own, incarnation: int = 0, *, may_found: bool = False) -> None:
+        self.member = member
+        self.own = own
+        record = MemberRecord(member, "", "", 100, incarnation or member * 10)
+        self.election = Election(record, BOUNDS, 0.0, may_found=may_found)
+        self.announced: MemberRecord | None = record
+        self.election.renewed(LEASE, 0.0)
+
+
+def decide(members: list[Member], now_s: float, state: ElectedState | None, leading: Leader | None = None) -> Decision:
+    """Let all members announce what they have to; return the decision of the first one."""
+    decision: Decision = Wait()
+    for _ in range(2):
+        for each in reversed(members):
+            view = View(leading, state, {one.member: one.announced for one in members if one.announced is not None})
+            decision = each.election.decide(now_s, view, each.own)
+            if isinstance(decision, Announce):
+                each.announced = decision.record
+    return decision
+
+
+def master(member: int, state: ElectedState, own: Own) -> Member:
+    """A broker in office, after the lease of its start and with that of `LEASE`."""
+    found = Member(member, own)
+    assert isinstance(decide([found], 10.0, state, leader(member)), TakeOffice)
+    found.election.took_office(10.0)
+    return found
+
+
+def settle(members: list[Member], state: ElectedState | None, leading: Leader | None = None) -> Decision:
+    """Return the decision of the first member after all waits."""
+    decide(members, 10.0, state, leading)
+    return decide(members, 100.0, state, leading)
+
+
+NOTHING = Own(0, 0, {})
+
+
+def test_a_member_on_an_empty_disk_does_not_stand_though_it_is_the_whole_set() -> None:
+    """The slave had left the set, and has what was acknowledged before."""
+    state = ElectedState(3, 1, {1: 10}, 5)
+    wiped = Member(1, NOTHING, incarnation=11)
+    decision = settle([wiped], state)
+    assert isinstance(decision, Wait)
+    assert "etcdFounder" in decision.reason
+    slave = Member(2, Own(3, 500, {}))
+    assert isinstance(settle([wiped, slave], state), Wait)
+    assert settle([slave, wiped], state) == Stand(4, {2: 20}, 5)
+
+
+def test_the_best_log_is_elected_when_all_of_the_set_have_lost_something() -> None:
+    """Also one outside the set, whose log may lack messages as well."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first, second = Member(1, Own(3, 400, {}), incarnation=11), Member(2, Own(3, 450, {}), incarnation=21)
+    third = Member(3, Own(3, 500, {}))
+    assert settle([second, first], state) == Stand(4, {2: 21}, 5)
+    assert isinstance(settle([second, first, third], state), Wait)
+    assert settle([third, first, second], state) == Stand(4, {3: 30}, 5)
+    # As long as one of the set is entitled, no other one is a candidate.
+    entitled = Member(2, Own(3, 450, {}))
+    assert settle([entitled, first, third], state) == Stand(4, {2: 20}, 5)
+    assert isinstance(settle([third, first, entitled], state), Wait)
+
+
+def test_a_later_epoch_counts_more_than_a_longer_log() -> None:
+    """The longer one was written by a master of which the other epoch's master knew nothing."""
+    state = ElectedState(4, 1, {1: 10, 2: 20}, 5)
+    first, second = Member(1, Own(3, 900, {}), incarnation=11), Member(2, Own(4, 500, {}), incarnation=21)
+    assert isinstance(settle([first, second], state), Wait)
+    assert settle([second, first], state) == Stand(5, {2: 21}, 5)
+
+
+def test_one_of_the_set_that_is_away_may_have_everything() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first, third = Member(1, Own(3, 400, {}), incarnation=11), Member(3, Own(3, 500, {}))
+    assert isinstance(settle([first, third], state), Wait)
+    assert isinstance(settle([third, first], state), Wait)
+
+
+def test_an_operator_may_begin_with_empty_disks() -> None:
+    state = ElectedState(3, 1, {1: 10}, 5)
+    assert settle([Member(1, NOTHING, incarnation=11, may_found=True)], state) == Stand(4, {1: 11}, 5)
+
+
+def test_members_of_a_new_group_with_epochs_and_no_messages_need_no_operator() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first, second = Member(1, Own(3, 0, {}), incarnation=11), Member(2, NOTHING, incarnation=21)
+    assert settle([first, second], state) == Stand(4, {1: 11}, 5)
+
+
+# A state that etcd has lost.
+
+
+def test_a_lost_state_is_restored_with_the_set_and_not_with_all_slaves() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first = master(1, state, Own(3, 500, {2: 500, 3: 200}))
+    second, third = Member(2, Own(3, 500, {})), Member(3, Own(3, 200, {}))
+    assert isinstance(decide([first, second, third], 11.0, state, leader(1)), Disconnect)
+    for _ in range(3):
+        decide([first, second, third], 11.0, state, leader(1))
+    first.election.lease_lost()
+    first.election.renewed(78, 11.0)
+    assert not first.election.holds_lease
+    assert first.election.right_until_s(11.0) == 0
+    assert isinstance(decide([first, second, third], 11.0, None), Wait)
+    assert first.election.promised(11.0, frozenset({2}))
+    assert decide([first, second, third], 11.1, None) == Stand(3, {1: 10, 2: 20}, 0)
+
+
+def test_an_empty_broker_founds_no_group_beside_a_running_one() -> None:
+    """The master cannot restore the state, as a member that has to promise is away."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first = master(1, state, Own(3, 500, {2: 500}))
+    first.election.lease_lost()
+    first.election.renewed(78, 11.0)
+    new = Member(3, NOTHING)
+    assert isinstance(settle([first, new], None), Wait)
+    decision = settle([new, first], None)
+    assert isinstance(decision, Wait)
+    assert "another broker of it has a log" in decision.reason
+
+
+def test_the_founder_begins_with_its_log_though_another_one_is_longer() -> None:
+    """It waits for `ttl`: it may have promised an earlier master not to stand."""
+    founder, other = Member(2, Own(3, 500, {}), may_found=True), Member(1, Own(4, 900, {}))
+    decide([founder, other], 1.0, None)
+    assert decide([founder, other], 3.0, None) == Stand(5, {2: 20}, 0)
+    state = ElectedState(5, 2, {2: 20}, 9)
+    assert isinstance(decide([founder, other], 3.5, state, leader(2)), Wait)
+    assert decide([founder, other], 4.5, state, leader(2)) == TakeOffice(5, frozenset({2}))
+    assert isinstance(decide([other, founder], 4.5, state, leader(2)), Follow)
+
+
+# A failed store.
+
+
+def test_a_master_whose_store_has_failed_gives_up_if_another_one_can_follow() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first = master(1, state, Own(3, 500, {2: 500}))
+    second = Member(2, Own(3, 500, {}))
+    for _ in range(3):
+        decide([first, second], 11.0, state, leader(1))
+    assert first.election.right_until_s(11.0) == 0  # of the renewal at 0
+    first.election.renewed(LEASE, 11.0)
+    assert first.election.right_until_s(11.0) > 11
+    first.own = Own(3, 500, {2: 500}, has_failed=True)
+    view = View(leader(1), state, {1: MemberRecord(1, "", "", 100, 10), 2: MemberRecord(2, "", "", 100, 20)})
+    assert first.election.decide(11.0, view, first.own) == Release(LEASE)
+    assert first.election.right_until_s(11.0) == 0
+    assert settle([second, first], state) == Stand(4, {2: 20}, 5)
+    decision = settle([first, second], state)
+    assert isinstance(decision, Wait)
+    assert "no candidate" in decision.reason
+    # It follows, and may be elected again later.
+    state = ElectedState(4, 2, {1: 10, 2: 20}, 8)
+    first.own = Own(4, 600, {})
+    assert isinstance(decide([first, second], 200.0, state, leader(2)), Follow)
+    assert isinstance(settle([first], state), Stand)
+
+
+def test_a_master_whose_store_has_failed_stays_without_another_one() -> None:
+    """It serves reads."""
+    state = ElectedState(3, 1, {1: 10}, 5)
+    first = master(1, state, Own(3, 500, {}, has_failed=True))
+    assert isinstance(decide([first], 11.0, state, leader(1)), Wait)
+    assert first.election.role is Role.MASTER
+    assert isinstance(decide([first], 12.0, state), Reclaim)
+
+
+# Promises.
+
+
+def test_all_that_may_be_elected_have_to_promise() -> None:
+    first = master(1, ElectedState(3, 1, {1: 10, 2: 20, 3: 30}, 5), Own(3, 500, {}))
+    assert not first.election.promised(50.0, frozenset({2}))
+    assert first.election.right_until_s(50.1) == 0
+    assert first.election.promised(50.0, frozenset({2, 3}))
+    assert first.election.right_until_s(50.1) > 50.1
+
+
+def test_a_master_that_hears_of_a_later_epoch_stops_at_once() -> None:
+    first = master(1, ElectedState(3, 1, {1: 10, 2: 20}, 5), Own(3, 500, {}))
+    first.election.renewed(LEASE, 50.0)
+    first.election.deposed(3)
+    assert first.election.right_until_s(50.1) > 50.1
+    first.election.deposed(4)
+    assert first.election.right_until_s(50.1) == 0
+
+
+def test_a_member_promises_neither_an_older_master_nor_when_it_may_be_elected_itself() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    second = Member(2, Own(3, 500, {}))
+    assert isinstance(decide([second], 10.0, state, leader(1)), Follow)
+    assert not second.election.promise(10.0, 2)
+    assert second.election.promise(10.0, 3)
+    decide([second], 11.0, state)
+    assert isinstance(decide([second], 13.9, state), Wait)  # it has promised
+    assert decide([second], 14.1, state) == Stand(4, {2: 20}, 5)
+    assert not second.election.promise(14.1, 3), "its transaction may have been executed"
+    assert isinstance(decide([second], 14.2, ElectedState(4, 2, {2: 20}, 9), leader(2)), TakeOffice)
+    second.election.took_office(14.2)
+    assert not second.election.promise(14.3, 9)
+
+
+def test_a_promise_tells_a_member_of_the_epoch() -> None:
+    """A broker that has just started, and has not reached etcd."""
+    second = Member(2, Own(3, 500, {}))
+    assert second.election.promise(1.0, 5)
+    assert not second.election.promise(1.1, 4)
+
+
+# The right to acknowledge, and the in-sync set.
+
+
+def test_the_right_of_a_master_with_a_slow_clock_ends_before_its_lease() -> None:
+    """When etcd has counted 4 s, a clock that loses 4 % shows 3.84."""
+    first = master(1, ElectedState(3, 1, {1: 10, 2: 20}, 5), Own(3, 500, {}))
+    first.election.renewed(LEASE, 20.0)
+    assert first.election.right_until_s(23.7) > 23.7
+    assert first.election.right_until_s(23.84) == 0
+    assert first.election.promised(30.0, frozenset({2}))
+    assert first.election.right_until_s(33.7) > 33.7
+    assert first.election.right_until_s(33.84) == 0
+
+
+def test_a_member_joins_once_it_has_what_was_acknowledged_when_it_was_required() -> None:
+    state = ElectedState(3, 1, {1: 10}, 5)
+    first = master(1, state, Own(3, 500, {2: 500}))
+    records = {number: MemberRecord(number, "", "", 100, number * 10) for number in (1, 2)}
+    view = View(leader(1), state, records)
+    assert first.election.decide(11.0, view, first.own) == Disconnect(2)
+    assert first.election.decide(11.0, view, Own(3, 500, {2: 499})) == Wait()
+    assert first.election.required == {1, 2}
+    assert first.election.decide(11.1, view, Own(3, 700, {2: 699})) == Wait()  # it has to have 700
+    assert first.election.decide(11.2, view, Own(3, 800, {2: 699})) == Wait()
+    assert first.election.decide(11.3, view, Own(3, 900, {2: 700})) == ChangeInSync(3, {1: 10, 2: 20}, 5, 1)
+    # The outcome is not known: etcd may have either set.
+    assert first.election.must_ask == {2}
+    assert first.election.required == {1, 2}
+
+
+def test_a_slave_that_lags_is_not_required() -> None:
+    state = ElectedState(3, 1, {1: 10}, 5)
+    first = master(1, state, Own(3, 500, {2: 100}))
+    view = View(leader(1), state, {number: MemberRecord(number, "", "", 100, number * 10) for number in (1, 2)})
+    first.election.decide(11.0, view, Own(3, 500, {}))
+    assert first.election.decide(11.1, view, Own(3, 500, {})) == Wait()
+    assert first.election.decide(11.2, view, first.own) == Wait()
+    assert first.election.required == {1}
+
+
+def test_a_member_with_another_log_leaves_the_set_though_it_has_everything() -> None:
+    """It may be elected again once it has joined with this log."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first = master(1, state, Own(3, 500, {2: 500}))
+    records = {1: MemberRecord(1, "", "", 100, 10), 2: MemberRecord(2, "", "", 100, 21)}
+    view = View(leader(1), state, records)
+    assert first.election.decide(11.0, view, first.own) == Disconnect(2)
+    assert first.election.decide(11.0, view, first.own) == ChangeInSync(3, {1: 10}, 5, 1)
+    assert first.election.required == {1, 2}
+
+
+def test_a_member_that_lags_for_too_long_leaves_the_set() -> None:
+    """Its lag is that behind the end at the decision before, and `required` has it until etcd has accepted."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first = master(1, state, Own(3, 500, {2: 500}))
+    view = View(leader(1), state, {number: MemberRecord(number, "", "", 100, number * 10) for number in (1, 2)})
+    assert first.election.decide(11.0, view, first.own) == Disconnect(2)
+    assert first.election.decide(11.0, view, first.own) == Wait()
+    assert first.election.decide(13.0, view, Own(3, 600, {2: 500})) == Wait()  # it had all of 500
+    assert first.election.decide(15.9, view, Own(3, 700, {2: 599})) == Wait()
+    assert first.election.decide(16.1, view, Own(3, 700, {2: 699})) == ChangeInSync(3, {1: 10}, 5, 1)
+    assert first.election.required == {1, 2}
