@@ -3,8 +3,9 @@
     python attacks.py NAME BROKER_PORT NAMESRV_PORT
 
 An attack is a generator. Its preparation ends with the first `yield`, after which this program prints "ready"; then it
-is resumed without a pause until stdin ends. It may send any bytes, and must tolerate a closed connection. To add one,
-write the generator and add a row.
+is resumed without a pause until stdin ends. It may send any bytes. The server may close its connections, or take long
+to answer: an attack that raises an OSError because of that begins again, with new connections. At its end this program
+prints how often that happened. To add an attack, write the generator and add a row.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ CANARY_TOPIC = "BenchCanary"
 LARGE_TOPIC = "BenchLarge"
 LARGE = 3_900_000
 MEGA = 1 << 20
+TIMEOUT_S = 30.0
+"""Timeout of one send or receive of an attacker; a server under attack may take seconds."""
+PREPARATION_S = 120.0
+"""Time after which an attack that is not ready ends with its error."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
     sock = socket.socket()
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.settimeout(5)
+    sock.settimeout(TIMEOUT_S)
     sock.connect(("127.0.0.1", port))
     return sock
 
@@ -95,17 +100,27 @@ def joining(group: str, client_id: str) -> bytes:
     return RemotingCommand.request(RequestCode.HEART_BEAT, body=body).encode()
 
 
-def receive_frame(sock: socket.socket) -> None:
-    """Read one response."""
-    size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
-    sock.recv(size, socket.MSG_WAITALL)
+def receive_frame(sock: socket.socket) -> bytes:
+    """Read one response, and return its frame."""
+    head = receive(sock, 4)
+    return head + receive(sock, int.from_bytes(head, "big"))
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """Read `size` bytes. ConnectionError if the server closes the connection before."""
+    data = b""
+    while len(data) < size:  # MSG_WAITALL has no effect on a socket with a timeout
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionError(f"closed after {len(data)} of {size} bytes")
+        data += piece
+    return data
 
 
 def queue_end(sock: socket.socket, topic: str, queue_id: int) -> int:
     """Return the end of a queue."""
     sock.sendall(frames.max_offset(topic, queue_id))
-    size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
-    (answer,) = FrameDecoder().receive_data(size.to_bytes(4, "big") + sock.recv(size, socket.MSG_WAITALL))
+    (answer,) = FrameDecoder().receive_data(receive_frame(sock))
     return answer.decode_header(OffsetResponseHeader).offset
 
 
@@ -276,13 +291,25 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     (attack,) = [attack for attack in ATTACKS if attack.name == name]
-    steps = attack.run(Target(int(broker), int(namesrv)))
-    next(steps)
-    print("ready", flush=True)
+    target = Target(int(broker), int(namesrv))
+    ready_by_s = time.monotonic() + PREPARATION_S
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    steps, begun_anew, is_ready = attack.run(target), 0, False
     while not ended.is_set():
-        next(steps)
+        try:
+            next(steps)
+        except OSError:
+            if not is_ready and time.monotonic() > ready_by_s:
+                raise
+            pause(0.1)
+            steps = attack.run(target)
+            begun_anew += 1
+        else:
+            if not is_ready:
+                print("ready", flush=True)
+                is_ready = True
+    print(begun_anew)
 
 
 if __name__ == "__main__":

@@ -62,19 +62,21 @@ def _attacked(folder: Path, attack: Attack, options: Options) -> list[Figure]:
             [sys.executable, str(Path(__file__).with_name("attacks.py")), attack.name, str(server.port), _port(server)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         with attacker:
             assert attacker.stdout is not None
             if attacker.stdout.readline() != "ready\n":
-                raise RuntimeError(f"the attack {attack.name} ended before it began")
+                raise RuntimeError(f"the attack {attack.name} ended before it began:\n{attacker.communicate()[1]}")
             attacked = _watch(server, ATTACKED_S / options.divisor)
             if attacker.poll() is not None:
-                raise RuntimeError(f"the attack {attack.name} ended early")
-            attacker.communicate()
-        _watch(server, 0.2)
+                raise RuntimeError(f"the attack {attack.name} ended early:\n{attacker.communicate()[1]}")
+            begun_anew = int(attacker.communicate()[0])
+        _watch(server, 1.0)  # the server closes the attacker's connections
     stall = json.loads(noted.read_text(encoding="utf-8"))
     more = {"p50_ms": attacked.p50_ms, "quiet_p50_ms": quiet.p50_ms, "messages": attacked.count, "does": attack.does}
+    more["begun_anew"] = begun_anew
     return [
         Figure(
             f"canary_p99_beside_{attack.name}",

@@ -26,8 +26,9 @@ from floors import Options
 from servers import Process
 
 BENCHMARKS = (
-    *("start", "send", "signed", "tls", "cores", "pull", "query", "delivery", "groups", "store", "disk", "hostile"),
-    *("columns", "read", "live", "archive", "search", "replay", "small", "scale", "reconcile", "reliable"),
+    *("start", "send", "signed", "tls", "cores", "replication", "pull", "query", "delivery", "groups", "store"),
+    *("disk", "hostile", "columns", "read", "live", "archive", "search", "replay", "small", "scale", "reconcile"),
+    "reliable",
 )
 OUTPUT = Path(__file__).resolve().parent.parent / "bench-output" / "bench.json"
 

@@ -7,6 +7,7 @@ are ready.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+_ADDRESS = re.compile(r":(\d+)(?:\s*$|\] boot success)")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Server:
             self._process.wait()
             raise RuntimeError(f"{' '.join(command)} ended before it was ready:\n{self.log()}")
         self.namesrv = ready.partition("namesrv=")[2].partition(" ")[0]
-        self.port = int(ready.rpartition(":")[2]) if ":" in ready else 0
+        found = _ADDRESS.search(ready)
+        self.port = int(found[1]) if found else 0
 
     @property
     def pid(self) -> int:
