@@ -62,6 +62,7 @@ static PyObject *crc32(PyObject *module, PyObject *data) {
 
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, PyDoc_STR("crc32(data) -> int: zlib.crc32, which every encoded body passes through.")},
+    FAST(split_frames, "split_frames(data, max frame size, max header size) -> (headers, bodies, end) | None"),
     FAST(edit_properties, "edit_properties(text, end, names) -> (stored, tag, unique key, KEYS, WAIT) | None"),
     FAST(read_batch, "read_batch(body, end, names, max count)"
          " -> (flags, bodies, properties, tags codes, unique keys, KEYS) | None"),
@@ -83,7 +84,7 @@ static PyMethodDef methods[] = {
     FAST(read_records, "read_records(map, begin, written, physical offsets, max bytes) -> (records, physical offsets) | None"),
     FAST(read_units,
          "read_units(units, queue offset, map, begin, written, max count, max bytes, accepts)"
-         " -> (records, bytes, units read) | None"),
+         " -> (records, their number, units read) | None"),
     FAST(crc32_of_ranges, "crc32_of_ranges(data, begins, ends) -> CRCs of 31 bits | None"),
     FAST(parse_properties,
          "parse_properties(data, begins, ends) -> (offsets, names, codes, value offsets, values, irregular rows) | None"),

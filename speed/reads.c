@@ -92,32 +92,54 @@ static int is_accepted(PyObject *accepts, int64_t tags_code) {
     return is_true;
 }
 
+/* Consecutive records of a map. */
+typedef struct {
+    Py_ssize_t position, size;
+} Range;
+
+/* Copy ranges of a map into one bytes object. */
+static PyObject *copy_ranges(const uint8_t *map, const Range *ranges, Py_ssize_t count, int64_t total) {
+    PyObject *copy = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    uint8_t *at = copy ? (uint8_t *)PyBytes_AsString(copy) : NULL;
+    for (Py_ssize_t number = 0; at && number < count; number++) {
+        memcpy(at, map + ranges[number].position, (size_t)ranges[number].size);
+        at += ranges[number].size;
+    }
+    return copy;
+}
+
 /* Counterpart: read_batch of rucola.store.read_batch, if all records are in one log file and none is damaged.
 
 (units, queue offset of the first, map, physical offset of its begin, bytes that the log has written there, max count,
-max bytes, accepts | None) -> (records, their bytes, units that were read) | None */
+max bytes, accepts | None) -> (records, their number, units that were read) | None */
 PyObject *read_units(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Span units;
     Py_buffer view;
     int64_t queue_offset, begin, written, max_count, max_bytes, total = 0, found = 0;
-    Py_ssize_t done = 0;
+    Py_ssize_t done = 0, most, range_count = 0;
     PyObject *records, *result = NULL;
+    Range *ranges;
     (void)module;
     if (count != 8 || !take_bytes(args[0], &units) || !take_i64(args[1], &queue_offset) || !take_i64(args[3], &begin) ||
         !take_i64(args[4], &written) || !take_i64(args[5], &max_count) || !take_i64(args[6], &max_bytes) ||
         queue_offset < 0 || begin < 0 || PyObject_GetBuffer(args[2], &view, PyBUF_SIMPLE) < 0)
         return decline();
-    records = PyList_New(0);
-    for (; records && units.size - done * UNIT_SIZE >= UNIT_SIZE; done++, queue_offset++) {
+    most = units.size / UNIT_SIZE;
+    most = max_count < 1 ? 1 : max_count < most ? (Py_ssize_t)max_count : most; /* the first record is always read */
+    if (!(ranges = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(Range)))) {
+        PyBuffer_Release(&view);
+        return PyErr_NoMemory();
+    }
+    for (; units.size - done * UNIT_SIZE >= UNIT_SIZE; done++, queue_offset++) {
         const uint8_t *unit = units.at + done * UNIT_SIZE, *record;
         int64_t physical_offset = get_i64(unit), size = get_i32(unit + 8);
-        PyObject *item;
+        Py_ssize_t position;
         int accepted;
         if (found && (found >= max_count || total + size > max_bytes))
             break;
         accepted = is_accepted(args[7], get_i64(unit + 12));
         if (accepted < 0) {
-            Py_DECREF(records);
+            PyMem_Free(ranges);
             PyBuffer_Release(&view);
             return NULL; /* raised by the filter */
         }
@@ -126,22 +148,22 @@ PyObject *read_units(PyObject *module, PyObject *const *args, Py_ssize_t count) 
         if (physical_offset < begin || size < MIN_RECORD_SIZE || written > view.len ||
             physical_offset - begin > written - size)
             goto done;
-        record = (const uint8_t *)view.buf + (physical_offset - begin);
+        position = (Py_ssize_t)(physical_offset - begin);
+        record = (const uint8_t *)view.buf + position;
         if (get_i32(record) != size || get_i64(record + 20) != queue_offset || get_i64(record + 28) != physical_offset)
             goto done;
-        item = PyBytes_FromStringAndSize((const char *)record, (Py_ssize_t)size);
-        if (!item || PyList_Append(records, item) < 0) {
-            Py_XDECREF(item);
-            goto done;
-        }
-        Py_DECREF(item);
+        /* Records of a batch are neighbours: they are copied together. */
+        if (range_count && ranges[range_count - 1].position + ranges[range_count - 1].size == position)
+            ranges[range_count - 1].size += (Py_ssize_t)size;
+        else
+            ranges[range_count++] = (Range){position, (Py_ssize_t)size};
         found++;
         total += size;
     }
-    if (records)
-        result = Py_BuildValue("(OLn)", records, (long long)total, done);
+    if ((records = copy_ranges(view.buf, ranges, range_count, total)))
+        result = Py_BuildValue("(NLn)", records, (long long)found, done);
 done:
-    Py_XDECREF(records);
+    PyMem_Free(ranges);
     PyBuffer_Release(&view);
     return result ? result : decline();
 }

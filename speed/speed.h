@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 2
+#define RUCOLA_SPEED_INTERFACE 3
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
@@ -78,6 +78,7 @@ uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 /* The functions of the module. */
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
+FUNCTION(split_frames); /* frames.c */
 FUNCTION(edit_properties); /* properties.c */
 FUNCTION(read_batch);
 FUNCTION(encode_record); /* records.c */

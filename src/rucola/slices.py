@@ -1,9 +1,9 @@
 """Slices: long work on an event loop, divided so that other requests are served in between.
 
 Work that may take longer than `SLICE_S` is written as a generator that yields at every small step. `in_slices` drives
-it on the event loop: when a slice is used up, the loop serves what is ready, and the work continues after a pause as
-long as the slice. All such work of an event loop shares these slices, so that however many requests need them, at most
-half of its time goes there.
+it on the event loop: when a slice is used up, the loop serves what is ready, and the work continues after a pause, at
+least as long as the slice. All such work of an event loop shares these slices, so that however many requests need them,
+at most half of its time goes there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
-SLICE_S: Final = 0.004
-"""Time for which work holds the event loop at once."""
+SLICE_S: Final = 0.0005
+"""Time for which work holds the event loop at once. The pause is rounded up to a millisecond, as all timers."""
 _STEPS_PER_CHECK: Final = 16
 """Steps between two readings of the clock; a step takes some microseconds."""
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 2
+INTERFACE: Final = 3
 """The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
 
 
@@ -66,6 +66,11 @@ def _function(name: str) -> Any:
     return getattr(_extension, name, None)
 
 
+split_frames: Callable[[Buffer, int, int], tuple[list[bytes], list[bytes], int] | None] | None
+split_frames = _function("split_frames")
+"""(data, max frame size, max header size) -> the headers and bodies of the frames that are complete in data, and the
+position after them, if `FrameDecoder` finds nothing wrong and all headers are JSON."""
+
 edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
 """(text, end, names) -> `PropertyEditor.edit`."""
 
@@ -106,10 +111,10 @@ read_records = _function("read_records")
 
 _Accepts = Callable[[int], bool] | None
 
-read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[list[bytes], int, int] | None] | None
+read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[bytes, int, int] | None] | None
 read_units = _function("read_units")
 """(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written, max count,
-max bytes, accepts) -> (records, their bytes, units that were read) of `read_batch`."""
+max bytes, accepts) -> (records, their number, units that were read) of `read_batch`."""
 
 crc32_of_ranges: Callable[[Buffer, Buffer, Buffer], bytes | None] | None = _function("crc32_of_ranges")
 """(data, begins, ends) -> the bytes of `record.body_crcs`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 from rucola.access import Action, Refused, Resource
 from rucola.acl.plain_acl_files import PlainAclFiles
+from rucola.acl.yaml_file import parse_yaml
 from rucola.errors import ConfigError
 from support.access import make_home
 
@@ -59,7 +61,7 @@ def test_a_changed_file_applies_at_the_next_look(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("accounts: [", "line 1"),
+        ("accounts: [", "more.yml: line "),
         ("accounts:\n" + account("another1", admin="perhaps"), "admin is 'perhaps'"),
         ("accounts:\n" + account("another1", defaultTopicPerm="PUBSUB"), "permission 'PUBSUB'"),
         ("accounts:\n" + account("another1", whiteRemoteAddress="everybody"), "is no pattern of addresses"),
@@ -183,3 +185,37 @@ def test_topics_with_messages_of_others_need_a_permission_of_their_own(tmp_path:
         with pytest.raises(Refused, match="no permission SUB"):
             found.check(Action.FETCH, Resource(topic, "g"), "10.0.0.1")
     files.current.accounts["writer1"].check(Action.PUBLISH, Resource("RMQ_SYS_TRACE_TOPIC"), "10.0.0.1")
+
+
+@pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "---\n",
+        "a",
+        "- a\n- [b, {c: d}]\n",
+        "a: {b: [], c: {}}\nd:\n",
+        "a: 1\na: 2\n",
+        "? a\n: |\n  b\n  c\n",
+        "- 'x\n  y'\n",
+    ],
+)
+def test_a_document_is_read_as_yaml_reads_it_with_all_scalars_as_text(
+    monkeypatch: pytest.MonkeyPatch, loader: str, text: str
+) -> None:
+    monkeypatch.setattr(yaml, "CBaseLoader", getattr(yaml, loader))
+    assert parse_yaml(text.encode(), Path("f.yml")) == yaml.load(text, yaml.BaseLoader)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: &x 1\nb: *x\n", "aliases"),
+        ("a: 1\n---\nb: 2\n", "line 2: a second document"),
+        ("{[a]: b}", "line 1: a key"),
+    ],
+)
+def test_documents_that_no_file_of_accounts_needs_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        parse_yaml(text.encode(), Path("f.yml"))

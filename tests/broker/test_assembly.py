@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
+from support.cancelling import CancelledAt
 from support.waiting import until
 
 HOST = "127.0.0.1"
@@ -44,6 +48,12 @@ def broker(path: Path, **settings: Any) -> Broker:
 def threads_of(path: Path) -> list[str]:
     """Return the names of the threads that serve a store. Other brokers of this process have threads, too."""
     return [thread.name for thread in threading.enumerate() if str(path) in thread.name]
+
+
+def open_files(path: Path) -> list[str]:
+    """Return the files below a directory that this process has open."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link for link in links if link.startswith(str(path))]
 
 
 async def assert_start_fails_and_releases(path: Path, failing: Broker, error: type[MQError]) -> None:
@@ -105,6 +115,23 @@ async def test_an_opened_broker_has_no_port_and_records_the_one_it_binds(tmp_pat
     assert opened.store_config.store_host == encode_host(opened.address)
     await opened.stop()
     assert check(tmp_path) == []
+
+
+async def test_a_start_that_is_cancelled_anywhere_releases_all_parts_and_closes_the_store(tmp_path: Path) -> None:
+    """A service manager may stop a broker while it starts; its store must not look like one after a crash."""
+    for number in count():
+        cancelled = broker(tmp_path / str(number))
+        with suppress(asyncio.CancelledError):
+            await CancelledAt(cancelled.start(), number)
+            break
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert threads_of(tmp_path) == []
+        assert open_files(tmp_path) == []
+        if (tmp_path / str(number) / "commitlog").exists():
+            assert check(tmp_path / str(number)) == []
+    assert number > 5
+    await cancelled.stop()
+    assert check(tmp_path / str(number)) == []
 
 
 @pytest.mark.slow

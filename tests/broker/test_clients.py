@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from rucola import slices
 from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.protocol.body import decode_body, encode_body
@@ -86,11 +87,11 @@ async def test_clients_without_heartbeats_expire_after_two_minutes() -> None:
         scene.now_ms = 60_000
         await alive.beat()
         await alive.told.reach(1)
-        scene.clients.expire(EXPIRY_MS)
+        slices.run(scene.clients.expire_steps(EXPIRY_MS))
         await alive.beat()
         assert scene.clients.consumers["g"].client_ids == ["silent", "alive"]
         assert scene.clients.producer("silent") is not None
-        scene.clients.expire(EXPIRY_MS + 1)
+        slices.run(scene.clients.expire_steps(EXPIRY_MS + 1))
         assert await alive.told.reach(2) == ["g", "g"]
         assert scene.clients.consumers["g"].client_ids == ["alive"]
         assert (scene.clients.producers, scene.clients.producer("silent")) == ({}, None)
@@ -150,19 +151,51 @@ def test_members_that_join_together_are_notified_together() -> None:
     for number, channel in enumerate(channels):
         consumers = [ConsumerData(group_name="g")]
         clients.heartbeat(channel, HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers), "JAVA", 409, 0)
-    assert len(notified) < 35_000, "each of the first 256 notifies all at once, 1.1 million would be notified in total"
-    notified.clear()
+    assert len(notified) <= 32, "all of them join in one iteration of the event loop"
     delays_s = []
     while pending:
         delay_s, call = pending.pop(0)
         delays_s.append(delay_s)
         call()
-    # After the rest of the last slice, the changes of the pause are one notification of all.
-    assert notified[1:] == channels
+    # The changes since the first slice are one notification of all; 1.1 million would be notified one by one.
+    assert notified[-1500:] == channels
+    assert len(notified) < 1600
     assert max(delays_s) >= 0.3, "a pause is as long as twenty-five notifications take"
     # A client that leaves concerns its own groups only.
     clients.closed(channels[0])
     assert len(clients.consumers["g"].members) == 1499
+
+
+def test_a_client_that_leaves_hundreds_of_groups_notifies_their_members_in_slices() -> None:
+    notified: list[str] = []
+    pending: list[tuple[float, Callable[[], None]]] = []
+    clients = ClientRegistry(
+        should_notify=lambda group: True,
+        notify=lambda channel, group: notified.append(group),
+        on_group_left=lambda group: None,
+        call_later=lambda delay_s, call: pending.append((delay_s, call)),
+    )
+
+    def run() -> list[int]:
+        """Run all slices, and return how many members each notified."""
+        counts = [len(notified)]
+        while pending:
+            before = len(notified)
+            pending.pop(0)[1]()
+            counts.append(len(notified) - before)
+        notified.clear()
+        return counts
+
+    consumers = [ConsumerData(group_name=f"g{number}") for number in range(100)]
+    channels = [Channel() for _ in range(20)]
+    for number, channel in enumerate(channels):
+        clients.heartbeat(channel, HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers), "JAVA", 409, 0)
+        assert max(run()) <= 32
+    clients.closed(channels[0])
+    assert len(notified) == 32
+    counts = run()
+    assert sum(counts) == 19 * 100
+    assert max(counts) <= 32
 
 
 async def test_a_group_with_notification_off_is_not_notified() -> None:

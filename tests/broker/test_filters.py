@@ -6,11 +6,14 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rucola import slices
 from rucola.broker.bloom import bloom_filter_positions
 from rucola.broker.config import BrokerConfig
+from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.errors import StoreCorrupt
 from rucola.message.record import decode_many
@@ -47,7 +50,12 @@ def bodies(answer: RemotingCommand) -> list[bytes]:
 
 @pytest.fixture
 def table(tmp_path: Path) -> ConsumerFilterTable:
-    return ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig(enable_property_filter=True))
+    return filter_table(tmp_path)
+
+
+def filter_table(path: Path, **config: Any) -> ConsumerFilterTable:
+    settings = BrokerConfig(**{"enable_property_filter": True, **config})
+    return ConsumerFilterTable(path / "consumerFilter.json", settings, Limits(settings, lambda: T0))
 
 
 def test_bloom_filter_positions_equal_apaches() -> None:
@@ -69,17 +77,27 @@ def test_apaches_filter_file_round_trips(golden: Path, tmp_path: Path, table: Co
     ]
     (tmp_path / "consumerFilter.json").unlink()
     died = json.loads(recorded.read_text())["filterDataByTopic"]["GSql"]["groupFilterData"]["G_g_sql"]["deadTime"]
-    table.snapshot_writer(died + DAY_MS - 1)()
+    slices.run(table.snapshot_steps(died + DAY_MS - 1))()
     assert (tmp_path / "consumerFilter.json").read_text() == recorded.read_text()
-    table.snapshot_writer(died + DAY_MS)()
+    slices.run(table.snapshot_steps(died + DAY_MS))()
     assert table.get("GSql", "G_g_sql") is None
     assert json.loads((tmp_path / "consumerFilter.json").read_text()) == {"filterDataByTopic": {}}
 
 
+def test_a_full_table_keeps_its_filters_and_adds_none(tmp_path: Path) -> None:
+    table = filter_table(tmp_path, max_consumer_filters=2)
+    for group in ("g", "h", "i"):
+        table.register(group, [by_properties("a > 1")], T0)
+    assert [table.get("T", group) is not None for group in ("g", "h", "i")] == [True, True, False]
+    table.register("g", [subscription("T", "*")], T0)
+    table.register("i", [by_properties("a > 1")], T0)
+    assert table.matches("T", "i") is not None
+
+
 def test_loaded_filters_count_as_offline_until_a_heartbeat(tmp_path: Path, table: ConsumerFilterTable) -> None:
     table.register("g", [by_properties("a > 1")], T0)
-    table.snapshot_writer(T0)()
-    again = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig(enable_property_filter=True))
+    slices.run(table.snapshot_steps(T0))()
+    again = filter_table(tmp_path)
     again.load(T0 + 60_000)
     data = again.get("T", "g")
     assert data is not None
@@ -284,6 +302,6 @@ async def test_a_large_body_that_does_not_match_is_skipped(tmp_path: Path) -> No
 
 
 async def test_a_broker_without_property_filters_neither_compiles_nor_stores_one(tmp_path: Path) -> None:
-    table = ConsumerFilterTable(tmp_path / "consumerFilter.json", BrokerConfig())
+    table = filter_table(tmp_path, enable_property_filter=False)
     table.register("g", [subscription("T", "a > 5", "SQL92")], 1_800_000_000_000)
     assert table.get("T", "g") is None

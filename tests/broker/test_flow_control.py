@@ -73,6 +73,21 @@ def test_the_refusal_names_the_limit_and_its_setting() -> None:
     )
 
 
+def test_sockets_that_many_iterations_serve_count_as_one_long_iteration() -> None:
+    """The loop serves a bounded number of sockets in an iteration, so that ticks come in time."""
+    round_ms = [0]
+    control = FlowControl(BrokerConfig(broker_fast_failure_enable=True), lambda: 0, lambda: round_ms[0])
+    check = control.check_for(Action.PUBLISH)
+    assert check is not None
+    round_ms[0] = 200
+    control.tick()
+    with pytest.raises(Refused, match="period in queue: 200ms"):
+        check(Caller("127.0.0.1:1"), Resource())
+    round_ms[0] = 199
+    control.tick()
+    check(Caller("127.0.0.1:1"), Resource())
+
+
 def test_requests_of_other_actions_are_not_checked() -> None:
     assert Scene().checks.keys() == ACTIONS
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rucola.access import Refused
+from rucola.broker import pull_request_hold
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.results import Waiting
 from rucola.message.hashing import tags_code
@@ -150,6 +151,7 @@ def test_the_pulls_of_a_closed_connection_are_dropped(tmp_path: Path) -> None:
         desk.put("X")  # one of each is retried, or would be
         desk.hold.closed(gone)
         assert len(desk.hold) == 2
+        desk.turn()
         desk.put("A", "B")
         assert desk.retried == [("None", 0), ("A", 1), ("B", 2)]
         assert len(desk.hold) == 0
@@ -177,9 +179,50 @@ def test_a_full_broker_answers_pulls_of_the_connection_with_most(tmp_path: Path)
         for number in range(63):
             desk.pull(str(number), "A", greedy)
         desk.pull("new", "A", Channel())
+        assert desk.last == [("0", 0)]
+        assert len(desk.hold) == 64
+        for number in range(40):
+            desk.pull(f"new {number}", "A", Channel())
+        assert [name for name, _ in desk.last] == [str(number) for number in range(41)]
+        assert len(desk.hold) == 64
+    assert check(tmp_path) == []
+
+
+def test_a_pull_with_a_long_filter_counts_as_several(tmp_path: Path) -> None:
+    """400 tags take 40 KB, as much as 20 pulls."""
+    desk, greedy, good = Desk(tmp_path, max_per_connection=50, max_count=64), Channel(), Channel()
+    with desk.store:
+        for number in range(2):
+            desk.pull(f"long {number}", " ".join(f"{number}-{tag}" for tag in range(400)), greedy)
+        with pytest.raises(Refused, match="holds 2 pulls already, which count as 40"):
+            desk.pull("third", " ".join(map(str, range(400))), greedy)
+        for number in range(30):
+            desk.pull(str(number), "A", good)
+        assert desk.last == [("long 0", 0)]
+        assert len(desk.hold) == 31
+        desk.put("1-399")
+        assert desk.retried == [("long 1", 0)]
+        with pytest.raises(Refused, match="too many pulls for one this large"):
+            desk.pull("huge", " ".join(map(str, range(1200))), Channel())
+        desk.hold.closed(good)
         desk.turn()
-        assert desk.last == [("0", 0), ("1", 0), ("2", 0), ("3", 0)]
-        assert len(desk.hold) == 61
+        assert not desk.hold.held
+    assert check(tmp_path) == []
+
+
+def test_a_queue_has_a_bounded_number_of_filters(tmp_path: Path) -> None:
+    """Each message is compared with all of them; the pulls of the oldest are answered early."""
+    desk, channel = Desk(tmp_path), Channel()
+    with desk.store:
+        desk.pull("all", None, channel)
+        for number in range(pull_request_hold.MAX_FILTERS + 9):
+            desk.pull(str(number), f"tag-{number}", channel)
+        while desk.turns:
+            desk.turn()
+        assert [name for name, _ in desk.last] == [str(number) for number in range(10)]
+        assert len(desk.hold) == pull_request_hold.MAX_FILTERS
+        desk.put("tag-9", "tag-10")
+        assert desk.retried == [("all", 0), ("10", 1)]
     assert check(tmp_path) == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rucola import fastjson
+from rucola.broker.services import client_inspection
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.message.record import decode_many
@@ -21,7 +22,7 @@ from rucola.protocol.group import (
     DeleteSubscriptionGroupRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
 )
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader
@@ -168,6 +169,18 @@ async def test_a_pull_with_a_long_expression_is_refused_before_it_is_parsed(tmp_
             ResponseCode.SYSTEM_ERROR,
             "the subscription of topic T has 34886 bytes; the limit is 16384 (maxSubscriptionExpressionSize)",
         )
+
+
+async def test_a_list_of_too_many_producers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker_peer(tmp_path) as peer:
+        producers = [ProducerData(group_name=name) for name in ("p", "q", "r")]
+        body = encode_body(HeartbeatData(client_id="c", producer_data_set=producers))
+        assert (await peer.ask(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
+        assert (await peer.ask(RequestCode.GET_ALL_PRODUCER_INFO)).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(client_inspection, "MAX_PRODUCERS", 2)
+        refused = await peer.ask(RequestCode.GET_ALL_PRODUCER_INFO)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert "3 members, and a response 2 at most" in (refused.remark or "")
 
 
 async def test_a_topic_has_a_limited_number_of_queues(tmp_path: Path) -> None:

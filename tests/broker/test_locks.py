@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rucola import fastjson
+from rucola import fastjson, slices
 from rucola.broker.queue_locks import LOCK_LIFE_MS, QueueLockTable
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.queue import MessageQueue
@@ -47,7 +47,7 @@ def test_expired_locks_are_removed() -> None:
     locks = QueueLockTable()
     locks.lock("g", "a", [Q0, Q1], 0)
     locks.lock("g", "a", [Q1], 1)
-    locks.expire(LOCK_LIFE_MS + 1)
+    slices.run(locks.expire_steps(LOCK_LIFE_MS + 1))
     assert len(locks) == 1
     assert locks.lock("g", "b", [Q1], LOCK_LIFE_MS + 1) == []
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rucola import slices
+from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
@@ -59,3 +61,37 @@ async def test_an_offset_beyond_the_end_of_its_queue_is_lowered_to_it(
     assert "group new: offset of T:0 reset from 5 to 3, the end of the queue" in caplog.messages
     written = read_config(path)["offsetTable"]
     assert (written["T@new"], written["T@old"]) == ({0: 3, 1: 0}, {0: 2, 1: -1})
+
+
+def test_offsets_that_change_during_a_copy_are_in_it_or_in_the_next(tmp_path: Path) -> None:
+    """Copies are made in slices; one may be abandoned, and one that began earlier is never written over a newer."""
+    table = ConsumerOffsetTable(tmp_path / "consumerOffset.json")
+    for number in range(100):
+        table.commit(f"g{number}", "T", 0, 1)
+    abandoned, older = table.snapshot_steps(), table.snapshot_steps()
+    for steps in (abandoned, older):
+        for _ in range(50):
+            next(steps)
+    abandoned.close()
+    table.commit("g0", "T", 0, 7)
+    table.remove_group("g99")
+    slices.run(table.snapshot_steps())()
+    slices.run(older)()
+    again = ConsumerOffsetTable(tmp_path / "consumerOffset.json")
+    again.load(None)
+    assert again.table() == table.table()
+    table.commit("g0", "T", 0, 8)
+    slices.run(table.snapshot_steps())()
+    again.load(None)
+    assert again.get("g0", "T", 0) == 8
+
+
+async def test_a_write_of_offsets_that_failed_is_repeated(tmp_path: Path) -> None:
+    table = ConsumerOffsetTable(tmp_path / "config" / "consumerOffset.json")
+    table.commit("g", "T", 0, 1)
+    (tmp_path / "config").touch()
+    with pytest.raises(OSError, match="config"):
+        slices.run(table.snapshot_steps())()
+    (tmp_path / "config").unlink()
+    slices.run(table.snapshot_steps())()
+    assert "T@g" in (tmp_path / "config" / "consumerOffset.json").read_text()

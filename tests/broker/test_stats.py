@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola import slices
 from rucola.broker.stats import BrokerStats
 from rucola.protocol.broker_stats import (
     BROKER_GET_NUMS,
@@ -43,7 +44,7 @@ def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0
     for now_ms in range(begin_ms + SAMPLE_INTERVAL_MS, begin_ms + duration_ms + 1, SAMPLE_INTERVAL_MS):
         if per_sample:
             stats.record_put(arrived("T", per_sample, 100 * per_sample))
-        stats.sample(now_ms)
+        slices.run(stats.sample_steps(now_ms))
     return begin_ms + duration_ms
 
 

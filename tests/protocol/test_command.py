@@ -295,6 +295,16 @@ def test_a_truncated_binary_header_is_a_protocol_error(golden: Path) -> None:
             decode_command(header[:cut], b"", SerializeType.ROCKETMQ)
 
 
+def test_a_name_that_no_binary_header_can_hold_is_a_protocol_error() -> None:
+    """11,000 bytes that are no UTF-8 are read as replacement characters, of three bytes each."""
+    name = b"\xff" * 11_000
+    pair = len(name).to_bytes(2, "big") + name + (1).to_bytes(4, "big") + b"x"
+    header = bytes(13) + bytes(4) + len(pair).to_bytes(4, "big") + pair
+    command = decode_command(header, b"", SerializeType.ROCKETMQ)
+    with pytest.raises(RemoteProtocolError, match="33000 bytes; the limit is 32767"):
+        command.encode()
+
+
 @given(st.binary(max_size=80))
 def test_random_binary_headers_decode_or_raise_protocol_errors(header: bytes) -> None:
     try:

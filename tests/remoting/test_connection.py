@@ -15,6 +15,7 @@ from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.protocol.frame import FrameDecoder
 from rucola.remoting import connection as connection_module
 from rucola.remoting import turns
+from rucola.remoting.addresses import address_of
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
@@ -46,6 +47,43 @@ async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
         rest = await peer.reader.readexactly(len(expected) - len(first))
         assert first + rest == expected
         assert writes == [len(expected)]
+        await peer.close()
+
+
+async def test_several_requests_of_a_read_are_bracketed_before_their_replies_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "WRITE_LIMIT", 1000)
+    events: list[object] = []
+
+    def note(connection: Connection, command: RemotingCommand) -> Reply:
+        events.append(command.body)
+        if command.body == b"fails":
+            raise InvalidMessage("no")
+        return command.response(0, body=bytes(1000) if command.body == b"big" else b"").encode()
+
+    def note_writes(connection: Connection) -> None:
+        write = connection._write
+
+        def noted(data: bytes) -> None:
+            events.append("write")
+            write(data)
+
+        connection._write = noted
+
+    async with running_server({ECHO: note}, on_open=note_writes) as server:
+        server.around_reads = events.append
+        peer = await RawPeer.to(server)
+
+        async def exchange(*bodies: bytes) -> list[object]:
+            events.clear()
+            await peer.send(b"".join(request(ECHO, body).encode() for body in bodies))
+            await peer.commands(len(bodies))
+            return events[:]
+
+        assert await exchange(b"1", b"fails", b"2") == [True, b"1", b"fails", b"2", False, "write"]
+        assert await exchange(b"alone") == [b"alone", "write"]
+        assert await exchange(b"big", b"1") == [True, b"big", False, "write", b"1", False, "write"]
         await peer.close()
 
 
@@ -266,6 +304,7 @@ async def test_a_peer_that_does_not_read_has_bounded_memory_and_recovers() -> No
 
 async def test_many_requests_of_one_read_leave_turns_to_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "SLICE_S", 0)
+    monkeypatch.setattr(turns, "TURNS_S", 0)
     processed: list[bytes] = []
 
     def note(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -493,5 +532,5 @@ async def test_peers_are_named_by_address() -> None:
 
 
 def test_ipv6_addresses_are_in_brackets() -> None:
-    assert connection_module.address_of(("::1", 10911, 0, 0)) == "[::1]:10911"
-    assert connection_module.address_of(("127.0.0.1", 10911)) == "127.0.0.1:10911"
+    assert address_of(("::1", 10911, 0, 0)) == "[::1]:10911"
+    assert address_of(("127.0.0.1", 10911)) == "127.0.0.1:10911"

@@ -14,7 +14,12 @@ import pytest
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting import connection_memory
 from rucola.remoting.connection import Connection, Processor
-from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
+from rucola.remoting.connection_memory import (
+    MAX_TINY_READS,
+    BufferedConnection,
+    ConnectionLimits,
+    ConnectionMemory,
+)
 from rucola.remoting.server import RemotingServer
 from support.faults import limited
 from support.remoting_peers import BIG, ECHO, RawPeer, echo, request, running_server
@@ -267,3 +272,38 @@ async def test_a_frame_that_hardly_grows_is_not_waited_for() -> None:
         for peer in (trickling, steady, busy):
             await peer.close()
     assert memory.partial_total == 0
+
+
+class NotingMemory(ConnectionMemory):
+    """Notes the size of the partial frame after each read."""
+
+    def __init__(self) -> None:
+        super().__init__(ConnectionLimits())
+        self.sizes: list[int] = []
+
+    def partial(self, connection: BufferedConnection, size: int) -> None:
+        self.sizes.append(size)
+        super().partial(connection, size)
+
+
+async def test_a_frame_that_comes_byte_by_byte_is_read_now_and_then() -> None:
+    """After some reads, all that has arrived in the meantime is read at once, and nothing is lost."""
+    memory = NotingMemory()
+    async with running_server({ECHO: echo}, memory=memory) as server:
+        peer = await RawPeer.to(server)
+        frame = request(ECHO, bytes(100)).encode()
+        for count in range(1, MAX_TINY_READS + 2):
+            await peer.send(frame[count - 1 : count])
+            await until(lambda count=count: memory.sizes == list(range(1, count + 1)))
+        for position in range(MAX_TINY_READS + 1, len(frame)):
+            await peer.send(frame[position : position + 1])
+        assert len(await peer.commands(1)) == 1
+        assert len(memory.sizes) < len(frame) // 2
+        # A frame in three pieces does not rest: each is read before the next one is sent.
+        memory.sizes.clear()
+        for size in (4, len(frame) - 100):
+            await peer.send(frame[:size] if size == 4 else frame[4:size])
+            await until(lambda size=size: memory.sizes[-1:] == [size])
+        await peer.send(frame[-100:])
+        assert len(await peer.commands(1)) == 1
+        await peer.close()

@@ -14,7 +14,7 @@ import pytest
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
-from rucola.remoting.batching_event_loop import LARGE_WRITE, MAX_BATCH, BatchingEventLoop
+from rucola.remoting.batching_event_loop import LARGE_WRITE, MAX_BATCH, MAX_EVENTS, BatchingEventLoop, write_batching_of
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
 
@@ -155,3 +155,50 @@ async def test_commands_to_one_peer_keep_their_order() -> None:
         answer, *told = await commands(peers[0], 6)
         assert answer.is_response
         assert [command.opaque for command in told] == list(range(5))
+
+
+def test_many_ready_sockets_are_served_in_several_iterations() -> None:
+    """What was called meanwhile runs in between, and a socket that got another reader has lost nothing."""
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        for number, (one, _) in enumerate(pairs):
+            loop.add_reader(one, served.append, number)
+        between: list[int] = []
+        rounds_s: list[float] = []
+        while len(between) < 4:
+            await asyncio.sleep(0)
+            between.append(len(served))
+            rounds_s.append(write_batching_of(loop).round_s())
+        assert 0 < rounds_s[0] < rounds_s[1] < rounds_s[2], "for flow control: how long the last ones wait"
+        assert between == [0, MAX_EVENTS, 2 * MAX_EVENTS, count]
+        assert sorted(served) == list(range(count))
+        served.clear()
+        # While their events wait, the readers of the sockets that were served last are replaced.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting = sorted(set(range(count)) - set(served))
+        for number in waiting:
+            loop.remove_reader(pairs[number][0])
+            loop.add_reader(pairs[number][0], replaced.append, number)
+        served.clear()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert set(replaced) == set(waiting)
+        assert not set(waiting) & set(served)
+        for one, _ in pairs:
+            loop.remove_reader(one)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert write_batching_of(loop).round_s() == 0
+
+    count = 2 * MAX_EVENTS + 10
+    served: list[int] = []
+    replaced: list[int] = []
+    with ExitStack() as stack, asyncio.Runner(loop_factory=BatchingEventLoop) as runner:
+        pairs = [socket.socketpair() for _ in range(count)]
+        for one, other in pairs:
+            stack.enter_context(one)
+            stack.enter_context(other)
+            other.send(b"x")
+        runner.run(serve())

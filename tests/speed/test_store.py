@@ -211,6 +211,27 @@ def test_a_get(
     assert_same(get)
 
 
+def test_the_usual_get_is_read_in_c(logs: Callable[[bytes], CommitLog]) -> None:
+    if speed.read_units is not None:
+        first = _record(0, 0, b"a", bytes(8), b"")
+        second = _record(1, len(first), b"bc", bytes(8), b"")
+        third = _record(2, 1000, b"d", bytes(8), b"")
+        log = logs((first + second).ljust(1000, b"\0") + third).files.files[0].map
+        units = pack_unit(0, len(first), 5) + pack_unit(len(first), len(second), 6) + pack_unit(1000, len(third), 5)
+
+        def read(written: int, max_count: int = 9, max_bytes: int = 2000, code: int | None = None) -> Any:
+            accepts = None if code is None else {code}.__contains__
+            return speed.read_units(units, 0, log, 0, written, max_count, max_bytes, accepts)  # type: ignore[misc]
+
+        end = 1000 + len(third)
+        assert read(end) == (first + second + third, 3, 3)
+        assert read(end, code=5) == (first + third, 2, 3)
+        assert read(end, max_count=2) == (first + second, 2, 2)
+        assert read(end, max_bytes=len(first)) == read(end, max_count=0) == read(end, max_count=-1) == (first, 1, 1)
+        assert read(end, code=7) == (b"", 0, 3)
+        assert read(end - 1) is read(len(log) + 1) is None
+
+
 def test_a_filter_that_raises_is_not_hidden(logs: Callable[[bytes], CommitLog]) -> None:
     record = _record(0, 0, b"", bytes(8), b"")
 

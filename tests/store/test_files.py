@@ -311,6 +311,16 @@ def _no_descriptor(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
+def test_warming_pauses_between_its_steps(tmp_path: Path) -> None:
+    """Its thread must not hold a core for milliseconds that the event loop waits for."""
+    file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)
+    pauses = []
+    for _ in range(2):
+        file.warm(0, 1 << 20, lambda: pauses.append("a quarter is touched"))
+        assert len(pauses) == 3, "the second time nothing is left to touch"
+    file.close()
+
+
 def test_blocks_allocated_by_warming_are_not_allocated_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that warms may overtake the writer just when that opens the file."""
     file = MappedFile.create(tmp_path / f"{0:020d}", 1 << 20)

@@ -22,7 +22,7 @@ from rucola.message.hashing import string_hash
 from rucola.message.record import decode
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store import mapped_file
-from rucola.store.config import GetMessageStatus, PutMessageStatus
+from rucola.store.config import GetMessageStatus, GetResult, PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE
 from rucola.store.directory_reader import StoreReader
 from rucola.store.dispatch import TopicArrivals
@@ -57,7 +57,7 @@ def test_a_put_message_can_be_read(open_store: OpenStore) -> None:
     got = store.get("T", 1, 0, 32)
     assert (got.status, got.next_begin_offset, got.min_offset, got.max_offset) == (GetMessageStatus.FOUND, 3, 0, 3)
     assert bodies(got.records) == [b"1", b"3", b"5"]
-    assert got.size == sum(map(len, got.records))
+    assert (b"".join(got.records), len(got.records)) == (got.joined, got.count)
     message = decode(got.records[1])
     assert (message.store_timestamp, message.queue_offset, message.physical_offset) == (
         1003,
@@ -272,21 +272,23 @@ def test_batched_dispatch_equals_single_dispatch(
 
 def test_get_answers_as_apache_does(open_store: OpenStore) -> None:
     store = open_store()
-    assert store.get("T", 0, 5, 32)[:4] == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+    page = store.get("T", 0, 5, 32)
+    assert page == GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, b"", 0)
     for k in range(12):
         store.put(inner(tags="odd" if k % 2 else "even", body=b"%d" % k), k)
-    assert store.get("T", 0, -1, 32)[:2] == (GetMessageStatus.OFFSET_TOO_SMALL, 0)
-    assert store.get("T", 0, 12, 32)[:2] == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 12)
-    assert store.get("T", 0, 13, 32)[:2] == (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 12)
+    small, one, badly = (store.get("T", 0, queue_offset, 32) for queue_offset in (-1, 12, 13))
+    assert (small.status, small.next_begin_offset) == (GetMessageStatus.OFFSET_TOO_SMALL, 0)
+    assert (one.status, one.next_begin_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 12)
+    assert (badly.status, badly.next_begin_offset) == (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 12)
     odd = string_hash("odd")
     page = store.get("T", 0, 0, 2, accepts=lambda code: code == odd)
     assert (bodies(page.records), page.next_begin_offset) == ([b"1", b"3"], 4)
     page = store.get("T", 0, 4, 32, accepts=lambda code: code == 1)
-    assert page[:2] == (GetMessageStatus.NO_MATCHED_MESSAGE, 10), "no further than the file of ten units"
+    assert (page.status, page.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 10), "to the end of the file"
     page = store.get("T", 0, 0, 2, accepts=lambda code: code == odd, matches=lambda pairs: pairs == {"TAGS": "odd"})
     assert (bodies(page.records), page.next_begin_offset) == ([b"1", b"3"], 4)
     page = store.get("T", 0, 0, 2, accepts=lambda code: code == odd, matches=lambda pairs: "TAGS" not in pairs)
-    assert page[:2] == (GetMessageStatus.NO_MATCHED_MESSAGE, 10)
+    assert (page.status, page.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 10)
     size = len(store.get("T", 0, 0, 1).records[0])
     assert len(store.get("T", 0, 0, 32, max_bytes=3 * size).records) == 3
     assert len(store.get("T", 0, 0, 32, max_bytes=1).records) == 1, "one always goes"

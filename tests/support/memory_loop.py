@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
-from rucola.remoting.connection import READ_SIZE
 from support.socketless_transport import SocketlessTransport
 
 BEGIN_MS = 1_700_000_000_000
@@ -50,7 +50,7 @@ class MemoryLoop(asyncio.SelectorEventLoop):
 
     async def create_server(self, protocols: Callable[[], Any], *, sock: Any, **options: Any) -> Any:
         self._protocols = protocols
-        return sock  # which the server closes when it stops
+        return MemoryServer(sock)
 
     # What a test calls.
 
@@ -86,6 +86,16 @@ class MemoryLoop(asyncio.SelectorEventLoop):
             called = self._called
             await asyncio.sleep(0)
             quiet = quiet + 1 if self._called == called + 1 else 0
+
+
+class MemoryServer:
+    """What `create_server` returns."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.close = sock.close
+
+    async def start_serving(self) -> None:
+        """It serves already."""
 
 
 class GroupCommitWithoutThread(GroupCommit):
@@ -142,9 +152,10 @@ class MemoryClient:
         return self._answers.pop(command.opaque, None)
 
     def _give(self, data: bytes) -> None:
-        for begin in range(0, len(data), READ_SIZE):
-            piece = data[begin : begin + READ_SIZE]
-            self._protocol.get_buffer(len(piece))[: len(piece)] = piece
+        while data:
+            buffer = self._protocol.get_buffer(len(data))
+            piece, data = data[: len(buffer)], data[len(buffer) :]
+            buffer[: len(piece)] = piece
             self._protocol.buffer_updated(len(piece))
 
     @property

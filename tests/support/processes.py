@@ -8,19 +8,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from support.ports import HOST
 from support.servers import RUCOLA, Server, server
 from support.waiting import DEADLINE_S, wait_until
 
-ADDRESS = re.compile(r"127\.0\.0\.1:[1-9]\d*")
+ADDRESS = re.compile(r"(?:127|10)\.\d+\.\d+\.\d+:[1-9]\d*")
 
 
 class Machines:
     """One name server and brokers, each with a directory, a configuration and a log of its own, below `path`."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
+    def __init__(self, path: Path, stack: ExitStack, host: str = HOST) -> None:
         self.path = path
         self._stack = stack
-        self.namesrv = ADDRESS.search(self._start("namesrv", bindAddress="127.0.0.1", listenPort="0").first_line)[0]  # type: ignore[index]
+        reachable = {} if host == HOST else {"insecure": "true"}
+        started = self._start("namesrv", bindAddress=host, listenPort="0", **reachable)
+        self.namesrv = ADDRESS.search(started.first_line)[0]  # type: ignore[index]
         self.addresses: dict[str, str] = {}
 
     def broker(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
-from rucola.remoting.connection import Connection, Processor, address_of
+from rucola.remoting.addresses import address_of
+from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ClientTls, ServerTls

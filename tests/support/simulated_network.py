@@ -150,6 +150,9 @@ class _SimulatedServer:
     sock: socket.socket
     unregister: Callable[[], object]
 
+    async def start_serving(self) -> None:
+        """It serves already."""
+
     def close(self) -> None:
         self.unregister()
         self.sock.close()

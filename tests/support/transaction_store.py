@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rucola import slices
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest
@@ -77,7 +78,7 @@ class TransactionStore:
     def note(self) -> None:
         """Write the progress, as a broker does."""
         self.transactions.commit_offsets(self.transactions.offsets())
-        self.offsets.snapshot_writer()()
+        slices.run(self.offsets.snapshot_steps())()
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

@@ -27,6 +27,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.listeners import held_ports
 from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
+from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.coordination import BrokerCoordination
 from rucola.broker.role import LogPosition, RoleRecord, is_master
@@ -130,13 +131,17 @@ class Broker:
 
     async def start(self) -> None:
         """Open the store, unless `open` did, and begin to serve. Raises StoreError, ConfigError or RemotingError."""
-        if self._opened is None:
-            await self.open()
-        assert self._role is not None
-        await self._start(RoleStart(is_promotion=self._role.is_promotion))
-        await asyncio.to_thread(self._keep_role(self._role.changed(self._role.current)))
-        if self._coordination is not None:
-            await self._coordination.start(self)
+        try:
+            if self._opened is None:
+                await self.open()
+            assert self._role is not None
+            await self._start(RoleStart(is_promotion=self._role.is_promotion))
+            await in_thread(self._keep_role(self._role.changed(self._role.current)))
+            if self._coordination is not None:
+                await self._coordination.start(self)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def _start(self, start: RoleStart) -> None:
         assert self._opened is not None
@@ -181,6 +186,10 @@ class Broker:
         storage = self._running_parts.storage
         return LogPosition(storage.mastership.epochs.last.number, storage.store.max_physical_offset)
 
+    def has_failed(self) -> bool:
+        """Return whether the store takes no messages until it is opened again. StoreError as `position`."""
+        return self._running_parts.storage.store.write_state.failure is not None
+
     def in_sync(self) -> Mapping[int, int]:
         """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
         return self._running_parts.replication.confirmed()
@@ -205,13 +214,17 @@ class Broker:
             self._changes.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("the role cannot be changed: %s", error)
-                if self._parts is None:
-                    self._failure = error
-                    self._failed.set()
+                self._note_failure(error)
 
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(end)
+
+    def _note_failure(self, error: BaseException) -> None:
+        """End `wait_failed` if a change of the role has left the broker stopped."""
+        if self._parts is None:
+            self._failure = error
+            self._failed.set()
 
     async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
         """Become master in a new epoch; see `RoleControl`. Clients are disconnected meanwhile."""
@@ -232,7 +245,7 @@ class Broker:
             self.config.ha_master_address, self._master_address = ha_address, address
             if self._running_parts.storage.store.config.is_slave:
                 assert self._role is not None
-                await asyncio.to_thread(self._keep_role(dataclasses.replace(self._role, rejoins=True)))
+                await in_thread(self._keep_role(dataclasses.replace(self._role, rejoins=True)))
                 if not is_same or not self._running_parts.replication.is_following:
                     await self._running_parts.replication.follow_again(address)
                 return
@@ -242,14 +255,18 @@ class Broker:
     async def _change_role(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role, over the same store and on the same ports."""
         began_s = time.monotonic()
-        await self._stop()
-        with held_ports(self.config):
-            assert self._role is not None
-            changed = dataclasses.replace(self._role.changed(role), rejoins=rejoins)
-            await asyncio.to_thread(self._keep_role(changed))
-            self._take_role(changed, broker_id)
-            await self.open()
-            await self._start(start)
+        try:
+            await self._stop()
+            with held_ports(self.config):
+                assert self._role is not None
+                changed = dataclasses.replace(self._role.changed(role), rejoins=rejoins)
+                await in_thread(self._keep_role(changed))
+                self._take_role(changed, broker_id)
+                await self.open()
+                await self._start(start)
+        except Exception as error:
+            self._note_failure(error)
+            raise
         logger.info("role %s after %.0f ms", role.value, (time.monotonic() - began_s) * 1000)
 
     def _on_diverged(self, physical_offset: int) -> None:
@@ -265,7 +282,7 @@ class Broker:
                 return
             await self._stop()
             with held_ports(self.config):
-                await asyncio.to_thread(self._cut_closed_log, physical_offset)
+                await in_thread(self._cut_closed_log, physical_offset)
                 await self.open()
                 await self._start(RoleStart(master_address=self._master_address))
 
@@ -291,7 +308,7 @@ class Broker:
         assert self._role is not None
         followed = dataclasses.replace(self._role, master=role, rejoins=False)
         if followed != self._role:
-            await asyncio.to_thread(self._keep_role(followed))
+            await in_thread(self._keep_role(followed))
 
     def _take_role(self, role: RoleRecord, broker_id: int) -> None:
         self.store_config.broker_role = role.current

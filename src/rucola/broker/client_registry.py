@@ -13,15 +13,21 @@ member consumes the queues of its second entry until the dead connection expires
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final, Protocol, TypeAlias
 
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 
-_SLICE: Final = 256
-"""Members that are notified in one iteration of the event loop: 2 ms of work."""
+_SLICE: Final = 32
+"""Members of all groups together that are notified in one iteration of the event loop: 0.3 ms of work."""
+_SLICE_PAUSE_S: Final = 0.001
+"""Time until the next slice."""
+_LARGE: Final = 256
+"""Members above which a group pauses after a notification."""
+_MAX_TRIED: Final = 64
+"""Producers that are looked at for one that can answer a transaction check."""
 _PAUSE_MS_PER_MEMBER: Final = 0.2
 """Pause after a notification: a member costs 8 µs, so notifications take at most 4 % of the event loop's time."""
 
@@ -72,10 +78,10 @@ class ConsumerGroup:
     consume_from_where: str
     members: dict[ClientChannel, Member] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    is_pausing: bool = False
-    """Whether the pause after a notification lasts."""
+    is_notifying: bool = False
+    """Whether members are being notified, or the pause after that lasts."""
     is_outdated: bool = False
-    """Whether the group has changed in that pause."""
+    """Whether the group has changed meanwhile."""
 
     @property
     def client_ids(self) -> list[str]:
@@ -123,8 +129,10 @@ class ClientRegistry:
         self._producers_by_id: dict[str, ClientChannel] = {}
         self._groups_of: dict[ClientChannel, tuple[set[str], set[str]]] = {}
         """The producer groups and the consumer groups of each channel."""
-        self._rotation = count()
-        """Rotates transaction checks through the producers of a group."""
+        self._notifying: deque[tuple[ConsumerGroup, Iterator[ClientChannel]]] = deque()
+        """Groups with the members that are still to be notified. Groups take turns."""
+        self._slice_left = _SLICE
+        """Members that may be notified before the next slice begins."""
 
     def heartbeat(
         self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int, now_ms: int
@@ -167,23 +175,31 @@ class ClientRegistry:
         for group in list(consumers):
             self._leave_consumers(channel, group)
 
-    def expire(self, now_ms: int) -> None:
-        """Close the channels without a heartbeat for longer than `EXPIRY_MS`; they leave their groups when closed."""
-        members = [item for group in self.consumers.values() for item in group.members.items()]
-        members += [item for group in self.producers.values() for item in group.items()]
-        for channel, member in members:
-            if now_ms - member.last_heartbeat_ms > EXPIRY_MS:
+    def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
+        """Close the channels without a heartbeat for longer than `EXPIRY_MS`; they leave their groups when closed.
+
+        A generator of small steps (see `rucola.slices`).
+        """
+        for channel, (producers, consumers) in list(self._groups_of.items()):
+            members = [self.producers[group][channel] for group in producers]
+            members += [self.consumers[group].members[channel] for group in consumers]
+            if any(now_ms - member.last_heartbeat_ms > EXPIRY_MS for member in members):
                 channel.close()
+            yield
 
     def subscribed_groups(self, topic: str) -> list[str]:
         """Return the consumer groups with members that subscribe to the topic."""
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
     def next_producer(self, group: str) -> ClientChannel | None:
-        """Return a connected producer of the group, each in rotation; None if there is none."""
-        members = self.producers.get(group, ())
-        producers = [channel for channel in members if channel.is_open and not channel.is_congested]
-        return producers[next(self._rotation) % len(producers)] if producers else None
+        """Return a connected producer of the group, each in rotation; None if there is none that reads."""
+        members = self.producers.get(group, {})
+        for _ in range(min(len(members), _MAX_TRIED)):
+            channel = next(iter(members))
+            members[channel] = members.pop(channel)  # to the end
+            if channel.is_open and not channel.is_congested:
+                return channel
+        return None
 
     def producer(self, client_id: str) -> ClientChannel | None:
         """Return the channel of the client with this id if it is in a producer group; None if not."""
@@ -236,28 +252,44 @@ class ClientRegistry:
             del self._groups_of[channel]
 
     def _notify(self, group: ConsumerGroup) -> None:
-        """Notify the members, at the end of the pause if one lasts."""
-        if group.is_pausing:
+        """Notify the members; once more at the end if they are being notified, or the pause after that lasts."""
+        if group.is_notifying:
             group.is_outdated = True
         elif self._should_notify(group.name):
-            self._notify_members(group, list(group.members))
+            group.is_notifying = True
+            self._notifying.append((group, iter(list(group.members))))
+            self._notify_some()
 
-    def _notify_members(self, group: ConsumerGroup, members: list[ClientChannel]) -> None:
-        """Notify members, slice by slice. The pause begins with the first slice; small groups have none."""
-        for channel in members[:_SLICE]:
+    def _notify_some(self) -> None:
+        """Notify members until the slice is used up. A client can be in hundreds of groups, each with hundreds."""
+        while self._notifying and self._slice_left:
+            group, members = self._notifying.popleft()
+            channel = next(members, None)
+            if channel is None:
+                self._notified(group)
+                continue
+            self._notifying.append((group, members))
+            if self._slice_left == _SLICE:
+                self._call_later(_SLICE_PAUSE_S, self._begin_slice)
+            self._slice_left -= 1
             self._notify_member(channel, group.name)
-        if len(group.members) > _SLICE:
-            group.is_pausing = True
-        if len(members) > _SLICE:
-            self._call_later(0, lambda: self._notify_members(group, members[_SLICE:]))
-        elif group.is_pausing:
+
+    def _begin_slice(self) -> None:
+        self._slice_left = _SLICE
+        self._notify_some()
+
+    def _notified(self, group: ConsumerGroup) -> None:
+        """End the notification of a group, after a pause if it is large."""
+        if len(group.members) > _LARGE:
             # Without a pause, n members that start together cause n * n / 2 notifications. With 10,000 members it lasts
             # 2 s, and all changes of that time are announced at its end, once.
             pause_s = len(group.members) * _PAUSE_MS_PER_MEMBER / 1000
             self._call_later(pause_s, lambda: self._end_pause(group))
+        else:
+            self._end_pause(group)
 
     def _end_pause(self, group: ConsumerGroup) -> None:
-        group.is_pausing = False
+        group.is_notifying = False
         if group.is_outdated:
             group.is_outdated = False
             self._notify(group)

@@ -195,9 +195,15 @@ class BrokerConfig:
 
     connection_limits: ConnectionLimits = dataclasses.field(default_factory=ConnectionLimits)
     max_held_pulls_per_connection: Count = 8192
-    """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue."""
+    """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue.
+
+    One with a long expression counts as several, one for each 2 KiB that its filter takes: about 20 tags.
+    """
     max_held_pulls: Count = 65_536
-    """Maximum number of held pulls in total; beyond it, those of the connection with the most are answered early."""
+    """Maximum number of held pulls in total, counted likewise.
+
+    For each further one, the oldest of a connection that holds most is answered early.
+    """
 
     # Limits
 
@@ -212,6 +218,11 @@ class BrokerConfig:
     """Number of consumer offsets of all groups and queues, from which on commits for further queues are refused.
 
     The broker takes about 100 bytes for each.
+    """
+    max_consumer_filters: Count = 10_000
+    """Number of SQL92 expressions of groups on topics, from which on heartbeats add no more; pulls by them are refused.
+
+    Those of groups that have disconnected count for filterDataCleanTimeSpan.
     """
     max_queue_locks: Count = 100_000
     """Maximum number of queues that members of groups have locked to consume in order; locks of more are refused."""

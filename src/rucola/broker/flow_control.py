@@ -5,7 +5,7 @@ Two things make requests wait:
 * The disk is slower than the senders, so that touching a page of the log blocks. The thread that touches the pages of
   the next messages in advance notices that first.
 * More requests arrive than one thread can serve. They wait in the sockets, for as long as one iteration of the event
-  loop takes.
+  loop takes, or the iterations in which it serves all sockets that were ready at the same time.
 
     touching pages takes   osPageCacheBusyTimeOutMills (1000)       no message is stored       [PCBUSY_CLEAN_QUEUE]
     an iteration takes     waitTimeMillsInSendQueue (200)           no message is stored       [TIMEOUT_CLEAN_QUEUE]
@@ -60,12 +60,14 @@ class _Gate:
 class FlowControl:
     """The interceptor that rejects requests while the broker is overloaded.
 
-    `clock` counts milliseconds monotonically and may be called from any thread.
+    `clock` counts milliseconds monotonically and may be called from any thread. `round_ms` returns for how long ready
+    sockets wait until all are served, if that takes several iterations.
     """
 
-    def __init__(self, config: BrokerConfig, clock: Callable[[], int]) -> None:
+    def __init__(self, config: BrokerConfig, clock: Callable[[], int], round_ms: Callable[[], int] = lambda: 0) -> None:
         self._config = config
         self._clock = clock
+        self._round_ms = round_ms
         self._last_tick_ms = clock()
         self._touching_since_ms: int | None = None
         """When the thread began to touch pages; None while it does not. Written by that thread."""
@@ -105,7 +107,7 @@ class FlowControl:
         # 1. The tick is due every TICK_MS. Its lateness is the length of the loop iteration before it.
         now_ms = self._clock()
         #    A tick 250 ms after the last one follows an iteration of 230 ms: sends are rejected until the next tick.
-        iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS)
+        iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS, self._round_ms())
         self._last_tick_ms = now_ms
         config = self._config
 

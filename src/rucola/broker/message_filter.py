@@ -31,6 +31,10 @@ class MessageFilter(NamedTuple):
     matches: Matches | None = None
 
 
+ALL_MESSAGES: Final = MessageFilter()
+"""The filter that selects every message."""
+
+
 def accepted_codes(subscription_data: SubscriptionData) -> frozenset[int] | None:
     """Return the tagsCodes that a subscription by tags selects. Raises InvalidMessage if its expression has no tag."""
     if subscription_data.sub_string in ("", "*"):

@@ -15,9 +15,13 @@ as it asked for is retried once more, and answered with whatever that finds, so 
 **Bounds.** Retries run for `SLICE_S` at a time, and continue in the next iteration of the event loop. Pulls that are to
 be retried stay in the set in which they waited, a batch, until it is their turn: 30,000 of them are woken as fast as
 one. Batches take turns, so that a queue with few pulls does not wait for one with many. A pull whose connection is
-congested is not retried before the peer has read what it was sent: until then its response takes no memory. A
-connection holds at most `max_per_connection` pulls; another one is refused. If the broker holds `max_count`, the
-connection with the most pulls gets some of them answered.
+congested is not retried before the peer has read what it was sent: until then its response takes no memory. The pulls
+of a connection that was closed are dropped in the same slices.
+
+A pull counts as one, or as several if its filter takes memory, one for each `UNIT_SIZE`. A connection holds at most
+`max_per_connection`; another one is refused. If the broker holds `max_count`, each further one is admitted for the
+oldest of a connection that holds most, which is answered early. `MAX_FILTERS` different filters wait for one queue,
+since each message is compared with all of them; the pulls of the oldest filter are answered early.
 
 Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate differences: a held pull is answered at its
 deadline, where Apache checks every five seconds; pulls are bounded.
@@ -36,12 +40,18 @@ from rucola.broker.client_registry import ClientChannel
 from rucola.broker.services.results import Waiting
 from rucola.store.consume_queue import ConsumeQueue, iter_units
 
-SLICE_S: Final = 0.005
+SLICE_S: Final = 0.0003
 """Time after which retries are continued in the next iteration of the event loop, in seconds."""
+UNIT_SIZE: Final = 2048
+"""Bytes of a filter for which a pull counts as one more."""
+MAX_FILTERS: Final = 512
+"""Different filters of one queue. To compare a message with all of them takes 50 µs."""
+_CODE_SIZE: Final = 100
+"""Bytes of a tagsCode in a set."""
 _BUCKET_MS: Final = 100
 """Held pulls are looked up by deadline in buckets of this many milliseconds."""
-_RELEASED_PART: Final = 16
-"""When the broker holds too many pulls, this part of the pulls of one connection is answered."""
+_MAX_RELEASED: Final = 16
+"""Pulls that are answered early for a new one; a single one that needs more room is refused."""
 
 Retry = Callable[[Waiting, int, bool], "Waiting | None"]
 """`retry(waiting, checked, is_last)` answers a pull and returns None, or returns where it waits further.
@@ -62,15 +72,28 @@ class HeldPull:
     deadline_ms: int
     """When it is answered at the latest, milliseconds since 1970."""
     retry: Retry
+    size: int = 0
+    """Bytes of its expression."""
+    weight: int = 0
+    """What it counts as, since it began to wait."""
 
 
 Pulls = dict[HeldPull, None]
 """A set of pulls in the order in which they came."""
 
 
+@dataclass(slots=True, eq=False)
+class _Holder:
+    """The pulls of one connection that have no answer yet."""
+
+    channel: ClientChannel
+    pulls: Pulls = field(default_factory=dict)
+    weight: int = 0
+
+
 @dataclass(slots=True)
 class _Batch:
-    """Pulls that are to be retried, and how."""
+    """Pulls that are to be retried, and how. Those that were answered or dropped meanwhile are left out."""
 
     pulls: Iterator[HeldPull]
     """Over a set of pulls that was taken out of its table, and does not change any more."""
@@ -79,6 +102,8 @@ class _Batch:
     end: int
     """Pulls that wait beyond this queue offset have nothing to read yet."""
     is_last: bool = False
+    is_evicted: bool = False
+    """Whether they wait for no queue any more because of their filter, and not because a message woke them."""
 
 
 @dataclass(slots=True)
@@ -112,18 +137,21 @@ class PullRequestHold:
         self._max_count = max_count
         self._call_soon = call_soon
         self._clock = clock
-        self._by_channel: dict[ClientChannel, Pulls] = {}
+        self._holders: dict[ClientChannel, _Holder] = {}
         """Every pull that has no answer yet, by its connection."""
+        self._by_size: dict[int, dict[_Holder, None]] = {}
+        """Holders by the number of binary digits of their weight: one of the heaviest is found without a search."""
         self._by_deadline: dict[int, Pulls] = {}
         """Every pull that waits for its queue, by bucket of its deadline."""
         self._ready: deque[tuple[HeldPull, int, bool]] = deque()
         """Pulls to be retried next, with the last two arguments of their retry."""
         self._batches: deque[_Batch] = deque()
-        """Further pulls to be retried, unless they are answered or dropped meanwhile."""
+        """Further pulls to be retried, and those of closed connections to be forgotten."""
         self._congested: dict[ClientChannel, list[tuple[HeldPull, int, bool]]] = {}
         """Those whose connection was congested when it was their turn."""
         self._is_scheduled = False
         self._count = 0
+        self._weight = 0
 
     def __len__(self) -> int:
         return self._count
@@ -133,17 +161,21 @@ class PullRequestHold:
 
         Raises Refused if its connection holds too many.
         """
-        pulls = self._by_channel.get(pull.channel)
-        if pulls is None:
-            pulls = self._by_channel[pull.channel] = {}
-        elif len(pulls) >= self._max_per_connection:
+        weight = _weight(pull)
+        holder = self._holders.get(pull.channel)
+        if holder is not None and holder.weight + weight > self._max_per_connection:
+            counted = "" if holder.weight == len(holder.pulls) else f", which count as {holder.weight}"
             raise Refused(
                 Reason.BUSY,
-                f"the connection holds {len(pulls)} pulls already (maxHeldPullsPerConnection); pull again later",
+                f"the connection holds {len(holder.pulls)} pulls already{counted} (maxHeldPullsPerConnection); "
+                "pull again later",
             )
-        if self._count >= self._max_count:
-            self._release_some()
-        pulls[pull] = None
+        if self._weight + weight > self._max_count:
+            self._release(self._weight + weight - self._max_count)
+            holder = self._holders.get(pull.channel)
+        if holder is None:
+            holder = self._holders[pull.channel] = _Holder(pull.channel)
+        holder.pulls[pull] = None
         self._count += 1
         self._wait(pull)
 
@@ -193,17 +225,18 @@ class PullRequestHold:
         self._batches.clear()
         self._ready.clear()
         self._congested.clear()
-        for pull in [pull for pulls in self._by_channel.values() for pull in pulls]:
-            checked = self._checked(pull)
-            self._leave_queue(pull)
-            self._retry(pull, checked, True)
+        for pull in [pull for holder in self._holders.values() for pull in holder.pulls]:
+            self._retry(pull, self._checked(pull), True)
 
     def closed(self, channel: ClientChannel) -> None:
         """Drop the pulls of a connection that was closed."""
         self._congested.pop(channel, None)
-        for pull in self._by_channel.pop(channel, ()):
-            self._count -= 1
-            self._leave_queue(pull)
+        holder = self._holders.pop(channel, None)
+        if holder is not None:
+            self._count -= len(holder.pulls)
+            self._add_weight(holder, -holder.weight)
+            self._batches.append(_Batch(iter(holder.pulls), 0, 0))
+            self._schedule()
 
     def writable(self, channel: ClientChannel) -> None:
         """Retry the pulls that were not retried while their connection was congested."""
@@ -216,12 +249,19 @@ class PullRequestHold:
     def _wait(self, pull: HeldPull) -> None:
         """Let a pull wait for its queue."""
         waiting = pull.waiting
+        if (weight := _weight(pull)) != pull.weight:  # of a new pull, or if its group's subscription has changed
+            self._add_weight(self._holders[pull.channel], weight - pull.weight)
+            pull.weight = weight
         name = (pull.topic, pull.queue_id)
         held = self.held.get(name)
         if held is None:
             held = self.held[name] = _HeldQueue(waiting.max_offset)
         elif waiting.max_offset < held.end:  # the topic was deleted and created again
             held.end = waiting.max_offset
+        if waiting.codes not in held.by_codes and len(held.by_codes) >= MAX_FILTERS:
+            oldest = next(codes for codes in held.by_codes if codes is not None)
+            self._batches.append(_Batch(iter(held.by_codes.pop(oldest)), 0, 0, is_last=True, is_evicted=True))
+            self._schedule()
         held.by_codes.setdefault(waiting.codes, {})[pull] = None
         self._by_deadline.setdefault(pull.deadline_ms // _BUCKET_MS, {})[pull] = None
 
@@ -255,16 +295,43 @@ class PullRequestHold:
             return queue_offset
         return max(queue_offset, self.held[pull.topic, pull.queue_id].end)
 
-    def _release_some(self) -> None:
-        """Answer some pulls of the connection that has the most: a client with few of them must not be refused."""
-        channel, pulls = max(self._by_channel.items(), key=lambda item: len(item[1]))
-        if channel.is_congested:  # no answer would reach it
-            channel.close()
-            return
-        for pull in list(pulls)[: len(pulls) // _RELEASED_PART + 1]:
-            self._leave_queue(pull)
-            self._ready.append((pull, pull.waiting.queue_offset, True))
-        self._schedule()
+    def _is_held(self, pull: HeldPull) -> bool:
+        """Return whether a pull has no answer yet, and its connection is open."""
+        holder = self._holders.get(pull.channel)
+        return holder is not None and pull in holder.pulls
+
+    def _add_weight(self, holder: _Holder, weight: int) -> None:
+        """Change the weight of a holder, which is found by its binary digits."""
+        before, after = holder.weight.bit_length(), (holder.weight + weight).bit_length()
+        holder.weight += weight
+        self._weight += weight
+        if before != after:
+            if before:
+                del self._by_size[before][holder]
+                if not self._by_size[before]:
+                    del self._by_size[before]
+            if after:
+                self._by_size.setdefault(after, {})[holder] = None
+
+    def _release(self, weight: int) -> None:
+        """Answer pulls of connections that hold most: a client with few of them must not be refused.
+
+        Raises Refused if that does not make enough room.
+        """
+        end = self._weight - weight
+        for _ in range(_MAX_RELEASED):
+            # Of two with 5 and 7 pulls, both in class 3, either one; one with 3, in class 2, keeps its own.
+            holder = next(iter(self._by_size[max(self._by_size)]))
+            if holder.channel.is_congested:  # no answer would reach it
+                holder.channel.close()
+                self.closed(holder.channel)
+            else:
+                pull = next(iter(holder.pulls))
+                self._retry(pull, self._checked(pull), True)
+            if self._weight <= end or not self._by_size:
+                break
+        if self._weight > end:
+            raise Refused(Reason.BUSY, "the broker holds too many pulls for one this large (maxHeldPulls)")
 
     # Retries.
 
@@ -289,24 +356,28 @@ class PullRequestHold:
             self._schedule()
 
     def _take_from_batch(self) -> None:
-        """Make a pull of the next batch ready, unless it has been answered, dropped or woken meanwhile."""
+        """Make a pull of the next batch ready, unless it has been answered, dropped or woken meanwhile.
+
+        One that is dropped waits for its queue no longer.
+        """
         batch = self._batches[0]
         pull = next(batch.pulls, None)
         if pull is None:
             self._batches.popleft()
             return
         self._batches.rotate(-1)
-        if batch.is_last:
-            if self._is_waiting(pull):
+        if not self._is_held(pull):
+            self._leave_queue(pull)
+        elif batch.is_last:
+            if batch.is_evicted or self._is_waiting(pull):
                 checked = self._checked(pull)
                 self._leave_queue(pull)
                 self._ready.append((pull, checked, True))
-        elif pull in self._by_channel.get(pull.channel, ()):
-            if pull.waiting.codes is None and pull.waiting.queue_offset >= batch.end:
-                self._wait(pull)
-            else:
-                self._leave_queue(pull)
-                self._ready.append((pull, max(pull.waiting.queue_offset, batch.checked), False))
+        elif pull.waiting.codes is None and pull.waiting.queue_offset >= batch.end:
+            self._wait(pull)
+        else:
+            self._leave_queue(pull)
+            self._ready.append((pull, max(pull.waiting.queue_offset, batch.checked), False))
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -318,17 +389,20 @@ class PullRequestHold:
         self._retry_ready()
 
     def _retry(self, pull: HeldPull, checked: int, is_last: bool) -> None:
-        pulls = self._by_channel.get(pull.channel)
-        if pulls is None or pull not in pulls:  # its connection is closed, or it was answered early
+        if not self._is_held(pull):  # its connection is closed, or it was answered early
             return
+        holder = self._holders[pull.channel]
         self._leave_queue(pull)
         before = pull.waiting
         waiting = pull.retry(before, checked, is_last) if pull.channel.is_open else None
+        if not self._is_held(pull):  # the retry closed its connection, or dispatched a message and so answered others
+            return
         if waiting is None:
             self._count -= 1
-            del pulls[pull]
-            if not pulls and self._by_channel.get(pull.channel) is pulls:
-                del self._by_channel[pull.channel]
+            del holder.pulls[pull]
+            self._add_weight(holder, -pull.weight)
+            if not holder.pulls:
+                del self._holders[pull.channel]
             return
         pull.waiting = waiting
         if before.queue_offset < waiting.queue_offset < waiting.max_offset:
@@ -336,6 +410,11 @@ class PullRequestHold:
             self._ready.append((pull, waiting.queue_offset, False))
         else:
             self._wait(pull)
+
+
+def _weight(pull: HeldPull) -> int:
+    """Return what a pull counts as: one, and one more for each UNIT_SIZE of its filter."""
+    return 1 + (pull.size + _CODE_SIZE * len(pull.waiting.codes or ())) // UNIT_SIZE
 
 
 def _first_offsets(queue: ConsumeQueue, begin: int, end: int) -> dict[int, int]:

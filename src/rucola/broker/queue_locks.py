@@ -8,7 +8,7 @@ Corresponds to `RebalanceLockManager` of Apache RocketMQ 4.9.8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from rucola.protocol.queue import MessageQueue
 
@@ -44,11 +44,16 @@ class QueueLockTable:
             if holder is not None and holder[0] == client_id:
                 del self._holders[group, queue]
 
-    def expire(self, now_ms: int) -> None:
-        """Drop locks that were not renewed for `LOCK_LIFE_MS`, so that those of lost clients take no memory."""
-        for key, (_, locked_ms) in list(self._holders.items()):
-            if now_ms - locked_ms > LOCK_LIFE_MS:
+    def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
+        """Drop locks that were not renewed for `LOCK_LIFE_MS`, so that those of lost clients take no memory.
+
+        A generator of small steps (see `rucola.slices`).
+        """
+        for key in list(self._holders):
+            holder = self._holders.get(key)
+            if holder is not None and now_ms - holder[1] > LOCK_LIFE_MS:
                 del self._holders[key]
+            yield
 
     def __len__(self) -> int:
         return len(self._holders)

@@ -1,8 +1,7 @@
 """Statistics of a broker: messages and bytes put and read, by topic, by group, and in total.
 
 Totals and their windows (last minute, hour and day) are those of `rucola.rates`. Counting is cheap: puts are recorded
-once per topic and dispatch, reads once per pull, retries once each. `sample` is called every 10 s and computes the
-windows.
+once per topic and dispatch, reads once per pull, retries once each. `sample_steps` computes the windows every 10 s.
 
 Every message that reaches a queue counts as put, including those that the broker moves (delayed and retried messages),
 in each queue they reach.
@@ -12,9 +11,11 @@ Corresponds to `BrokerStatsManager`, `BrokerStats` and the sampling in `StoreSta
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sized
 from dataclasses import dataclass
+from typing import Final
 
 from rucola.broker.durations import PutDurations
 from rucola.protocol import broker_stats
@@ -22,6 +23,10 @@ from rucola.protocol.broker_stats import BrokerStatsData, BrokerStatsItem, group
 from rucola.rates import SAMPLE_INTERVAL_MS, StatsItem, Window
 from rucola.store.dispatch import TopicArrivals
 
+logger = logging.getLogger(__name__)
+
+MAX_PAIRS: Final = 65_536
+"""Pairs of topic and group that have statistics, 2 KB each; a client can pull any topic as any group."""
 _SAMPLES_PER_MINUTE = 60_000 // SAMPLE_INTERVAL_MS
 
 
@@ -54,6 +59,7 @@ class BrokerStats:
         self._topics: dict[str, tuple[StatsItem, StatsItem]] = {}
         self._groups: dict[tuple[str, str], tuple[StatsItem, StatsItem]] = {}
         self._sent_back: dict[tuple[str, str], StatsItem] = {}
+        self._has_logged_pairs = False
         self._sampled_ms = now_ms
         self._number = 0
         self._day = _day(now_ms)
@@ -74,35 +80,31 @@ class BrokerStats:
     def record_get(self, group: str, topic: str, count: int, size: int) -> None:
         """Record a pull that found messages."""
         items = self._groups.get((topic, group))
-        if items is None:
+        if items is None and self._has_room(self._groups):
             items = self._groups[topic, group] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
-        items[0].add(count)
-        items[1].add(size)
+        if items is not None:
+            items[0].add(count)
+            items[1].add(size)
         self.get_nums.add(count)
         self.found.add(1)
 
     def record_send_back(self, group: str, topic: str) -> None:
         """Record a message that a consumer of the group sent back for a retry."""
         item = self._sent_back.get((topic, group))
-        if item is None:
+        if item is None and self._has_room(self._sent_back):
             item = self._sent_back[topic, group] = StatsItem(self._sampled_ms)
-        item.add(1)
+        if item is not None:
+            item.add(1)
 
     def record_miss(self) -> None:
         """Record a pull that found nothing."""
         self.missed.add(1)
 
-    def sample(self, now_ms: int) -> None:
-        """Sample all totals. Must be called every SAMPLE_INTERVAL_MS."""
+    def sample_steps(self, now_ms: int) -> Generator[None, None, None]:
+        """Sample all totals, every SAMPLE_INTERVAL_MS. A generator of small steps (see `rucola.slices`)."""
         self._number += 1
         self._sampled_ms = now_ms
         for item in (self.put_nums, self.put_size, self.get_nums, self.found, self.missed):
-            item.sample(now_ms, self._number)
-        for table in (self._topics, self._groups):
-            for items in table.values():
-                for item in items:
-                    item.sample(now_ms, self._number)
-        for item in self._sent_back.values():
             item.sample(now_ms, self._number)
         if self._number % _SAMPLES_PER_MINUTE == 0:
             self.put_durations.end_minute(self.put_nums.sum)
@@ -112,6 +114,13 @@ class BrokerStats:
             self._day = day
             self.put_at_midnight = MidnightTotals(self.put_at_midnight.today, self.put_nums.sum)
             self.get_at_midnight = MidnightTotals(self.get_at_midnight.today, self.get_nums.sum)
+        for items in [*self._topics.values(), *self._groups.values()]:
+            for item in items:
+                item.sample(now_ms, self._number)
+            yield
+        for item in list(self._sent_back.values()):
+            item.sample(now_ms, self._number)
+            yield
 
     def view(self, name: str, key: str, now_ms: int) -> BrokerStatsData | None:
         """Return the windows of a statistic, or None if nothing was recorded."""
@@ -144,6 +153,15 @@ class BrokerStats:
             del self._groups[key]
         for key in [key for key in self._sent_back if is_gone(*key)]:
             del self._sent_back[key]
+
+    def _has_room(self, table: Sized) -> bool:
+        """Return whether a table takes another pair of topic and group; log the first that it does not take."""
+        if len(table) < MAX_PAIRS:
+            return True
+        if not self._has_logged_pairs:
+            self._has_logged_pairs = True
+            logger.warning("further groups and topics have no statistics beside %d pairs of them", MAX_PAIRS)
+        return False
 
     def _find(self, name: str, key: str) -> StatsItem | None:
         if name in (broker_stats.TOPIC_PUT_NUMS, broker_stats.TOPIC_PUT_SIZE):

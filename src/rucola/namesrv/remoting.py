@@ -91,10 +91,8 @@ class RouteAdapter:
             b"" if order is None else encode_body(KVTable(table=order)),
         )
 
-    async def unregister_broker(
-        self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader
-    ) -> Answer:
-        await self._service.unregister(header.broker_addr)
+    def unregister_broker(self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader) -> Reply:
+        self._service.unregister(header.broker_addr)
         return command.response(ResponseCode.SUCCESS)
 
     def query_data_version(

@@ -104,12 +104,19 @@ class RouteTable:
 
     With `keeps_addresses`, a second address for the name and id of a registered broker is refused until the first one
     unregisters, loses its connection, or expires, unless it is the master of a newer epoch. Otherwise it replaces the
-    first one, as in Apache RocketMQ.
+    first one, as in Apache RocketMQ. `on_gone` is called when a broker is gone and `sweep_steps` has something to do.
     """
 
-    def __init__(self, limits: Callable[[], NamesrvConfig] = NamesrvConfig, *, keeps_addresses: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Callable[[], NamesrvConfig] = NamesrvConfig,
+        *,
+        keeps_addresses: bool = False,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
         self._limits = limits
         """Returns the settings that apply now, for maxBrokers and maxTopics."""
+        self._on_gone = on_gone
         self._keeps_addresses = keeps_addresses
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
@@ -394,11 +401,6 @@ class RouteTable:
                 del broker.queues[topic]
                 self._removed_queues(broker, topic)
 
-    @property
-    def needs_sweep(self) -> bool:
-        """Whether brokers that are gone still take memory."""
-        return bool(self._gone)
-
     def sweep_steps(self) -> Generator[None, None, None]:
         """Free the queues of brokers that are gone, a generator of small steps. Several may run at once."""
         while self._gone:
@@ -441,6 +443,7 @@ class RouteTable:
         del self._brokers[live.broker_name]
         if broker.queues:
             self._gone.append(broker)
+            self._on_gone()
 
 
 def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) -> Refused:

@@ -20,7 +20,7 @@ from rucola.access import Interceptor
 from rucola.acl.access_control import AccessControl, PlainAccounts
 from rucola.acl.audit import AuditLog
 from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
-from rucola.errors import ConfigError, RemotingError, missing_extra
+from rucola.errors import ConfigError, missing_extra
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
@@ -102,7 +102,7 @@ class Namesrv:
         self._clock_ms = clock_ms
         configuration = self._configuration = ConfigurationService(config, config_file)
         self._kv_config = KVConfig(config.kv_config_path, lambda: configuration.config)
-        self.routes = RouteTable(lambda: configuration.config, keeps_addresses=config.acl_enable)
+        self.routes = RouteTable(lambda: configuration.config, keeps_addresses=config.acl_enable, on_gone=self._sweep)
         self._service = RouteService(self.routes, self._kv_config, self._configuration, clock_ms)
         self._memory = ConnectionMemory(config.connection_limits)
         adapters = (
@@ -154,13 +154,13 @@ class Namesrv:
             insecure=config.insecure,
         )
         # All that requests need is ready before the port is open.
-        self._kv_config.load()
-        if self._access.audit is not None:
-            self._access.audit.open()
-        await self._start_metrics(config)
         try:
+            self._kv_config.load()
+            if self._access.audit is not None:
+                self._access.audit.open()
+            await self._start_metrics(config)
             await self._server.start()
-        except RemotingError:
+        except BaseException:
             await self.stop()
             raise
         self._configuration.config = dataclasses.replace(self._configuration.config, listen_port=self.port)
@@ -208,11 +208,10 @@ class Namesrv:
         for owner in self.routes.remove_expired(self._clock_ms()):
             if isinstance(owner, Connection):
                 owner.close()
-        self._sweep()
 
     def _sweep(self) -> None:
-        """Free the memory of brokers that were removed, in slices."""
-        if self.routes.needs_sweep and (self._sweeping is None or self._sweeping.done()):
+        """Free the memory of brokers that are gone, in slices."""
+        if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.create_task(in_slices(self.routes.sweep_steps()))
 
     async def _start_metrics(self, config: NamesrvConfig) -> None:
@@ -251,4 +250,3 @@ class Namesrv:
 
     def _closed(self, connection: Connection) -> None:
         self.routes.remove_owned(connection)
-        self._sweep()

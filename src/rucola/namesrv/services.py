@@ -86,7 +86,6 @@ class RouteService:
             self._clock_ms(),
             owner,
         )
-        yield from self._routes.sweep_steps()  # the broker may have had another name before
         self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
@@ -95,10 +94,9 @@ class RouteService:
         """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
         return self._routes.newest_master(broker_name)
 
-    async def unregister(self, address: str) -> None:
+    def unregister(self, address: str) -> None:
         """Remove a broker."""
         self._routes.unregister(address)
-        await in_slices(self._routes.sweep_steps())
 
     def confirm(self, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
         """Return whether a broker's topics have this version, and the registered one. If they do, refresh it."""

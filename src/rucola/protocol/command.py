@@ -67,7 +67,7 @@ from enum import IntEnum
 from itertools import count
 from struct import Struct
 from struct import error as struct_error
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -91,6 +91,12 @@ FLAG_ONEWAY = 2
 
 UNREADABLE = -1
 """The code of an UnreadableCommand, which no request has."""
+
+MAX_ROCKETMQ_KEY: Final = 2**15 - 1
+"""Bytes of the name of an ext field in a ROCKETMQ header.
+
+A received name that is not UTF-8 can be longer when it is encoded again: each wrong byte becomes a character of three.
+"""
 
 _PREFIX = Struct(">iI")  # length, serializer << 24 | header size
 _BINARY_HEAD = Struct(">hBhii")  # code, language, version, opaque, flag
@@ -185,6 +191,17 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
             self.serialize_type,
         )
 
+    def without_content(self) -> RemotingCommand:
+        """Return this request without ext fields and body: what `response` needs, for one that waits for long."""
+        return RemotingCommand(
+            self.code,
+            {},
+            flag=self.flag,
+            opaque=self.opaque,
+            language=self.language,
+            serialize_type=self.serialize_type,
+        )
+
     @property
     def is_response(self) -> bool:
         """Whether bit 0 of `flag` is set."""
@@ -276,6 +293,10 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
         pairs: list[bytes] = []
         for key, value in self.ext_fields.items():
             name, text = key.encode("utf-8"), value.encode("utf-8")
+            if len(name) > MAX_ROCKETMQ_KEY:
+                raise RemoteProtocolError(
+                    f"ROCKETMQ header: the name of an ext field has {len(name)} bytes; the limit is {MAX_ROCKETMQ_KEY}"
+                )
             pairs += (_KEY_SIZE.pack(len(name)), name, _SIZE.pack(len(text)), text)
         ext = b"".join(pairs)
         language = LanguageCode.__members__.get(self.language, LanguageCode.OTHER)
@@ -448,26 +469,22 @@ def _meaning(header_type: type[Header], error: str) -> str:
 def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingCommand:
     """Return the command of one frame, from its header, body and serializer byte. HeaderError if it is unreadable."""
     if serializer == 0:
-        try:
-            fields = _typed_decoders.get(header[:_BEGIN_SIZE], _decode_json_header)(header)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            fields = _decode_leniently(header)
-        return RemotingCommand(
-            fields.code,
-            None,
-            body,
-            fields.flag,
-            fields.opaque,
-            fields.remark,
-            fields.language,
-            fields.version,
-            JSON,
-            fields.ext,
-            header,
-        )
+        return decode_json(header, body)
     if serializer == 1:
         return _decode_rocketmq(header, body)
     raise HeaderError(f"serializer {serializer} is unknown: 0 is JSON, 1 is ROCKETMQ")
+
+
+def decode_json(header: bytes, body: bytes) -> RemotingCommand:
+    """Return the command of one frame with a JSON header. HeaderError if it is unreadable."""
+    try:
+        fields = _typed_decoders.get(header[:_BEGIN_SIZE], _decode_json_header)(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        fields = _decode_leniently(header)
+    return RemotingCommand(
+        fields.code, None, body, fields.flag, fields.opaque, fields.remark, fields.language, fields.version, JSON,
+        fields.ext, header,
+    )  # fmt: skip
 
 
 def too_long(header: bytes, serializer: int, limit: int) -> HeaderError:

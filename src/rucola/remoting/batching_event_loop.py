@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -28,6 +29,8 @@ MAX_BATCH: Final = 32
 """The number of writes at which a batch is sent before the iteration ends."""
 LARGE_WRITE: Final = 64 * 1024
 """The size in bytes of a write that is sent at once, together with the batch before it."""
+MAX_EVENTS: Final = 64
+"""Ready sockets that are served in one iteration. If thousands are, timers and other callbacks run in between."""
 
 
 class BatchingSelector(selectors.DefaultSelector):
@@ -44,6 +47,9 @@ class BatchingSelector(selectors.DefaultSelector):
         self._batch: list[tuple[Callable[[bytes], None], bytes]] = []
         # Whether a file was unregistered since `select` was called.
         self._has_unregistered = False
+        # Ready files that the next iterations serve, and when they were found; how long the round of the last ones was.
+        self._ready: list[tuple[selectors.SelectorKey, int]] = []
+        self._round_begin_s = self._last_round_s = 0.0
         # Tells whether the batch may be sent; None always sends it.
         self._gate: Callable[[], bool] | None = None
 
@@ -76,6 +82,11 @@ class BatchingSelector(selectors.DefaultSelector):
 
         return write
 
+    def round_s(self) -> float:
+        """Return for how long ready files have to wait until all are served; 0 if one iteration serves them."""
+        age_s = time.monotonic() - self._round_begin_s if self._round_begin_s else 0.0
+        return max(age_s, self._last_round_s)
+
     def flush(self) -> None:
         """Send the batch now."""
         # The list object stays the same, since every writer refers to it. It is emptied first, because a transport that
@@ -91,7 +102,10 @@ class BatchingSelector(selectors.DefaultSelector):
             send(data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Run the callbacks, send the batch, and wait for a ready file, or `timeout` seconds."""
+        """Run the callbacks, send the batch, and wait for a ready file, or `timeout` seconds.
+
+        Returns up to MAX_EVENTS ready files; the next calls return the others before they poll again.
+        """
         self._has_unregistered = False
         if self._callbacks:
             callbacks, self._callbacks = self._callbacks, []
@@ -103,7 +117,21 @@ class BatchingSelector(selectors.DefaultSelector):
         # asyncio computed `timeout` before that: poll without blocking, so that the callback runs now.
         if self._has_unregistered or self._callbacks:
             timeout = 0
-        return super().select(timeout)
+        if not self._ready:
+            if self._last_round_s or self._round_begin_s:
+                self._end_round()
+            ready = super().select(timeout)
+            if len(ready) <= MAX_EVENTS:
+                return ready
+            self._ready, self._round_begin_s = ready, time.monotonic()
+        served, self._ready = self._ready[:MAX_EVENTS], self._ready[MAX_EVENTS:]
+        # Without those that were unregistered or changed meanwhile; what is still ready of them, the next poll reports.
+        registered = self.get_map()
+        return [(key, events) for key, events in served if registered.get(key.fd) is key]
+
+    def _end_round(self) -> None:
+        self._last_round_s = time.monotonic() - self._round_begin_s if self._round_begin_s else 0.0
+        self._round_begin_s = 0.0
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         """Unregister a file, and remember that `select` must not block."""
@@ -131,6 +159,10 @@ class ImmediateWrites:
 
     def flush(self) -> None:
         """Do nothing: there is no batch."""
+
+    def round_s(self) -> float:
+        """Return 0: one iteration serves all ready files."""
+        return 0.0
 
 
 WriteBatching: TypeAlias = "BatchingSelector | ImmediateWrites"

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from rucola.errors import RemotingConnectError, RemotingError
 from rucola.outages import Outages
+from rucola.remoting.addresses import address_of
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, host_and_port
-from rucola.remoting.connection import address_of
 from rucola.remoting.exposure import cannot_listen
 from rucola.remoting.tls import FollowedContext, ServerTls, subject_of, why_refused
 from rucola.remoting.tls_acceptor import TlsAcceptor

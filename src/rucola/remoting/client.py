@@ -17,8 +17,9 @@ from rucola.errors import BrokerError, RemotingConnectError
 from rucola.protocol.codes import ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor, ReceiveBuffer
+from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.server_requests import ServerRequests
 from rucola.remoting.single_flight import SingleFlight
 from rucola.remoting.tls import ClientTls, why_refused

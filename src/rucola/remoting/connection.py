@@ -19,6 +19,7 @@ never answered.
     counted    pause_writing, above UNCOUNTED      accepted connections only: as open, unsent bytes are counted
     congested  a write, at the limit               accepted connections only: does not read, keeps decoded requests
     waiting    `wait`                              does not read: other connections complete large frames
+    resting    `rest`                              does not read for some milliseconds: a frame comes byte by byte
     open       resume_writing                      processes the kept requests, reads again
     closing    close, or a damaged stream          reads nothing; `send` drops its command; sends what was written
                                                    before, for CLOSE_TIMEOUT_S at most
@@ -56,7 +57,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from rucola.access import Caller, Refused
 from rucola.acl.credentials import Credentials
@@ -64,14 +65,16 @@ from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, Re
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
+from rucola.remoting.addresses import address_of
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
-from rucola.remoting.connection_memory import UNCOUNTED, ConnectionMemory
+from rucola.remoting.connection_memory import MAX_TINY_READS, TINY_READ_SIZE, UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
+from rucola.remoting.receive_buffer import SMALL_READ_SIZE, ReceiveBuffer
 from rucola.remoting.refusals import refusal_response
 from rucola.remoting.tls import subject_of
-from rucola.remoting.turns import turns_of
+from rucola.remoting.turns import SLICE_S, turns_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,31 +89,18 @@ class Processors(Protocol):
     def get(self, code: int, default: Processor, /) -> Processor: ...
 
 
-READ_SIZE: Final = 256 * 1024
-"""Size of the receive buffer in bytes, the most that one read returns."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of responses that are joined into one write; by default a server stops reading at that number unsent."""
 UNSLICED: Final = 64
-"""The number of commands up to which a read is not sliced."""
+"""The number of commands up to which a read waits for no turn."""
+STEP: Final = 4
+"""Commands between two looks at the clock."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds after which a closing connection drops its unsent bytes."""
 MIN_SILENCE_MS = 1000
 """Minimum time without a received byte, with a request in flight, for a connection to count as half-open."""
 KERNEL_TICK_MS: Final = 10
 """Maximum error of the kernel's times of a connection: a jiffy at 100 Hz."""
-
-
-class ReceiveBuffer:
-    """The receive buffer shared by all connections of an event loop.
-
-    Sharing is safe: asyncio receives and calls `buffer_updated` in one step, and the decoder copies the bytes before
-    `buffer_updated` returns.
-    """
-
-    __slots__ = ("view",)
-
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(READ_SIZE))
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -130,16 +120,19 @@ class Connection(asyncio.BufferedProtocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         credentials: Credentials | None = None,
+        around_reads: Callable[[bool], object] = bool,
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
         """The peer as services and interceptors know it."""
         self.closed = asyncio.Event()
         self._processor_of = processors.get
-        self._view = buffer.view
+        self._buffer = buffer
+        self._view, self._takes_turns = buffer.view, False  # where to receive; taking turns, the small part
         self._decoder = FrameDecoder(max_frame_size)
         self._memory = memory
         self._credentials = credentials
+        self._around_reads = around_reads  # see `RemotingServer`; `bool` does nothing
         self._on_open = on_open
         self._on_close = on_close
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
@@ -149,24 +142,17 @@ class Connection(asyncio.BufferedProtocol):
         self._is_congested = self._is_sliced = False
         # Whether the connection waits for the partial frames of others, and whether its own is counted.
         self._is_waiting = self._has_partial_frame = False
+        self._is_resting, self._tiny_reads = False, 0  # see `rest`; tiny reads since the last completed frame
         self._kept: list[RemotingCommand] = []
-        # Outgoing requests by opaque.
-        self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}
-        # Replies that processors still compute; the set keeps their tasks alive.
-        self._pending_replies: set[asyncio.Future[Answer]] = set()
-        # Frames for the end of this iteration, written together.
-        self._outgoing: list[bytes] = []
+        self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
+        self._pending_replies: set[asyncio.Future[Answer]] = set()  # being computed; keeps their tasks alive
+        self._outgoing: list[bytes] = []  # frames for the end of this iteration, written together
         self._abort_timer: asyncio.TimerHandle | None = None  # aborts a closing connection after CLOSE_TIMEOUT_S
-        # When the first request of the current silence was sent, on the loop's clock.
-        self._silent_since_ms = 0.0
-        # The reason that requests in flight report if the transport gives none.
-        self._close_reason = "closed"
-        # None before `connection_made` and after `connection_lost`.
-        self._transport: asyncio.Transport | None = None
-        # None if the kernel tells the idle times.
-        self._measured_times: MeasuredIdleTimes | None = None
-        # Set by `connection_made`.
-        self._batching: WriteBatching
+        self._silent_since_ms = 0.0  # when the first request of the current silence was sent, on the loop's clock
+        self._close_reason = "closed"  # what requests in flight report if the transport gives no reason
+        self._transport: asyncio.Transport | None = None  # None before it is connected, and after
+        self._measured_times: MeasuredIdleTimes | None = None  # None if the kernel tells the idle times
+        self._batching: WriteBatching  # this one and the next two are set by `connection_made`
         self._write: Callable[[bytes], None]
         self._write_uncounted: Callable[[bytes], None]
 
@@ -323,6 +309,11 @@ class Connection(asyncio.BufferedProtocol):
         self._is_waiting = is_waiting
         self._set_reading()
 
+    def rest(self, is_resting: bool) -> None:
+        """Stop reading for some milliseconds, or read again: the peer sends a frame byte by byte."""
+        self._is_resting = is_resting
+        self._set_reading()
+
     def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
         """Return the error response to an unreadable request, None if its opaque is unreadable, too.
 
@@ -412,7 +403,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._process(commands)
             if self._has_partial_frame or not commands:
-                self._count_partial_frame(is_complete=bool(commands))
+                self._count_partial_frame(nbytes, is_complete=bool(commands))
+        if self._takes_turns and nbytes < SMALL_READ_SIZE and not self._kept:  # the peer has sent no more
+            self._takes_turns, self._view = False, self._buffer.view
 
     # Memory.
 
@@ -433,8 +426,14 @@ class Connection(asyncio.BufferedProtocol):
             self._is_congested = True
             self._set_reading()
 
-    def _count_partial_frame(self, *, is_complete: bool) -> None:
+    def _count_partial_frame(self, received: int, *, is_complete: bool) -> None:
         """Count a frame that more than one read has to complete, until it is complete; another one may follow it."""
+        if is_complete:
+            self._tiny_reads = 0
+        elif received < TINY_READ_SIZE and self._memory is not None:
+            self._tiny_reads += 1
+            if self._tiny_reads > MAX_TINY_READS:
+                self._memory.trickles(self)
         if self._memory is not None and self._transport is not None:
             if is_complete:
                 self._memory.partial(self, 0)
@@ -445,7 +444,7 @@ class Connection(asyncio.BufferedProtocol):
     def _set_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._is_congested or self._is_waiting or self._is_sliced:
+        if self._is_congested or self._is_waiting or self._is_sliced or self._is_resting:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -466,30 +465,35 @@ class Connection(asyncio.BufferedProtocol):
         """
         replies: list[bytes] = []
         size = 0
-        remaining = iter(commands) if len(commands) <= UNSLICED else self._in_slice(commands)
-        for command in remaining:
-            if command.flag & FLAG_RESPONSE:
-                request = self._in_flight.pop(command.opaque, None)
-                if request is not None and not request.done():
-                    request.set_result(command)
-                continue
-            try:
-                reply = self._processor_of(command.code, _not_supported)(self, command)
-                # `_encode_reply` returns the bytes of a two-way request unchanged: save the call in this common case.
-                if reply.__class__ is not bytes or command.flag:
-                    reply = self._encode_reply(command, reply)
-            except Exception as error:
-                reply = self._encode_reply(command, self._error_response(command, error))
-            if reply is not None:
-                replies.append(reply)
-                size += len(reply)
-                if size > WRITE_LIMIT:
-                    self._write(b"".join(replies))
-                    replies, size = [], 0
-                    if self._is_congested:
-                        # This ends the loop, too. A slice that ends here has kept the commands after `rest` already.
-                        rest = list(remaining)
-                        self._kept = rest + self._kept
+        remaining = iter(commands) if len(commands) <= UNSLICED and not self._takes_turns else self._in_slice(commands)
+        around = self._around_reads if len(commands) > 1 else bool
+        around(True)
+        try:
+            for command in remaining:
+                if command.flag & FLAG_RESPONSE:
+                    request = self._in_flight.pop(command.opaque, None)
+                    if request is not None and not request.done():
+                        request.set_result(command)
+                    continue
+                try:
+                    reply = self._processor_of(command.code, _not_supported)(self, command)
+                    # `_encode_reply` returns the bytes of a two-way request unchanged: spare that call.
+                    if reply.__class__ is not bytes or command.flag:
+                        reply = self._encode_reply(command, reply)
+                except Exception as error:
+                    reply = self._encode_reply(command, self._error_response(command, error))
+                if reply is not None:
+                    replies.append(reply)
+                    size += len(reply)
+                    if size > WRITE_LIMIT:
+                        around(False)
+                        self._write(b"".join(replies))
+                        replies, size = [], 0
+                        if self._is_congested:
+                            # This ends the loop, too. A slice that ends here keeps the commands after these first.
+                            self._kept = list(remaining) + self._kept
+        finally:
+            around(False)
         if replies:
             self._write(b"".join(replies))
 
@@ -497,15 +501,18 @@ class Connection(asyncio.BufferedProtocol):
         """Yield commands for a slice of time; the rest is kept until it is this connection's turn again."""
         loop = asyncio.get_running_loop()
         turns = turns_of(loop)
-        end_s = turns.end_s()
-        for number, command in enumerate(commands):
-            if number % 4 == 3 and loop.time() > end_s:
-                self._kept = commands[number:]
+        begin_s = loop.time()
+        end_s = turns.end_of_turns_s() if self._takes_turns else turns.end_s()
+        for begin in range(0, len(commands), STEP):
+            if begin and (now_s := loop.time()) > end_s:
+                self._kept = commands[begin:]
                 self._is_sliced = True
+                if now_s - begin_s > SLICE_S:
+                    self._takes_turns, self._view = True, self._buffer.small_view
                 self._set_reading()
                 turns.wait(self._process_next_slice)
                 return
-            yield command
+            yield from commands[begin : begin + STEP]
 
     def _process_next_slice(self) -> None:
         self._is_sliced = False
@@ -591,9 +598,3 @@ def _not_supported(connection: Connection, command: RemotingCommand) -> Remoting
     return command.response(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
     )
-
-
-def address_of(name: tuple[Any, ...]) -> str:
-    """Return a socket name as `ip:port`, with an IPv6 address in brackets."""
-    host, port = name[0], name[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,6 +11,8 @@ A connection is also closed if it sends a frame so slowly that it can only want 
 FRAME_CHECK_INTERVAL_S the frame grew by less than MIN_FRAME_RATE, and was not completed. Idle times do not tell this,
 since every byte ends one.
 
+Of thousands of connections whose frames come byte by byte, some are read in each REST_S (`trickles`).
+
 A congested connection is not read, and its held pulls are not answered. If many are congested, each may buffer less,
 its share of half of the total. Below the totals slow peers are only slowed down, so that a well-behaved client on a
 slow network keeps its connection.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
@@ -45,6 +47,15 @@ FRAME_CHECK_INTERVAL_S: Final = 30.0
 three seconds."""
 MIN_FRAME_RATE: Final = 256
 """Bytes per second by which a partial frame must grow."""
+TINY_READ_SIZE: Final = 256
+MAX_TINY_READS: Final = 4
+"""Tiny reads of one frame after which a connection rests; a client may write length, header and body apart."""
+REST_S: Final = 0.005
+"""Seconds for which a connection whose frame comes byte by byte is not read, or longer if there are many."""
+RESTS_ENDED: Final = 16
+"""Such connections that are read in REST_S, together 0.3 ms."""
+CLOSED_AT_ONCE: Final = 16
+"""Connections with slow frames that are closed in one iteration of the event loop."""
 _LOG_INTERVAL_S: Final = 1.0
 _EXCESS: Final = 2 * MAX_FRAME_SIZE
 """Unsent bytes beyond its limit at which a connection is closed: its senders do not heed its congestion."""
@@ -87,6 +98,9 @@ class BufferedConnection(Protocol):
     def wait(self, is_waiting: bool) -> None:
         """Stop reading, or read again."""
 
+    def rest(self, is_resting: bool) -> None:
+        """Stop reading for some milliseconds, or read again."""
+
     def abort(self) -> None:
         """Close at once; unsent bytes are dropped."""
 
@@ -120,6 +134,8 @@ class ConnectionMemory:
         self._slow: dict[BufferedConnection, int] = {}
         """The bytes of each partial frame at the last check of all."""
         self._frame_timer: asyncio.TimerHandle | None = None
+        self._resting: deque[BufferedConnection] = deque()
+        """Connections whose frames come byte by byte, in the order in which they are read again."""
         self._next_line_s: dict[str, float] = {}
         self._unlogged: Counter[str] = Counter()
 
@@ -200,6 +216,20 @@ class ConnectionMemory:
             self._waiting.pop(connection, None)
             self._resume()
 
+    def trickles(self, connection: BufferedConnection) -> None:
+        """Let a connection rest, since its frame comes byte by byte: thousands of such reads would delay all others."""
+        connection.rest(True)
+        if not self._resting:
+            asyncio.get_running_loop().call_later(REST_S, self._end_rests)
+        self._resting.append(connection)
+
+    def _end_rests(self) -> None:
+        """Read some connections again that rested, each with all that its peer has sent meanwhile."""
+        for _ in range(min(len(self._resting), RESTS_ENDED)):
+            self._resting.popleft().rest(False)
+        if self._resting:
+            asyncio.get_running_loop().call_later(REST_S, self._end_rests)
+
     def forget(self, connection: BufferedConnection) -> None:
         """Forget a connection that was closed."""
         self.unsent(connection, 0)
@@ -250,19 +280,30 @@ class ConnectionMemory:
         """Close the connections whose partial frame has hardly grown since the last check."""
         self._frame_timer = None
         before, self._slow = self._slow, {}
-        for connection, size in list(self._partial.items()):
+        slow: list[BufferedConnection] = []
+        for connection, size in self._partial.items():
             if connection in self._waiting:
                 continue  # it is not read, so its frame cannot grow
             # 7,680 bytes in 30 seconds.
             if connection in before and size - before[connection] < MIN_FRAME_RATE * FRAME_CHECK_INTERVAL_S:
-                since = f"hardly any in the last {FRAME_CHECK_INTERVAL_S:g} s"
-                self._note("slowFrame", f"{connection.peer} has sent {size} bytes of a frame, {since}", closed=True)
-                connection.abort()
-                self.forget(connection)
+                slow.append(connection)
             else:
                 self._slow[connection] = size
+        self._close_slow(slow)
         if self._partial:
             self._schedule_frame_check()
+
+    def _close_slow(self, slow: list[BufferedConnection]) -> None:
+        """Close connections, some in each iteration of the event loop: there may be thousands."""
+        for connection in slow[:CLOSED_AT_ONCE]:
+            if connection in self._partial:
+                since = f"hardly any in the last {FRAME_CHECK_INTERVAL_S:g} s"
+                what = f"{self._partial[connection]} bytes of a frame, {since}"
+                self._note("slowFrame", f"{connection.peer} has sent {what}", closed=True)
+                connection.abort()
+                self.forget(connection)
+        if len(slow) > CLOSED_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._close_slow, slow[CLOSED_AT_ONCE:])
 
     def _note(self, key: str, why: str, *, closed: bool = False) -> None:
         """Count a connection that is closed or not accepted; log one line a second for each limit."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import Connection, Processor, ReceiveBuffer
+from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
 from rucola.remoting.exposure import cannot_listen
+from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
 """Number of connections that the kernel keeps until they are accepted."""
-ACCEPTS_PER_ITERATION: Final = 8
+ACCEPTS_PER_ITERATION: Final = 2
 """Connections that are accepted in one iteration of the event loop; each takes a tenth of a millisecond."""
 CHECKS_PER_ITERATION: Final = 128
 """Connections whose idle times are read in one iteration of the event loop; each takes some microseconds."""
@@ -52,6 +53,9 @@ class RemotingServer:
         self.processors = processors
         self.connections: set[Connection] = set()
         self.memory = memory or ConnectionMemory(ConnectionLimits())
+        self.around_reads: Callable[[bool], object] = bool
+        """Called with True before several requests of one read are processed, and with False before their replies are
+        written. May be set until `start`; `bool` does nothing."""
         self._max_frame_size = max_frame_size
         self._tls = tls
         self._on_open = on_open
@@ -92,18 +96,25 @@ class RemotingServer:
         buffer = ReceiveBuffer()
 
         def connection() -> Connection:
-            return Connection(self.processors, buffer, self._max_frame_size, self.memory, self._opened, self._closed)
+            return Connection(
+                self.processors, buffer, self._max_frame_size, self.memory, self._opened, self._closed,
+                around_reads=self.around_reads,
+            )  # fmt: skip
 
         try:
             if self._tls is None:
                 # asyncio accepts as many connections in one iteration as the backlog has room for.
                 loop = asyncio.get_running_loop()
-                self._server = await loop.create_server(connection, sock=self._socket, backlog=ACCEPTS_PER_ITERATION)
+                self._server = await loop.create_server(
+                    connection, sock=self._socket, backlog=ACCEPTS_PER_ITERATION, start_serving=False
+                )
+                await self._server.start_serving()  # apart, so that `stop` closes the server if this is cancelled
                 self._socket.listen(BACKLOG)
             else:
                 self._socket.listen(BACKLOG)
                 self._acceptor = TlsAcceptor(self._socket, self._tls, connect_to(connection))
         except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
+            self._server = None
             self._socket.close()
             self._socket = None
             raise cannot_listen(self.host, self.port, error) from None

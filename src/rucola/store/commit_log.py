@@ -59,11 +59,17 @@ class CommitLog:
 
     The store's owner thread appends and reads. `flush`, `warm` and `close` may run in other threads; `truncate` may,
     while nothing is appended.
+
+    Between `begin_collecting` and `end_collecting` the last records may be in memory alone. A flush leaves them out,
+    and reads write them first. They are acknowledged after `end_collecting`.
     """
 
     __slots__ = (
+        "_collected",
+        "_collected_from",
         "_file",
         "_files_lock",
+        "_is_collecting",
         "_touched",
         "_truncations",
         "_write_from",
@@ -92,6 +98,12 @@ class CommitLog:
         call warms."""
         self.safe_end = 0
         """The physical offset up to which records can be appended without `ensure_room`."""
+        self._is_collecting = False
+        """Whether small records are collected."""
+        self._collected: list[bytes | memoryview] = []
+        """The records before `end` that are not written yet."""
+        self._collected_from = 0
+        """The physical offset of the first collected record; everything before it is written."""
 
     @property
     def begin(self) -> int:
@@ -104,6 +116,7 @@ class CommitLog:
         A file that is too full is closed with a blank. Raises OSError if the disk is full; then the log is unchanged,
         except that a blank may have closed its file.
         """
+        self.write_collected()
         file = self._file
         if self.end + size > self.safe_end:
             # 1. Go to the next file if the record does not fit into this one, or create the first.
@@ -132,8 +145,16 @@ class CommitLog:
         """Write bytes at `end`; `ensure_room` must have made room for them."""
         file = self._file
         assert file is not None
-        position = self.end - file.begin
         size = len(data)
+        if self._is_collecting and size < _WRITE_FROM:
+            if not self._collected:
+                self._collected_from = self.end
+            self._collected.append(data)
+            self.end += size
+            return
+        if self._collected:
+            self.write_collected()
+        position = self.end - file.begin
         if size < self._write_from:
             file.map[position : position + size] = data
             self._touched += size
@@ -141,11 +162,55 @@ class CommitLog:
             file.write(position, data)
         self.end += size
 
+    def begin_collecting(self) -> None:
+        """Collect small records from now on, until `end_collecting` writes them by one system call.
+
+        Mapped pages cost to be made, and again at each flush; one write of many small records costs a fifth of it
+        (benchmarks/README.md). Every method that reads the log writes what is collected first.
+        """
+        file = self._file
+        if file is None:
+            return
+        try:
+            _ = file.map  # `MappedFile.write` then cannot fail: it writes there what the kernel does not accept
+        except OSError:
+            return
+        if not self._is_collecting:
+            self._collected_from = self.end
+            self._is_collecting = True
+
+    def end_collecting(self) -> None:
+        """Write the collected records, and append further ones at once again."""
+        try:
+            self.write_collected()
+        finally:
+            self._is_collecting = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether records before `end` may not be in the file. For any thread."""
+        return self._is_collecting or bool(self._collected)
+
+    def write_collected(self) -> None:
+        """Write the collected records."""
+        if self._collected:
+            file, data = self._file, b"".join(self._collected)
+            assert file is not None
+            position = self._collected_from - file.begin
+            if len(data) < self._write_from:
+                file.map[position : position + len(data)] = data
+                self._touched += len(data)
+            else:
+                file.write(position, data)
+            self._collected.clear()
+        self._collected_from = self.end
+
     def copy(self, data: memoryview) -> None:
         """Append bytes that a master's log has at this log's end; they need not be whole records.
 
         Raises OSError if the disk is full; the bytes that fitted are appended.
         """
+        self.end_collecting()
         copied = 0
         while copied < len(data):
             file = self._file
@@ -168,6 +233,7 @@ class CommitLog:
 
     def truncate(self, physical_offset: int) -> None:
         """Cut off the log at a physical offset; durable on return. Raises OSError."""
+        self.write_collected()
         with self._files_lock:
             self._truncations += 1
             self.files.truncate(physical_offset)
@@ -181,6 +247,7 @@ class CommitLog:
 
         The caller releases both: first the view, then the file.
         """
+        self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end or not file.hold():
             return None
@@ -195,6 +262,7 @@ class CommitLog:
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
         """Return `size` bytes of the log, or None unless all of them are in one file and before `end`."""
+        self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or size < 0 or physical_offset + size > min(self.end, file.end):
             return None
@@ -219,6 +287,7 @@ class CommitLog:
 
         True if no record begins there: the read that follows detects that.
         """
+        self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end:
             return True
@@ -258,7 +327,11 @@ class CommitLog:
 
     def unflushed(self) -> Unflushed:
         """Return the bytes that a flush which begins now has to make durable."""
-        return Unflushed(self.flushed_end, self.end, self._truncations)
+        # In this order: `end` may rise by collected records meanwhile, which are not in the file.
+        end = self.end
+        if self.is_behind:
+            end = min(end, self._collected_from)
+        return Unflushed(self.flushed_end, end, self._truncations)
 
     def mark_flushed(self, flushed: Unflushed) -> None:
         """Note that these bytes are on disk."""
@@ -279,12 +352,12 @@ class CommitLog:
         except OSError:
             return None
 
-    def warm(self) -> None:
+    def warm(self, pause: Callable[[], None] | None = None) -> None:
         """Touch the pages of the next records ahead of the writes: 4 MiB, or four times the bytes since the last call.
 
-        For a thread beside the owner's. Touches nothing if all bytes were written with pwrite, which needs no pages.
-        In the last quarter of a file the next one is created and its begin touched, so that no put waits for that. A
-        full disk is ignored here; the put that needs the blocks gets the error.
+        For a thread beside the owner's; calls `pause` every 256 KiB. Touches nothing if all bytes were written with
+        pwrite, which needs no pages. In the last quarter of a file the next one is created and its begin touched, so
+        that no put waits for that. A full disk is ignored here; the put that needs the blocks gets the error.
         """
         file = self._file
         if file is not None:
@@ -293,11 +366,11 @@ class CommitLog:
             # At 100 MB/s and a call every 100 ms, 10 MB were touched, and the window is 40.
             window = min(max(_WARM_WINDOW, 4 * touched), _MAX_WARM_WINDOW)
             if touched:
-                file.warm(position, position + window)
+                file.warm(position, position + window, pause)
             with suppress(OSError):
                 file.sync_name()  # creating the next file requires it
                 if position > file.size - file.size // 4:
-                    self._following(file).warm(0, window)
+                    self._following(file).warm(0, window, pause)
 
     def close(self) -> None:
         """Close all files."""

@@ -235,8 +235,8 @@ class PutResult(Struct, frozen=True, gc=False):
     size: int = 0
 
 
-class GetResult(NamedTuple):
-    """The records that a get found, in queue order, and the queue offset to continue from.
+class GetResult(Struct, frozen=True, gc=False):
+    """The records that a get found, in queue order and one after the other, and the queue offset to continue from.
 
     `suggests_slave` tells the consumer to pull from a slave: it is so far behind that its messages come from disk
     (`StoreConfig.is_on_disk`). Apache's suggestPullingFromSlave.
@@ -246,9 +246,20 @@ class GetResult(NamedTuple):
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    records: list[bytes]
-    size: int
+    joined: bytes
+    count: int
     suggests_slave: bool = False
+
+    @property
+    def records(self) -> list[bytes]:
+        """Each record by itself."""
+        records: list[bytes] = []
+        position = 0
+        while position < len(self.joined):
+            size = int.from_bytes(self.joined[position : position + 4], "big")
+            records.append(self.joined[position : position + size])
+            position += size
+        return records
 
 
 class QueryResult(NamedTuple):

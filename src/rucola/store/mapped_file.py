@@ -256,11 +256,11 @@ class MappedFile:
             self.reserved = max(self.reserved, upto)
             self.is_changed = True
 
-    def warm(self, begin: int, end: int) -> None:
+    def warm(self, begin: int, end: int, pause: Callable[[], None] | None = None) -> None:
         """Touch the pages from position `begin` to `end` for writing, so that writes there cause no page fault.
 
-        For a thread beside the writer's. Requests their blocks first; skips pages that were warmed before. A full disk
-        or an old kernel ends the warming of this file without an error.
+        For a thread beside the writer's. Requests their blocks first; skips pages that were warmed before; calls
+        `pause` between two steps. A full disk or an old kernel ends the warming of this file without an error.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
@@ -272,6 +272,8 @@ class MappedFile:
                 if begin <= self.reserved:
                     self.reserved = max(self.reserved, end)
                 for step in range(begin, end, _WARM_STEP):
+                    if pause is not None and step > begin:
+                        pause()
                     _ask_for_pages(_madvise, self.map, step, min(step + _WARM_STEP, end), _MADV_POPULATE_WRITE)
                     self._warmed = min(step + _WARM_STEP, end)
         except OSError:

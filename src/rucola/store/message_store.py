@@ -78,6 +78,7 @@ from rucola.system_calls import EXHAUSTED
 
 log = logging.getLogger(__name__)
 
+_PREPARED: Final = sysflag.TRANSACTION_PREPARED
 _MIN_UNITS_PER_GET: Final = 16_000 // UNIT_SIZE
 """A get looks at this many units at least, so that a filter that rejects most messages makes progress (Apache's)."""
 
@@ -242,7 +243,7 @@ class MessageStore:
         # 1. Take the next queue offset. A prepared message is in no queue and has queue offset 0.
         commit_log = self._log
         topic, queue_id = name = (message.topic, message.queue_id)
-        is_queued = not message.sys_flag & sysflag.TRANSACTION_PREPARED
+        is_queued = not message.sys_flag & _PREPARED
         queue_offset = self._next_offsets.get(name, 0) if is_queued else 0
         # 2. Encode for the current end. If the record opens a new file, encode again for its physical offset there.
         physical_offset = commit_log.end
@@ -277,6 +278,10 @@ class MessageStore:
             )
         )  # fmt: skip
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
+
+    def collect_puts(self, is_collecting: bool) -> None:
+        """Write the records of later puts together; with False, write them now: before the puts are acknowledged."""
+        (self._log.begin_collecting if is_collecting else self._log.end_collecting)()
 
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
         """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
@@ -346,6 +351,7 @@ class MessageStore:
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
             max_new_queues = None  # the usual case: no need to look for new queues
+        self._log.write_collected()
         return self._requests.dispatch(max_count, max_new_queues) if self.has_pending else 0
 
     def _enqueue(self, request: DispatchRequest) -> None:
@@ -401,9 +407,9 @@ class MessageStore:
         """Make log, queues and index durable, and then the checkpoint. For one thread; see `Flusher.checkpoint`."""
         self.flusher.checkpoint(max_queues)
 
-    def warm(self) -> None:
-        """Touch the next few megabytes of the log, so that puts cause no page faults. For any thread."""
-        self._log.warm()
+    def warm(self, pause: Callable[[], None] | None = None) -> None:
+        """Touch the pages of the next puts, so that they cause no page faults; see `CommitLog.warm`. For any thread."""
+        self._log.warm(pause)
 
     def _fail(self, reason: str) -> None:
         log.error("%s takes no more messages: %s", self._root, reason)
@@ -465,27 +471,24 @@ class MessageStore:
         # 1. An offset outside the queue gets no records, but the offset to continue from.
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
-            return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0)
+            return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, b"", 0)
         begin, end = queue.min_offset, queue.end_before(self.visible_end)
-        status, correction = GetMessageStatus.NO_MATCHED_MESSAGE, -1
-        if queue_offset < begin:
-            status, correction = GetMessageStatus.OFFSET_TOO_SMALL, begin
-        elif end <= queue_offset <= queue.max_offset:
-            status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
-        elif queue_offset > end:
+        if not begin <= queue_offset < end:
             status, correction = GetMessageStatus.OFFSET_OVERFLOW_BADLY, end
-        if correction >= 0:
-            return GetResult(status, correction, begin, end, [], 0)
+            if queue_offset < begin:
+                status, correction = GetMessageStatus.OFFSET_TOO_SMALL, begin
+            elif queue_offset <= queue.max_offset:
+                status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
+            return GetResult(status, correction, begin, end, b"", 0)
         # 2. The units to look at, up to the end of their file; none if the file is gone.
         most = max(_MIN_UNITS_PER_GET, min(max_count, self.config.max_transfer_count_on_message_in_memory))
         units = queue.units_in_file(queue_offset, min(most, end - queue_offset))
         if not units:
-            status = GetMessageStatus.OFFSET_FOUND_NULL
-            return GetResult(status, queue.end_of_file(queue_offset), begin, end, [], 0)
+            return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.end_of_file(queue_offset), begin, end, b"", 0)
         # 3. The limits depend on the distance of the first record, whose offset is in 8 bytes, to the end of the log.
         distance = self._log.end - int.from_bytes(units[:8], "big")
         count_limit, bytes_limit, suggests_slave = self.config.transfer_limits(distance)
-        status, following, records, total = read_batch(
+        status, following, joined, count = read_batch(
             self._log,
             units,
             queue_offset,
@@ -495,7 +498,7 @@ class MessageStore:
             matches,
             lambda at: report_damaged_unit(queue, at, self._damaged),
         )
-        return GetResult(status, following, begin, end, records, total, suggests_slave)
+        return GetResult(status, following, begin, end, joined, count, suggests_slave)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.

@@ -23,6 +23,9 @@ from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, iter
 
 logger = logging.getLogger(__name__)
 
+# Members as globals: looking them up in their Enum class takes 0.06 µs longer.
+_FOUND, _NO_MATCHED_MESSAGE = GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE
+
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -36,15 +39,15 @@ def read_batch(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
     on_damage: Callable[[int], None],
-) -> tuple[GetMessageStatus, int, list[bytes], int]:
-    """Return (status, queue offset to continue from, records, their bytes).
+) -> tuple[GetMessageStatus, int, bytes, int]:
+    """Return (status, queue offset to continue from, records one after the other, their number).
 
     `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
     `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
     """
-    status, skip_before = GetMessageStatus.NO_MATCHED_MESSAGE, _NO_OFFSET
     if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
         return usual
+    status, skip_before = _NO_MATCHED_MESSAGE, _NO_OFFSET
     records: list[bytes] = []
     # The log file of the last record: its bytes, its begin, and the number of bytes that are written.
     mapped: mmap | bytes = b""
@@ -56,13 +59,13 @@ def read_batch(
             continue
         # 2. Stop before the record that exceeds a limit. The first is always returned: a consumer must get past it.
         if records and (len(records) >= max_count or total + size > max_bytes):
-            return status, at, records, total
+            return status, at, b"".join(records), len(records)
         # 3. Filter by tags code, which the unit has, and only then by properties, which are in the record.
         if (accepts is not None and not accepts(tags_code)) or (
             matches is not None and not log.matches(physical_offset, matches)
         ):
             if not records:
-                status = GetMessageStatus.NO_MATCHED_MESSAGE
+                status = _NO_MATCHED_MESSAGE
             continue
         # 4. Find the log file, unless the record is in the same file as the last one.
         position = physical_offset - begin
@@ -77,7 +80,7 @@ def read_batch(
         ):
             records.append(mapped[position : position + size])
             total += size
-            status = GetMessageStatus.FOUND
+            status = _FOUND
             skip_before = _NO_OFFSET
         # 6. Otherwise its file is deleted, or the unit is damaged.
         elif 0 <= physical_offset < log.begin:
@@ -86,7 +89,7 @@ def read_batch(
             skip_before = log.next_file_begin(physical_offset)
         else:
             on_damage(at)
-    return status, following, records, total
+    return status, following, b"".join(records), len(records)
 
 
 def _read_usual(
@@ -96,7 +99,7 @@ def _read_usual(
     max_count: int,
     max_bytes: int,
     accepts: Callable[[int], bool] | None,
-) -> tuple[GetMessageStatus, int, list[bytes], int] | None:
+) -> tuple[GetMessageStatus, int, bytes, int] | None:
     """Return the result of `read_batch` if all records are in one log file and none is damaged.
 
     None otherwise, and without the accelerator.
@@ -107,9 +110,9 @@ def _read_usual(
     read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
     if read is None:
         return None
-    records, total, count = read
-    status = GetMessageStatus.FOUND if records else GetMessageStatus.NO_MATCHED_MESSAGE
-    return status, queue_offset + count, records, total
+    records, count, read_count = read
+    status = _FOUND if count else _NO_MATCHED_MESSAGE
+    return status, queue_offset + read_count, records, count
 
 
 def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:

@@ -14,10 +14,10 @@ from rucola.broker.config import from_properties
 from rucola.broker.send_properties import PropertyEditor
 from rucola.client.route import topic_route
 from rucola.errors import MQError
-from rucola.message import Message, MessageInnerBatch, properties, sql92
+from rucola.message import Message, MessageInner, MessageInnerBatch, properties, sql92
 from rucola.message.batch import decode_batch, encode_batch
 from rucola.message.compression import CompressionType, compress, decompress
-from rucola.message.record import body_crcs, decode_many, encode_many, peek
+from rucola.message.record import MIN_RECORD_SIZE, body_crcs, decode_many, encode, encode_many, peek, place_of
 from rucola.protocol import route, topic, trace
 from rucola.protocol.body import decode_body, decode_request, encode_body
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
@@ -28,6 +28,7 @@ from rucola.protocol.heartbeat import HeartbeatData, subscription
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
 from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
 from support.accelerator import assert_same
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
@@ -74,9 +75,11 @@ def parser_targets(golden: Path) -> list[Target]:
                lambda data: _registration(zlib.compress(data, 1))),
         Target("large-registration", [encode_body(registration)], _large_registration),
         Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
+        Target("accelerated-frames", [b"".join(frames[:5]), b"".join(frames[5:10])[:-9]], _accelerated_frames),
         Target("accelerated-batch", [encode_batch(messages)], _accelerated_batch),
         Target("accelerated-properties", [properties.join(each.properties) for each in messages], _accelerated_edit),
         Target("accelerated-log", [log[:6000]], _accelerated_log),
+        Target("accelerated-units", [_units_and_log()], _accelerated_units),
         Target("records", [log[:6000], *(body for body in bodies if body[4:8] == log[4:8])], decode_many),
         Target("compressed", _compressed_seeds(), _decompress),
         Target("replication", [encode_header(0, 4) + b"abcd" + encode_header(4, 0), encode_report(9)], _replication),
@@ -87,6 +90,16 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("trace", [body for body in bodies if b"Pub" in body[:300]] or [b"Pub\x011\x01r\x01g\x01T\x02"],
                lambda data: list(trace.decode(_text(data)))),
     ]  # fmt: skip
+
+
+def _accelerated_frames(data: bytes) -> None:
+    """Decode a read of many frames, in C and in Python."""
+
+    def receive() -> object:
+        decoder = FrameDecoder()
+        return [(repr(command), command.json_header) for command in decoder.receive_data(data)], decoder.buffered
+
+    assert_same(receive)
 
 
 def _accelerated_batch(data: bytes) -> None:
@@ -126,6 +139,35 @@ def _accelerated_log(data: bytes) -> None:
             except MQError:
                 reference = None
             assert record == reference, at
+
+
+UNITS = 4
+"""The number of units at the begin of the input of `_accelerated_units`."""
+
+
+def _units_and_log() -> bytes:
+    units, log = b"", b""
+    for number in range(UNITS):
+        record = encode(MessageInner("T", 0, b"body", b"a\x01b", 0, 0, 1, bytes(8)), number, len(log), 2, bytes(8))
+        units += pack_unit(len(log), len(record), 0)
+        log += record + bytes(number % 2)
+    return units + log
+
+
+def _accelerated_units(data: bytes) -> None:
+    """Read the records that units point at, in C, and compare them with those found one by one."""
+    units, log = data[: UNITS * UNIT_SIZE], data[UNITS * UNIT_SIZE :]
+    if speed.read_units is None or len(units) < UNITS * UNIT_SIZE:
+        return
+    found = speed.read_units(units, 0, log, 0, len(log), UNITS, 1 << 40, None)  # type: ignore[arg-type]
+    records = []
+    for number, (offset, size, _) in enumerate(iter_units(units)):
+        is_inside = size >= MIN_RECORD_SIZE and 0 <= offset <= len(log) - size
+        if not is_inside or place_of(log, offset) != (size, number, offset):
+            assert found is None
+            return
+        records.append(log[offset : offset + size])
+    assert found == (b"".join(records), UNITS, UNITS)
 
 
 def _text(data: bytes) -> str:

@@ -18,7 +18,9 @@ from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
 from rucola.remoting.exposure import check_exposure
+from rucola.slices import in_slices
 from rucola.store.dispatch import TopicArrivals
+from rucola.store.message_store import MessageStore
 
 EXPIRE_PULLS_INTERVAL_MS = 100
 EXPIRE_CLIENTS_INTERVAL_MS = 10_000
@@ -68,17 +70,19 @@ class Connections:
         """Schedule the samples of the statistics, and the expiry of pulls, clients and idle connections."""
         clock = self._environment.clock
         scheduler.every(EXPIRE_PULLS_INTERVAL_MS, "expire held pulls", lambda: self.hold.expire(clock()))
-        scheduler.every(EXPIRE_CLIENTS_INTERVAL_MS, "expire clients", lambda: self.clients.expire(clock()))
-        scheduler.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: self.stats.sample(clock()))
+        scheduler.every(
+            EXPIRE_CLIENTS_INTERVAL_MS, "expire clients", lambda: in_slices(self.clients.expire_steps(clock()))
+        )
+        scheduler.every(SAMPLE_INTERVAL_MS, "sample statistics", lambda: in_slices(self.stats.sample_steps(clock())))
         idle_ms = self._environment.config.server_channel_max_idle_time_seconds * 1000
         if idle_ms > 0:
             interval_ms = min(CLOSE_IDLE_INTERVAL_MS, idle_ms // 2)
             scheduler.every(interval_ms, "close idle connections", lambda: self._listeners.close_idle(idle_ms))
 
-    async def listen(self, running: AsyncExitStack) -> None:
+    async def listen(self, running: AsyncExitStack, store: MessageStore) -> None:
         """Accept connections. At the stop held pulls are answered before the connections close."""
         # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
-        await self._listeners.start()
+        await self._listeners.start(store.collect_puts)
         running.push_async_callback(self._listeners.stop)
         running.callback(self.hold.release_all)
 

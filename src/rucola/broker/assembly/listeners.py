@@ -61,9 +61,10 @@ class Listeners:
                 server.unbind()
         self._config.listen_port = self._servers[0].port
 
-    async def start(self) -> None:
-        """Listen. Raises RemotingError."""
+    async def start(self, around_reads: Callable[[bool], object] = bool) -> None:
+        """Listen. Raises RemotingError. For `around_reads` see `RemotingServer`."""
         for server in self._servers:
+            server.around_reads = around_reads
             await server.start()
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.remoting.client import RemotingClient
+from rucola.slices import in_slices
 
 PERSIST_FILTERS_INTERVAL_MS = 10_000
 
@@ -37,7 +38,7 @@ class Metadata:
             directory / "subscriptionGroup.json", config, self._on_groups_changed, self.limits
         )
         self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
-        self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config)
+        self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config, self.limits)
         file = config.credentials_file
         self.credentials = credentials_of_file(file) if file is not None else default_credentials()
         self.client = RemotingClient(tls=environment.client_tls, credentials=self.credentials)
@@ -77,7 +78,7 @@ class Metadata:
         self.persistence.schedule(self.groups.snapshot_writer)
 
     async def _persist_offsets(self) -> None:
-        await in_thread(self.offsets.snapshot_writer())
+        await in_thread(await in_slices(self.offsets.snapshot_steps()))
 
     async def _persist_filters(self) -> None:
-        await in_thread(self.filters.snapshot_writer(self._clock()))
+        await in_thread(await in_slices(self.filters.snapshot_steps(self._clock())))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
 
 from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
@@ -22,9 +24,14 @@ from rucola.broker.remoting.promise import PromiseAdapter, no_promise
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
+from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.endpoints import processor_table
+from rucola.slices import in_slices
 
 TOUCH_PAGES_INTERVAL_MS = 100
+TOUCH_PAUSE_S = 0.001
+"""Pause after each 256 KiB. At 70 MB/s there are some 30 of them each time, several ms of processor time, for which the
+event loop would wait if all cores are busy. With pauses p99.9 of sends on 16 connections is 3.4 ms instead of 4.8."""
 EXPIRE_LOCKS_INTERVAL_MS = 10_000
 
 
@@ -47,7 +54,9 @@ class Serving:
         config, registration = environment.config, metadata.registration
         self._environment = environment
         self._store = storage.store
-        self._flow_control = FlowControl(config, _monotonic_ms)
+        self._flow_control = FlowControl(config, _monotonic_ms, _round_ms)
+        self._touched_behind = -1
+        """The end of the log when its next pages were touched last."""
         self.state = BrokerState(
             config=config,
             limits=metadata.limits,
@@ -89,10 +98,19 @@ class Serving:
 
     def schedule(self, scheduler: Scheduler) -> None:
         """Schedule flow control, the page toucher that it watches, and the expiry of locks."""
-        clock, store, flow_control = self._environment.clock, self._store, self._flow_control
-        scheduler.every(TICK_MS, "flow control", flow_control.tick)
-        scheduler.every(TOUCH_PAGES_INTERVAL_MS, "touch pages", lambda: flow_control.touch(store.warm))
-        scheduler.every(EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: self.state.locks.expire(clock()))
+        clock = self._environment.clock
+        scheduler.every(TICK_MS, "flow control", self._flow_control.tick)
+        scheduler.every(TOUCH_PAGES_INTERVAL_MS, "touch pages", self._touch_pages)
+        scheduler.every(
+            EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: in_slices(self.state.locks.expire_steps(clock()))
+        )
+
+    async def _touch_pages(self) -> None:
+        """Touch the pages behind the end of the log, unless it is where it was: a quarter of an idle broker's CPU."""
+        end = self._store.max_physical_offset
+        if end != self._touched_behind:
+            self._touched_behind = end
+            await self._flow_control.touch(partial(self._store.warm, partial(time.sleep, TOUCH_PAUSE_S)))
 
 
 def _role_service(
@@ -115,6 +133,10 @@ def _role_refusal(environment: BrokerEnvironment, registration: Registration) ->
     if environment.is_slave:
         return SlaveRefusal(lambda: registration.master_address)
     return None if environment.lease is None else LeaseRefusal(environment.lease)
+
+
+def _round_ms() -> int:
+    return int(write_batching_of(asyncio.get_running_loop()).round_s() * 1000)
 
 
 def _monotonic_ms() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.retention import RetentionTask
-from rucola.broker.background.scheduler import ReputService, Scheduler
+from rucola.broker.background.scheduler import ReputService, Scheduler, in_thread
 from rucola.broker.mastership import Mastership
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.dispatch import TopicArrivals
@@ -48,9 +47,10 @@ class Storage:
 
     async def open(self, running: AsyncExitStack) -> None:
         """Open the store in a thread: recovery may read the whole log. Raises StoreError."""
-        await asyncio.to_thread(self.store.open, self._environment.clock())
-        running.push_async_callback(asyncio.to_thread, self.store.close)
-        epochs = await asyncio.to_thread(self._open_epochs)
+        # First the callback: a start that is cancelled meanwhile waits for the thread, and closes what it has opened.
+        running.push_async_callback(in_thread, self.store.close)
+        await in_thread(self.store.open, self._environment.clock())
+        epochs = await in_thread(self._open_epochs)
         self._mastership = Mastership(self.store, epochs)
         running.push_async_callback(self.group_commit.stop)
         # Closing the store dispatches what is pending in its own thread; the loop must not do it concurrently.

@@ -17,6 +17,7 @@ from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.outages import Outages
+from rucola.slices import in_slices
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -72,4 +73,4 @@ class TransactionCheckService:
         is_flushed = await self._group_commit.wait_flushed(self._store.max_physical_offset, timeout_ms)
         if is_flushed and self._store.write_state.failure is None:
             self._transactions.commit_offsets(committed)
-            await in_thread(self._offsets.snapshot_writer())
+            await in_thread(await in_slices(self._offsets.snapshot_steps()))

@@ -95,8 +95,8 @@ class ConnectionAdapter:
         body = encode_body(self._service.producer_connections(header.producer_group))
         return command.response(ResponseCode.SUCCESS, body=body)
 
-    def all_producers(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.all_producers()))
+    async def all_producers(self, connection: Connection, command: RemotingCommand, request: None) -> Answer:
+        return command.response(ResponseCode.SUCCESS, body=encode_body(await self._service.all_producers()))
 
     async def running_info(
         self, connection: Connection, command: RemotingCommand, header: GetConsumerRunningInfoRequestHeader

@@ -6,18 +6,24 @@
     NOT_FOUND       PULL_NOT_FOUND
     OFFSET_MOVED    PULL_OFFSET_MOVED
 
-A pull that is held (`rucola.broker.pull_request_hold`) keeps its decoded header. Each retry passes the permission check
+With JSON, the response is not encoded by the usual encoder but formatted into bytes: 1 µs instead of 4, and one copy of
+the records less. tests/broker/test_pull_answers.py holds it equal to what the encoder writes, byte for byte.
+
+A pull that is held (`rucola.broker.pull_request_hold`) keeps its typed header. Each retry passes the permission check
 and the service again; its response goes out over the pull's own connection.
 """
 
 from __future__ import annotations
+
+from struct import Struct
+from typing import Final
 
 from rucola.access import Action, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.results import Fetched, Waiting
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import JSON, VERSION, RemotingCommand
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
@@ -29,6 +35,16 @@ _CODES = (
     ResponseCode.PULL_OFFSET_MOVED,
 )
 """By FetchOutcome."""
+
+_PREFIX: Final = Struct(">II")
+"""Frame length and header length; the serializer byte on top of the latter is 0 for JSON."""
+
+_FORM: Final = (
+    b'{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","minOffset":"%d","maxOffset":"%d"},'
+    b'"flag":1,"language":"PYTHON","opaque":%d,"remark":"%b","serializeTypeCurrentRPC":"JSON","version":'
+    + b"%d}"
+    % VERSION
+)
 
 
 def pulled_queue(header: PullMessageRequestHeader) -> Resource:
@@ -53,7 +69,9 @@ class PullAdapter:
         if isinstance(result, Fetched):
             return _answer(command, result)
 
-        # The closure keeps connection, command and header alive as long as the pull is held.
+        # The closure keeps connection and header alive as long as the pull is held, and not all that the peer sent.
+        command = command.without_content()
+
         def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
             try:
                 self._check_permission(connection.caller, pulled_queue(header))
@@ -67,12 +85,35 @@ class PullAdapter:
             return again
 
         deadline_ms = self._service.deadline_ms(header)
-        self._hold.hold(HeldPull(connection, header.topic, header.queue_id, result, deadline_ms, retry))
+        size = len(header.subscription or "")
+        self._hold.hold(HeldPull(connection, header.topic, header.queue_id, result, deadline_ms, retry, size))
         return None
 
 
-def _answer(command: RemotingCommand, fetched: Fetched) -> RemotingCommand:
-    answer = command.response(_CODES[fetched.outcome], body=b"".join(fetched.records), remark=fetched.status)
+def _answer(command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes:
+    return formatted(command, fetched) if command.serialize_type is JSON else encoded(command, fetched)
+
+
+def formatted(command: RemotingCommand, fetched: Fetched) -> bytes:
+    """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`."""
+    records = fetched.records
+    header = _FORM % (
+        _CODES[fetched.outcome],
+        fetched.broker_id,
+        fetched.next_offset,
+        fetched.min_offset,
+        fetched.max_offset,
+        command.opaque,
+        fetched.status.encode(),  # the name of a status, which needs no escapes
+    )
+    size = len(header)
+    # The length field counts the 4 bytes of the header's own length as well.
+    return b"".join((_PREFIX.pack(4 + size + len(records), size), header, records))
+
+
+def encoded(command: RemotingCommand, fetched: Fetched) -> RemotingCommand:
+    """Return the response as a command, which the usual encoder serializes."""
+    answer = command.response(_CODES[fetched.outcome], body=fetched.records, remark=fetched.status)
     # The ext fields of a PullMessageResponseHeader, written out: 1 µs less per pull than through the struct.
     answer.ext = {
         "suggestWhichBrokerId": str(fetched.broker_id),

@@ -8,6 +8,7 @@ does not exist is reported as missing, where Apache's broker fails.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 
 from rucola.access import Reason, Refused
 from rucola.broker.client_calls import ClientCalls
@@ -23,7 +24,10 @@ from rucola.protocol.connections import (
     ProducerTableInfo,
 )
 from rucola.protocol.queue import MessageQueue
+from rucola.slices import in_slices
 
+MAX_PRODUCERS = 32_768
+"""Members of producer groups in one response; they take 4 MB."""
 MEMBERS_PER_ITERATION = 64
 """Members that get a request in one iteration of the event loop."""
 
@@ -55,21 +59,31 @@ class InspectionService:
             raise Refused(Reason.NOT_FOUND, f"the producer group[{name}] not exist")
         return ProducerConnection(connection_set=_connections(members))
 
-    def all_producers(self) -> ProducerTableInfo:
-        """Return the members of all producer groups."""
-        data = {
-            group: [
-                ProducerInfo(
+    async def all_producers(self) -> ProducerTableInfo:
+        """Return the members of all producer groups. Raises Refused if they are too many for one response."""
+        count = sum(map(len, self._state.clients.producers.values()))
+        if count > MAX_PRODUCERS:
+            raise Refused(
+                Reason.FAILED,
+                f"the producer groups have {count} members, and a response {MAX_PRODUCERS} at most; "
+                "ask for the connections of one group",
+            )
+        return await in_slices(self._all_producers())
+
+    def _all_producers(self) -> Generator[None, None, ProducerTableInfo]:
+        data: dict[str, list[ProducerInfo]] = {}
+        for group, members in list(self._state.clients.producers.items()):
+            data[group] = []
+            for channel, member in list(members.items()):
+                producer = ProducerInfo(
                     client_id=member.client_id,
                     language=member.language,
                     last_update_timestamp=member.last_heartbeat_ms,
                     remote_ip=channel.peer,
                     version=member.version,
                 )
-                for channel, member in members.items()
-            ]
-            for group, members in self._state.clients.producers.items()
-        }
+                data[group].append(producer)
+                yield
         return ProducerTableInfo(data=data)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel:

@@ -32,7 +32,7 @@ from typing import Final
 
 from rucola import fastjson
 from rucola.access import Caller, Reason, Refused
-from rucola.broker.message_filter import Matches, MessageFilter, accepted_codes, check_supported, matches
+from rucola.broker.message_filter import ALL_MESSAGES, Matches, MessageFilter, accepted_codes, check_supported, matches
 from rucola.broker.services.results import Fetched, FetchOutcome, Waiting
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
@@ -40,14 +40,13 @@ from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.topics import OFFSET_MOVED_EVENT, RETRY_PREFIX
 from rucola.protocol import pull
-from rucola.protocol.heartbeat import SubscriptionData, subscription
+from rucola.protocol.heartbeat import SUB_ALL, SubscriptionData, subscription
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.route import MASTER_ID
 from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.store.config import GetMessageStatus, GetResult
 
 _OUTCOMES: Final = {
-    GetMessageStatus.FOUND: FetchOutcome.FOUND,
     GetMessageStatus.NO_MATCHED_MESSAGE: FetchOutcome.RETRY,
     GetMessageStatus.MESSAGE_WAS_REMOVING: FetchOutcome.RETRY,
     GetMessageStatus.OFFSET_FOUND_NULL: FetchOutcome.NOT_FOUND,
@@ -69,6 +68,7 @@ _OUTSIDE: Final = frozenset(
 _EMPTY_QUEUE: Final = (GetMessageStatus.NO_MESSAGE_IN_QUEUE, GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
 
 # Members as globals: looking them up in their Enum class takes 0.06 µs longer.
+_FOUND, _FOUND_NAME = FetchOutcome.FOUND, GetMessageStatus.FOUND.name
 _RETRY, _NOT_FOUND, _OFFSET_MOVED = FetchOutcome.RETRY, FetchOutcome.NOT_FOUND, FetchOutcome.OFFSET_MOVED
 
 
@@ -115,7 +115,8 @@ class FetchService:
         self, caller: Caller, request: PullMessageRequestHeader
     ) -> tuple[SubscriptionGroupConfig, MessageFilter]:
         """Return the group of a pull, created now if that is allowed, and its filter. Raises Refused."""
-        group = self._state.groups.find(request.consumer_group, self._state.clock())
+        groups, name = self._state.groups, request.consumer_group
+        group = groups.get(name) or groups.find(name, self._state.clock())
         if group is None:
             raise Refused(
                 Reason.GROUP_NOT_FOUND,
@@ -139,15 +140,19 @@ class FetchService:
     def _filter(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
         """Return the filter of a pull. Raises InvalidMessage for a wrong expression, or Refused."""
         matched: Matches | None = None
+        config = self._state.config
         if request.sys_flag & pull.SUBSCRIPTION:
+            is_for_all = request.subscription == SUB_ALL and (request.expression_type or "TAG") == "TAG"
+            if is_for_all and not config.filter_support_retry:
+                return ALL_MESSAGES
             self._state.limits.check_expression(request.topic, request.subscription)
             wanted = subscription(request.topic, request.subscription, request.expression_type or "TAG")
-            check_supported(wanted, self._state.config)  # before an expression of any size is compiled
+            check_supported(wanted, config)  # before an expression of any size is compiled
             if not wanted.is_tag_type:
                 matched = matches(wanted.expression_type, wanted.sub_string)
         else:
             wanted = self._subscription(request, group)
-            check_supported(wanted, self._state.config)
+            check_supported(wanted, config)
             if not wanted.is_tag_type:
                 matched = self._state.filters.matches(request.topic, request.consumer_group)
                 if matched is None:
@@ -155,7 +160,7 @@ class FetchService:
                         Reason.FILTER_NOT_FOUND,
                         "The broker's consumer filter data is not exist!Your expression may be wrong!",
                     )
-        if self._state.config.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
+        if config.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
             matched = self._retry_filter(request.topic.removeprefix(RETRY_PREFIX))
         return MessageFilter(accepted_codes(wanted) if wanted.is_tag_type else None, matched)
 
@@ -215,10 +220,14 @@ class FetchService:
         )  # fmt: skip
         if (duration_ms := state.clock() - began_ms) > state.stats.get_max_ms:
             state.stats.get_max_ms = duration_ms
+        broker_id, next_offset = self._suggested_broker(group, result), result.next_begin_offset
+        if result.count:
+            state.stats.record_get(request.consumer_group, request.topic, result.count, len(result.joined))
+            return Fetched(
+                _FOUND, _FOUND_NAME, broker_id, next_offset, result.min_offset, result.max_offset, result.joined
+            )
         outcome = _OUTCOMES[result.status]
-        if result.records:
-            state.stats.record_get(request.consumer_group, request.topic, len(result.records), result.size)
-        elif not is_held:
+        if not is_held:
             state.stats.record_miss()
         # 2. Hold the pull if it allows that and there is no message yet: at the end of the queue, or at the beginning
         #    of an empty one. A pull that is already held also waits behind messages that its filter rejects. After the
@@ -230,9 +239,8 @@ class FetchService:
                 return Waiting(queue_offset, result.max_offset, codes)
             if is_held and result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
                 return Waiting(result.next_begin_offset, result.max_offset, codes)
-        # 3. Find the broker and the offset to continue at. A slave with a replication lag must not move the consumer:
-        #    the offset that is missing here may exist on the master.
-        broker_id, next_offset = self._suggested_broker(group, result), result.next_begin_offset
+        # 3. Find the offset to continue at. A slave with a replication lag must not move the consumer: the offset that
+        #    is missing here may exist on the master.
         store_config = self._state.store.config
         if store_config.is_slave and not store_config.offset_check_in_slave:
             if outcome is _OFFSET_MOVED:
@@ -243,15 +251,7 @@ class FetchService:
                 next_offset = queue_offset
         elif outcome is _OFFSET_MOVED:
             self._record_offset_moved(request, result)
-        return Fetched(
-            outcome,
-            result.status.name,
-            broker_id,
-            next_offset,
-            result.min_offset,
-            result.max_offset,
-            result.records,
-        )
+        return Fetched(outcome, result.status.name, broker_id, next_offset, result.min_offset, result.max_offset)
 
     def _suggested_broker(self, group: SubscriptionGroupConfig, result: GetResult) -> int:
         """Return the id of the broker from which the group should pull next."""

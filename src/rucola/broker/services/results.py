@@ -58,5 +58,5 @@ class Fetched(Struct, gc=False):
     next_offset: int
     min_offset: int
     max_offset: int
-    records: Sequence[bytes]
-    """Whole records as stored; slices of the mapped log if the store could avoid a copy."""
+    records: bytes = b""
+    """Whole records as stored, one after the other."""

@@ -15,13 +15,15 @@ that changes to tags is no longer filtered by its expression, not even in its re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rucola.broker.bloom import BIT_COUNT, bloom_filter_positions
 from rucola.broker.config import BrokerConfig
+from rucola.broker.limits import Limits
 from rucola.broker.message_filter import Matches, matches
 from rucola.errors import InvalidMessage
 from rucola.protocol.body import Body, to_body
@@ -71,9 +73,10 @@ class ConsumerFilters(Body, kw_only=True):
 class ConsumerFilterTable:
     """Filters by (topic, group). All methods must be called in one event loop."""
 
-    def __init__(self, path: Path, config: BrokerConfig) -> None:
+    def __init__(self, path: Path, config: BrokerConfig, limits: Limits) -> None:
         self._file = ConfigFile(path)
         self._config = config
+        self._limits = limits
         self._table: dict[tuple[str, str], ConsumerFilterData] = {}
         self._matches: dict[tuple[str, str], Matches] = {}
         self._topics_of: dict[str, set[str]] = {}
@@ -120,18 +123,25 @@ class ConsumerFilterTable:
         """Mark all filters of a group as dead, after its last member has disconnected."""
         self.register(group, (), now_ms)
 
-    def snapshot_writer(self, now_ms: int) -> Callable[[], None]:
-        """Remove expired filters; return a function that writes the others in any thread."""
-        # A filter outlives its group for a while, so that a consumer that connects again does not compile it again.
-        for (topic, group), data in list(self._table.items()):
-            if data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
+    def snapshot_steps(self, now_ms: int) -> Generator[None, None, Callable[[], None]]:
+        """Remove expired filters; return a function that writes the others in any thread.
+
+        A generator of small steps (see `rucola.slices`).
+        """
+        written: dict[str, Any] = {"filterDataByTopic": {}}
+        write = self._file.prepare_write(lambda: written)
+        for topic, group in sorted(self._table):
+            data = self._table.get((topic, group))
+            # A filter outlives its group for a while, so that a consumer that connects again does not compile it again.
+            if data is not None and data.dead and now_ms - data.dead_time >= self._config.filter_data_clean_time_span:
                 self._remove(topic, group)
-        document = ConsumerFilters()
-        for (topic, group), data in sorted(self._table.items()):
-            groups = document.filter_data_by_topic.setdefault(topic, GroupFilters(topic=topic))
-            groups.group_filter_data[group] = data
-        written = msgspec.to_builtins(document)
-        return self._file.prepare_write(lambda: written)
+            elif data is not None:
+                by_topic = written["filterDataByTopic"]
+                if topic not in by_topic:
+                    by_topic[topic] = msgspec.to_builtins(GroupFilters(topic=topic))
+                by_topic[topic]["groupFilterData"][group] = msgspec.to_builtins(data)
+            yield
+        return write
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         # Versions are the client's timestamps of a subscription. An older one arrived late; an equal one with another
@@ -143,6 +153,9 @@ class ConsumerFilterTable:
         if known is not None and wanted == (known.expression_type, known.expression):
             known.client_version = subscription.sub_version
             known.dead, known.dead_time = False, 0
+        elif known is None and len(self._table) >= (limit := self._config.max_consumer_filters):
+            found = f"the filter of group {group} on topic {subscription.topic} is not kept beside {len(self._table)}"
+            self._limits.refused("maxConsumerFilters", limit, found)  # logged and counted; pulls by it are refused
         elif known is None or subscription.sub_version > known.client_version:
             self._remove(subscription.topic, group)
             self._set(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ class ConsumerOffsetTable:
         self._topics_of: dict[str, dict[str, None]] = {}
         self._groups_of: dict[str, dict[str, None]] = {}
         """The topics of each group, and the groups of each topic, in the table."""
-        self._is_changed = False
-        """Whether the table differs from the file."""
         self._incarnation = secrets.token_hex(8)
         self._changes = 0
+        """The number of changes since the start."""
+        self._written_changes = 0
+        """The changes that are in the file."""
         self._changed: dict[str, int] = {}
         """The number of the last change of each `topic@group`, in the order of these changes."""
 
@@ -65,7 +66,7 @@ class ConsumerOffsetTable:
                         group, topic, queue_id, queue_offset, end,
                     )  # fmt: skip
                     queues[queue_id] = end
-                    self._is_changed = True
+                    self._changes += 1
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Return the committed offset, or -1 if there is none."""
@@ -99,7 +100,6 @@ class ConsumerOffsetTable:
         if present != queue_offset:
             self._count += present is None
             queues[queue_id] = queue_offset
-            self._is_changed = True
             self._changes += 1
             # Removed first, so that the key moves to the end of the dictionary and `changes_since` reads only its end.
             self._changed.pop(key, None)
@@ -109,7 +109,7 @@ class ConsumerOffsetTable:
         """Replace the offsets that the table of a master contains; keep the others."""
         if any(self._table.get(key) != queues for key, queues in table.items()):
             self._add(table)
-            self._is_changed = True
+            self._changes += 1
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Return the non-negative offsets of a group on a topic by queue id."""
@@ -125,8 +125,8 @@ class ConsumerOffsetTable:
             del groups[group]
             if not groups:
                 del self._groups_of[topic]
-            self._is_changed = True
-        self._topics_of.pop(group, None)
+        if self._topics_of.pop(group, None) is not None:
+            self._changes += 1
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics on which a group has offsets."""
@@ -174,24 +174,26 @@ class ConsumerOffsetTable:
             changed[key] = self._table[key]
         return changed
 
-    def snapshot_writer(self) -> Callable[[], None]:
-        """Return a function that writes the current table in any thread.
+    def snapshot_steps(self) -> Generator[None, None, Callable[[], None]]:
+        """Copy the table, and return a function that writes the copy in any thread.
 
-        It does nothing if the table is unchanged.
+        A generator of small steps (see `rucola.slices`): a million offsets take half a second. Offsets that change
+        meanwhile are in this copy or in the next. The function does nothing if the table is unchanged.
         """
-        if not self._is_changed:
-            # The table is copied only after changes: with many groups the copy costs milliseconds of the event loop.
+        changes = self._changes
+        if changes == self._written_changes:
             return _nothing
-        table = {key: dict(queues) for key, queues in self._table.items()}
+        table: dict[str, dict[int, int]] = {}
+        # Prepared before the copy: a copy that began later is newer, and is never replaced by this one.
         write = self._file.prepare_write(lambda: {"offsetTable": table})
-        self._is_changed = False
+        for key in list(self._table):
+            if (queues := self._table.get(key)) is not None:
+                table[key] = dict(queues)
+            yield
 
         def persist() -> None:
-            try:
-                write()
-            except OSError:  # the next call must write the table although it may not change again
-                self._is_changed = True
-                raise
+            write()
+            self._written_changes = max(self._written_changes, changes)
 
         return persist
 
