@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from figures import Aim, Figure, median
 from floors import Options
 from rucola.spark.jobs import search
-from rucola.spark.jobs.archive import stage_in_spark
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.jobs.staging import stage_in_spark
 from rucola.spark.lake.lookup import SearchResult, by_key
 from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.lake.writer import open_lake
@@ -43,7 +43,7 @@ def measure(options: Options) -> list[Figure]:
             for number in range(COMMITS):
                 with open_lake(lake) as opened:
                     begin_row, end_row = rows * number // COMMITS, rows * (number + 1) // COMMITS
-                    stage_in_spark(opened, messages(session, begin_row, end_row, rows))
+                    stage_in_spark(opened, messages(session, begin_row, end_row, rows), iter)
                     opened.publish()
             fill_s = time.perf_counter() - begin
             snapshot = read_snapshot(lake)

@@ -16,8 +16,14 @@ from pyspark.sql import SparkSession
 from rucola.errors import StoreError
 from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive
+from rucola.spark.jobs.staging import stage_messages
 from rucola.spark.lake import read_lake
+from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.writer import open_lake
+from rucola.spark.source.batch_reader import plan
+from rucola.spark.source.batch_reader import read as read_partition
+from rucola.spark.source.options import parse_read_options
+from rucola.spark.source.schema import COLUMNS
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from support.small_store import HOST, SmallStore
@@ -80,14 +86,32 @@ def test_archiving_resumes_where_it_ended(spark: SparkSession, small_store: Smal
 
 
 @pytest.mark.spark
-def test_days_do_not_follow_the_time_zone_of_the_session(spark: SparkSession, small_store: SmallStore) -> None:
+def test_days_do_not_follow_the_time_zone_of_the_session(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
     small_store.put(at_ms=MIDNIGHT_MS - 1)
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
-        messages = spark.read.format("rocketmq").option("storePath", str(small_store.path)).load()
-        assert [row.date for row in archive.archive(messages).select("date").collect()] == [date(2023, 11, 14)]
+        archive.run(spark, small_store.path, tmp_path / "lake")
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert [row.date for row in read_lake(spark, tmp_path / "lake").collect()] == [date(2023, 11, 14)]
+
+
+@pytest.mark.spark
+def test_files_of_a_failed_attempt_are_not_published(
+    spark: SparkSession, small_store: SmallStore, tmp_path: Path
+) -> None:
+    places = [small_store.put() for _ in range(3)]
+    options = {"storePath": str(small_store.path), "brokerName": "broker-a"}
+    read = parse_read_options(options)
+    with open_lake(tmp_path / "lake") as lake:
+        batches = [batch for each in plan(read) for batch in read_partition(each, read, tuple(COLUMNS))]
+        write_rows(batches, lake.staged_rows / "00000-failed")
+        staged = stage_messages(spark, lake, options, 1 << 40)
+        lake.publish()
+    assert sum(queue.rows for queue in staged.queues) == len(places)
+    assert archived(spark, tmp_path / "lake") == places
 
 
 @pytest.mark.spark

@@ -28,7 +28,7 @@ from pyspark.errors import PySparkException
 from rucola import errors
 
 _RUCOLA_ERROR: Final = re.compile(r"(rucola(?:\.\w+)*\.errors)\.(\w+): (.*)")
-_SPARK_ERROR: Final = re.compile(r"SparkException: (?!Job aborted)(.*)")
+_SPARK_ERROR: Final = re.compile(r"SparkException: (?!Job aborted|Exception thrown in awaitResult)(.*)")
 _UNREADABLE: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+\.parquet)")
 """Spark's error for a damaged Parquet file. Jobs read only Parquet files of lakes."""
 

@@ -10,40 +10,28 @@ the run. A broker is identified by its brokerName. Queue offsets say nothing abo
 deleteOnlyArchived cannot rely on such an archive. If a broker that is required, or was archived before, is
 unreachable, the run fails unless that is allowed; a later run continues at the offsets the broker's queues had.
 
-A run writes rows and keys to staging and publishes both in one commit (see `rucola.spark.lake.writer`, which also
-explains why a killed run archives nothing twice). The lake holds all state: to continue, call the job again.
+A run writes rows and keys to staging (`rucola.spark.jobs.staging`) and publishes both in one commit (see
+`rucola.spark.lake.writer`, which also explains why a killed run archives nothing twice). The lake holds all state: to
+continue, call the job again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
-
 from rucola.errors import StoreError
 from rucola.spark.error_translation import translate_spark_errors
-from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.selected_messages import partitions_frame
-from rucola.spark.lake import parquet_files
-from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_OPTIONS
-from rucola.spark.lake.key_index import key_entries, write_keys
-from rucola.spark.lake.reader import read_rows
+from rucola.spark.jobs.staging import ArchivedQueue, StagedMessages, stage_messages
 from rucola.spark.lake.snapshot import ArchiveProgress
 from rucola.spark.lake.writer import LakeWriter, open_lake
-from rucola.spark.session import AnySession, resolve_session, runs_in_spark
-from rucola.spark.source import batch_reader as reader
-from rucola.spark.source.array_conversions import ints
+from rucola.spark.session import AnySession
 from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
-from rucola.spark.source.schema import COLUMNS
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
 from rucola.store.directory_reader import StoreReader
 
@@ -51,22 +39,8 @@ _log = logging.getLogger(__name__)
 
 _REMEDY = "allow missing brokers"
 
-_MICROSECONDS_A_DAY = 86_400_000_000
 _MESSAGE_SIZE = 1024
 """Assumed bytes of a message of a live broker, whose size is unknown before it is pulled."""
-
-
-@dataclass(frozen=True)
-class ArchivedQueue:
-    """Messages of one queue that a run archived; queue offsets are half-open, `size` is bytes of records in the log."""
-
-    broker_name: str
-    topic: str
-    queue_id: int
-    rows: int
-    size: int
-    begin_queue_offset: int
-    end_queue_offset: int
 
 
 @dataclass(frozen=True)
@@ -138,12 +112,6 @@ class ArchiveResult:
                 for queue in self.queues
             ],
         }
-
-
-def archive(messages: DataFrame) -> DataFrame:
-    """Add the partition column `date`, the UTC date of storeTimestamp, which makes messages rows of the lake."""
-    days = F.floor(F.unix_micros("storeTimestamp") / _MICROSECONDS_A_DAY).cast("int")
-    return messages.withColumn("date", F.date_from_unix_date(days))
 
 
 def check_store(store: str | Path) -> None:
@@ -278,79 +246,6 @@ def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, i
         "endingOffsets": json.dumps(to_json(ends)),
         "failOnDataLoss": str(parsed.fail_on_data_loss).lower(),
     }
-
-
-@dataclass(frozen=True)
-class StagedMessages:
-    """Staged messages by queue, and the largest physical offset among them; None if nothing was staged."""
-
-    queues: tuple[ArchivedQueue, ...] = ()
-    last_physical_offset: int | None = None
-
-
-def stage_in_spark(lake: LakeWriter, messages: DataFrame) -> StagedMessages:
-    """Write messages and their keys to staging with Spark.
-
-    Keys and counts are computed from the staged files instead of the messages: it is one pass over compressed columns
-    rather than a second read of the source, and the result describes what is really in the files.
-    """
-    rows = archive(messages).write.options(**ROW_OPTIONS).partitionBy(*PARTITION_COLUMNS)
-    rows.parquet(str(lake.staged_rows))
-    paths = [str(path) for path in sorted(lake.staged_rows.glob("*/*/*.parquet"))]
-    if not paths:
-        return StagedMessages()
-    written = read_rows(messages.sparkSession, lake.staged_rows, paths)
-    counted = (
-        written.groupBy("brokerName", "topic", "queueId")
-        .agg(
-            F.count("*").alias("rows"),
-            F.sum("storeSize").alias("size"),
-            F.min("queueOffset").alias("first"),
-            F.max("queueOffset").alias("last"),
-            F.max("commitLogOffset").alias("commitLogOffset"),
-            F.sum(F.coalesce(F.array_size("keys"), F.lit(0)) + 1).alias("keys"),
-        )
-        .collect()
-    )
-    write_keys(key_entries(written), sum(row["keys"] for row in counted), lake.staged_keys)
-    queues = [
-        ArchivedQueue(row.brokerName, row.topic, row.queueId, row.rows, row.size, row.first, row.last + 1)
-        for row in counted
-    ]
-    queues.sort(key=_queue_key)
-    return StagedMessages(tuple(queues), max(row.commitLogOffset for row in counted))
-
-
-def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
-    """Write messages, as record batches with all columns, and their keys to staging without Spark."""
-    parquet_files.write_rows(batches, lake.staged_rows)
-    paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
-    if not paths:
-        return StagedMessages()
-    names = ("brokerName", "topic", "queueId", "storeSize", "queueOffset", "commitLogOffset")
-    written = pa.Table.from_batches([batch for path in paths for batch in parquet_files.read_staged_rows(path, names)])
-    parquet_files.write_key_entries(parquet_files.staged_key_entries(paths), lake.staged_keys)
-    groups = Groups(written, ["brokerName", "topic", "queueId"])
-    sizes, offsets = ints(written["storeSize"]), ints(written["queueOffset"])
-    numbers = groups.count(), groups.sum(sizes), groups.min(offsets), groups.max(offsets) + 1
-    queues = [
-        ArchivedQueue(row["brokerName"], row["topic"], row["queueId"], *counts)
-        for row, counts in zip(groups.keys.to_pylist(), np.stack(numbers, 1).tolist(), strict=True)
-    ]
-    return StagedMessages(tuple(sorted(queues, key=_queue_key)), int(ints(written["commitLogOffset"]).max()))
-
-
-def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
-    read = parse_read_options(options)
-    partitions = reader.plan(read)
-    if runs_in_spark(spark, lambda: size):
-        return stage_in_spark(lake, partitions_frame(resolve_session(spark), partitions, read, tuple(COLUMNS)))
-    return stage_in_process(lake, (batch for each in partitions for batch in reader.read(each, read, tuple(COLUMNS))))
-
-
-def _queue_key(queue: ArchivedQueue) -> tuple[str, str, int]:
-    return queue.broker_name, queue.topic, queue.queue_id
 
 
 def _publish(

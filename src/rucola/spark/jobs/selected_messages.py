@@ -129,18 +129,26 @@ def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[s
 def partitions_frame(
     session: SparkSession, partitions: Sequence[InputPartition], options: ReadOptions, names: Sequence[str]
 ) -> DataFrame:
-    """Return the messages of these partitions as a DataFrame with one task per partition.
+    """Return the messages of these partitions as a DataFrame with one task per partition."""
+    tasks = partition_tasks(session, partitions)
+    return tasks.mapInArrow(partial(read_partitions, options, tuple(names)), ddl(names))
+
+
+def partition_tasks(session: SparkSession, partitions: Sequence[InputPartition]) -> DataFrame:
+    """Return a DataFrame with one task per partition, for `read_partitions` in `mapInArrow`.
 
     Partitions travel as pickled rows: a DataFrame of n rows, spread over n tasks by id, is the only way to hand
     planned work to `mapInArrow` without the data source.
     """
     # repartitionById puts row n into partition n exactly; a hash partitioning could leave tasks without work.
     rows = [(number, pickle.dumps(partition)) for number, partition in enumerate(partitions)]
-    tasks = session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
-    return tasks.mapInArrow(partial(_read, options, tuple(names)), ddl(names))
+    return session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
 
 
-def _read(options: ReadOptions, names: tuple[str, ...], tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def read_partitions(
+    options: ReadOptions, names: Sequence[str], tasks: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of the partitions of one task as record batches of the columns `names`."""
     for batch in tasks:
         for pickled in batch["partition"].to_pylist():
             yield from batch_reader.read(pickle.loads(pickled), options, names)  # noqa: S301 - the driver's

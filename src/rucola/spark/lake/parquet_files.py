@@ -1,7 +1,7 @@
-"""Parquet files of a lake read and written by Arrow, in this process and without Spark.
+"""Parquet files of a lake read and written by Arrow, in this process or a task of Spark.
 
-The output equals that of the archive job in Spark (see `data_files` and `key_index`): the same columns, partitions and
-order of entries. Timestamps are INT64 microseconds here, and INT96 in files written by Spark; readers accept both.
+The output equals that of Spark's own writer (see `data_files` and `key_index`): the same columns, partitions and order
+of entries. Timestamps are INT64 microseconds here, and INT96 in files that Spark has compacted; readers accept both.
 
 Memory: `write_rows` buffers up to `_MAX_BUFFERED` bytes of rows, which become one file per topic and date. Entries of
 the key index are sorted in memory, at some 200 bytes per message.

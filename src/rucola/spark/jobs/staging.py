@@ -1,0 +1,187 @@
+"""Staging: messages and their keys become files that a commit of the lake can publish.
+
+Rows are written by Arrow (`rucola.spark.lake.parquet_files`), in this process or in the tasks of Spark. In Spark every
+task writes files of its own:
+
+    driver  plans partitions, one for each task
+    tasks   read a partition, write its rows to `<staged rows>/<attempt>/topic=.../date=.../`, and count them by queue
+    driver  gets the counts with the names of the attempts, and moves the files of these to `<staged rows>/`
+    Spark   reads the keys of all staged rows, sorts them, and writes them
+
+Rows sent to Spark's own writer would be converted for the JVM, and sorted there by topic and date: it takes twice as
+long (benchmarks/README.md). An attempt that failed or was too late is in no result, so that its files are not moved.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.taskcontext import TaskContext
+
+from rucola.spark.jobs.grouping import Groups
+from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
+from rucola.spark.lake import parquet_files
+from rucola.spark.lake.key_index import key_entries, write_keys
+from rucola.spark.lake.reader import read_rows
+from rucola.spark.lake.writer import LakeWriter
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.source import batch_reader
+from rucola.spark.source.array_conversions import Array, ints, repeated
+from rucola.spark.source.options import parse_read_options
+from rucola.spark.source.schema import COLUMNS
+
+ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""From the rows of a task to messages, as record batches with all columns. Pickled for the workers."""
+
+_QUEUE: Final = ("brokerName", "topic", "queueId")
+_COUNTS: Final = (
+    "attempt string, brokerName string, topic string, queueId int, rows bigint, size bigint, "
+    "begin bigint, end bigint, physicalOffset bigint, keys bigint"
+)
+"""What a task reports of each queue: the number of messages, the bytes of their records, the half-open range of queue
+offsets, the largest physical offset, and the number of index entries, or a few more."""
+_NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset", "keys")
+_NO_COUNTS: Final = pa.Table.from_batches(
+    [],
+    pa.schema(
+        [
+            ("brokerName", pa.string()),
+            ("topic", pa.string()),
+            ("queueId", pa.int32()),
+            *((name, pa.int64()) for name in _NUMBERS),
+        ]
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ArchivedQueue:
+    """Messages of one queue that a run archived; queue offsets are half-open, `size` is bytes of records in the log."""
+
+    broker_name: str
+    topic: str
+    queue_id: int
+    rows: int
+    size: int
+    begin_queue_offset: int
+    end_queue_offset: int
+
+
+@dataclass(frozen=True)
+class StagedMessages:
+    """Staged messages by queue, and the largest physical offset among them; None if nothing was staged."""
+
+    queues: tuple[ArchivedQueue, ...] = ()
+    last_physical_offset: int | None = None
+
+
+def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
+    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
+    read = parse_read_options(options)
+    partitions, names = batch_reader.plan(read), tuple(COLUMNS)
+    if runs_in_spark(spark, lambda: size):
+        tasks = partition_tasks(resolve_session(spark), partitions)
+        return stage_in_spark(lake, tasks, partial(read_partitions, read, names))
+    return stage_in_process(lake, (batch for each in partitions for batch in batch_reader.read(each, read, names)))
+
+
+def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
+    """Write messages, as record batches with all columns, and their keys to staging without Spark."""
+    counted = _CountedMessages()
+    parquet_files.write_rows(counted.passing(batches), lake.staged_rows)
+    paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
+    if paths:
+        parquet_files.write_key_entries(parquet_files.staged_key_entries(paths), lake.staged_keys)
+    return _staged(counted.counts())
+
+
+def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
+    """Write messages and their keys to staging with Spark. `read` makes the messages of a task from its rows."""
+    counts = tasks.mapInArrow(partial(_stage_task, read, str(lake.staged_rows)), _COUNTS).toArrow()
+    if not len(counts):
+        return StagedMessages()
+    for attempt in sorted(set(counts["attempt"].to_pylist())):
+        _adopt(lake.staged_rows, attempt)
+    session, paths = tasks.sparkSession, map(str, sorted(lake.staged_rows.glob("topic=*/*/*.parquet")))
+    entries = key_entries(read_rows(session, lake.staged_rows, [*paths]))
+    write_keys(entries, pc.sum(counts["keys"]).as_py(), lake.staged_keys)
+    return _staged(counts)
+
+
+def _stage_task(read: ReadTask, staged_rows: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the messages of one task in a directory of this attempt, and yield its counts."""
+    task = TaskContext.get()
+    # In the order of the tasks, which is that of the log.
+    attempt = f"{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
+    counted = _CountedMessages()
+    parquet_files.write_rows(counted.passing(read(rows)), Path(staged_rows) / attempt)
+    for batch in counted.counts().to_batches():
+        columns = [repeated(attempt, len(batch)), *batch.columns]
+        yield pa.RecordBatch.from_arrays(columns, ["attempt", *batch.schema.names])
+
+
+def _adopt(staged_rows: Path, attempt: str) -> None:
+    """Move the files of an attempt to where the lake looks for staged rows."""
+    for path in sorted((staged_rows / attempt).glob("*/*/*.parquet")):
+        directory = staged_rows / path.parent.relative_to(staged_rows / attempt)
+        directory.mkdir(parents=True, exist_ok=True)
+        path.rename(directory / f"{attempt}-{path.name}")
+
+
+class _CountedMessages:
+    """Messages that are counted by queue while they are written."""
+
+    def __init__(self) -> None:
+        self._counts: list[pa.Table] = []
+
+    def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the same batches."""
+        for batch in batches:
+            offsets = ints(batch["queueOffset"])
+            numbers = {
+                "rows": np.ones(len(batch), np.int64),
+                "size": ints(batch["storeSize"]),
+                "begin": offsets,
+                "end": offsets + 1,
+                "physicalOffset": ints(batch["commitLogOffset"]),
+                "keys": np.bincount(ints(pc.list_parent_indices(batch["keys"])), minlength=len(batch)) + 1,
+            }
+            queues = pa.Table.from_arrays([batch[name] for name in _QUEUE], _QUEUE)
+            self._counts.append(_by_queue(queues, numbers))
+            yield batch
+
+    def counts(self) -> pa.Table:
+        """Return one row for each queue, with the columns of `_COUNTS` but `attempt`."""
+        every = pa.concat_tables([_NO_COUNTS, *self._counts])
+        return _by_queue(every, {name: ints(every[name]) for name in _NUMBERS})
+
+
+def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
+    """Return one row for each queue of `rows`: the numbers of its rows added up, their least `begin`, and so on."""
+    groups = Groups(rows, _QUEUE)
+    combine = {"begin": groups.min, "end": groups.max, "physicalOffset": groups.max}
+    return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})
+
+
+def _staged(counts: pa.Table) -> StagedMessages:
+    """Return what counts, by queue or by task and queue, tell of all staged messages."""
+    if not len(counts):
+        return StagedMessages()
+    found = _by_queue(counts, {name: ints(counts[name]) for name in _NUMBERS})
+    queues = [
+        ArchivedQueue(
+            row["brokerName"], row["topic"], row["queueId"], row["rows"], row["size"], row["begin"], row["end"]
+        )
+        for row in found.to_pylist()
+    ]
+    queues.sort(key=lambda queue: (queue.broker_name, queue.topic, queue.queue_id))
+    return StagedMessages(tuple(queues), int(ints(found["physicalOffset"]).max()))
