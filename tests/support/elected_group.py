@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -29,8 +29,8 @@ class ElectedGroup:
     """The brokers 1 to `count` of broker-a, which can be killed, stopped, paused and started again.
 
     A broker reaches etcd at its address in `endpoints`, that of a proxy, or directly. `environments` are variables of
-    the processes of brokers, and `host` is the address of the name server. Without `is_started`, `settings_of` and
-    `programs` can be filled before `start` is called for each.
+    the processes of brokers, `namesrv_environment` those of the name server, whose address is `host`. Without
+    `is_started`, `settings_of` and `programs` can be filled before `start` is called for each.
     """
 
     def __init__(
@@ -42,11 +42,12 @@ class ElectedGroup:
         *,
         endpoints: Mapping[int, str] | None = None,
         environments: Mapping[int, Mapping[str, str]] | None = None,
+        namesrv_environment: Mapping[str, str] | None = None,
         host: str = HOST,
         is_started: bool = True,
         **settings: str,
     ) -> None:
-        self.machines = Machines(path, stack, host)
+        self.machines = Machines(path, stack, host, namesrv_program=_with(namesrv_environment or {}, RUCOLA))
         self.etcd = etcd
         self._endpoints = endpoints or {}
         self._environments = environments or {}
@@ -80,11 +81,10 @@ class ElectedGroup:
             "haListenPort": str(ha_port),
             "etcdEndpoints": endpoint,
         }
-        variables = [f"{name}={value}" for name, value in self._environments.get(number, {}).items()]
         self.brokers[number] = self.machines.broker(
             f"broker-{number}",
             "SLAVE",
-            program=["env", *variables, *self.programs.get(number, RUCOLA)],
+            program=_with(self._environments.get(number, {}), self.programs.get(number, RUCOLA)),
             **{**own, "etcdEndpoints": endpoint, **self._settings, **self.settings_of[number]},
         )
 
@@ -141,6 +141,11 @@ class ElectedGroup:
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await client.invoke_ok(self.address(await self.master()), request)
         await client.close()
+
+
+def _with(variables: Mapping[str, str], program: Sequence[str]) -> list[str]:
+    """The command of a program that runs with these variables besides."""
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), *program]
 
 
 def logs_are_equal(group: ElectedGroup) -> bool:

@@ -18,13 +18,29 @@ ADDRESS = re.compile(r"(?:127|10)\.\d+\.\d+\.\d+:[1-9]\d*")
 class Machines:
     """One name server and brokers, each with a directory, a configuration and a log of its own, below `path`."""
 
-    def __init__(self, path: Path, stack: ExitStack, host: str = HOST) -> None:
+    def __init__(
+        self, path: Path, stack: ExitStack, host: str = HOST, *, namesrv_program: Sequence[str] = RUCOLA
+    ) -> None:
         self.path = path
         self._stack = stack
-        reachable = {} if host == HOST else {"insecure": "true"}
-        started = self._start("namesrv", bindAddress=host, listenPort="0", **reachable)
-        self.namesrv = ADDRESS.search(started.first_line)[0]  # type: ignore[index]
+        self._host = host
+        self._namesrv_program = namesrv_program
+        self.namesrv = ""
+        """The address of the name server."""
+        self.start_name_server()
         self.addresses: dict[str, str] = {}
+
+    def start_name_server(self) -> None:
+        """Start the name server, and again at the same address after it was killed."""
+        reachable = {} if self._host == HOST else {"insecure": "true"}
+        self.name_server = self._start(
+            "namesrv",
+            program=self._namesrv_program,
+            bindAddress=self._host,
+            listenPort=self.namesrv.rpartition(":")[2] or "0",
+            **reachable,
+        )
+        self.namesrv = ADDRESS.search(self.name_server.first_line)[0]  # type: ignore[index]
 
     def broker(
         self,
