@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, SerializeType, UnreadableCommand
-from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder, FrameError
+from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, PART_SIZE, FrameDecoder, FrameError
 from rucola.protocol.offset import QueueRequestHeader
 from support.recorded_frames import decode, frames
 
@@ -51,6 +51,18 @@ def test_any_chunking_yields_the_same_commands(cuts: list[int], as_views: bool) 
     decoder = FrameDecoder()
     chunks = cut(STREAM, cuts)
     assert feed(decoder, map(memoryview, chunks) if as_views else chunks) == whole
+    assert decoder.is_between_frames
+
+
+@given(st.lists(st.integers(0, 5 * PART_SIZE), max_size=12), st.booleans())
+def test_a_large_frame_is_joined_from_its_parts(cuts: list[int], as_views: bool) -> None:
+    body = bytes(range(256)) * (5 * PART_SIZE // 256)
+    stream, decoder = json_frame(1, body) + json_frame(2), FrameDecoder()
+    for chunk in cut(stream, cuts):
+        before = decoder.buffered
+        commands = decoder.receive_data(memoryview(chunk) if as_views else chunk)
+        assert commands or decoder.buffered == before + len(chunk)
+    assert (commands[0].body, [command.opaque for command in commands]) == (body, [1, 2])
     assert decoder.is_between_frames
 
 
