@@ -71,10 +71,10 @@ from rucola.remoting.connection_memory import MAX_TINY_READS, TINY_READ_SIZE, UN
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
-from rucola.remoting.receive_buffer import SMALL_READ_SIZE, ReceiveBuffer
+from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import refusal_response
 from rucola.remoting.tls import subject_of
-from rucola.remoting.turns import SLICE_S, turns_of
+from rucola.remoting.turns import PROBATION_S, SLICE_S, turns_of
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = asyncio.Event()
         self._processor_of = processors.get
         self._buffer = buffer
-        self._view, self._takes_turns = buffer.view, False  # where to receive; taking turns, the small part
+        self._view, self._turns_until_s = buffer.view, 0.0  # where to receive; taking turns (not 0), the small part
         self._decoder = FrameDecoder(max_frame_size)
         self._memory = memory
         self._credentials = credentials
@@ -404,8 +404,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._process(commands)
             if self._has_partial_frame or not commands:
                 self._count_partial_frame(nbytes, is_complete=bool(commands))
-        if self._takes_turns and nbytes < SMALL_READ_SIZE and not self._kept:  # the peer has sent no more
-            self._takes_turns, self._view = False, self._buffer.view
+        if self._turns_until_s and not self._kept and asyncio.get_running_loop().time() > self._turns_until_s:
+            self._turns_until_s, self._view = 0.0, self._buffer.view
 
     # Memory.
 
@@ -465,7 +465,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         replies: list[bytes] = []
         size = 0
-        remaining = iter(commands) if len(commands) <= UNSLICED and not self._takes_turns else self._in_slice(commands)
+        remaining = self._in_slice(commands) if len(commands) > UNSLICED or self._turns_until_s else iter(commands)
         around = self._around_reads if len(commands) > 1 else bool
         around(True)
         try:
@@ -501,18 +501,18 @@ class Connection(asyncio.BufferedProtocol):
         """Yield commands for a slice of time; the rest is kept until it is this connection's turn again."""
         loop = asyncio.get_running_loop()
         turns = turns_of(loop)
-        begin_s = loop.time()
-        end_s = turns.end_of_turns_s() if self._takes_turns else turns.end_s()
-        for begin in range(0, len(commands), STEP):
+        begin_s, takes_turns = loop.time(), self._turns_until_s > 0
+        end_s, step = (turns.end_of_turns_s(), 1) if takes_turns else (turns.end_s(), STEP)
+        for begin in range(0, len(commands), step):
             if begin and (now_s := loop.time()) > end_s:
                 self._kept = commands[begin:]
                 self._is_sliced = True
-                if now_s - begin_s > SLICE_S:
-                    self._takes_turns, self._view = True, self._buffer.small_view
+                if takes_turns or now_s - begin_s > SLICE_S:
+                    self._turns_until_s, self._view = now_s + PROBATION_S, self._buffer.small_view
                 self._set_reading()
                 turns.wait(self._process_next_slice)
                 return
-            yield from commands[begin : begin + STEP]
+            yield from commands[begin : begin + step]
 
     def _process_next_slice(self) -> None:
         self._is_sliced = False

@@ -6,8 +6,8 @@ from typing import Final
 
 READ_SIZE: Final = 256 * 1024
 """Size of the receive buffer in bytes, the most that one read returns."""
-SMALL_READ_SIZE: Final = 32 * 1024
-"""The most that a read returns of a connection that sent more requests than it may process at once.
+SMALL_READ_SIZE: Final = 8 * 1024
+"""The most that a read returns of a connection that takes turns.
 
 Decoding takes no turns, and 256 KB can be a thousand requests: 3 ms.
 """

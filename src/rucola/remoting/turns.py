@@ -6,7 +6,7 @@ A read can have hundreds of requests, and hundreds of connections can be read in
        iteration. 64 messages of 1 KB take 0.4 ms, so that well-behaved producers are never interrupted.
     2. The rest waits for its turn in one of the next iterations.
     3. A connection that has used up its slice shares `TURNS_S` in each iteration with the others that have, until it
-       has sent nothing more.
+       has waited for no turn for `PROBATION_S`.
 
 A connection with few requests waits for no turn: what it sends during a turn is processed and answered before the next
 one.
@@ -27,6 +27,9 @@ SLICE_S: Final = 0.003
 """Time for which one connection processes the requests of a read."""
 ITERATION_S: Final = 0.009
 """Time for which all connections do so in one iteration of the event loop."""
+PROBATION_S: Final = 1.0
+"""Time after which a connection that waited for its turn may use up a slice again. A client that sends hundreds of
+requests, awaits the responses and begins anew would otherwise have a slice each time."""
 TURNS_S: Final = 0.0003
 """Time in one iteration of all connections that have used up a slice. The iteration takes a fifteenth besides."""
 
