@@ -14,17 +14,16 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rucola.client import Producer
 from support.elected_group import ElectedGroup
-from support.election_trial import SETTLE_S, Trial
+from support.election_trial import Trial
 from support.etcd import EtcdServer
 from support.faketime import WallClock
 from support.partitioned_group import FAST, TTL_S
-from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -92,9 +91,7 @@ async def test_no_other_process_takes_a_message_with_it(tmp_path: Path, own_etcd
         group = await asyncio.to_thread(
             lambda: ElectedGroup(tmp_path, processes, own_etcd, namesrv_environment=clock.environment, **FAST)
         )
-        await group.create_topic()
-        await until(group.all_in_sync, SETTLE_S)
-        trial = CompanionTrial(group, await stack.enter_async_context(Producer("p", group.namesrv, retry_times=0)))
+        trial = await stack.enter_async_context(CompanionTrial.of(group))
         trial.clock = clock
         first = await group.master()
         for fault in (
@@ -105,8 +102,5 @@ async def test_no_other_process_takes_a_message_with_it(tmp_path: Path, own_etcd
             trial.clock_of_name_server_jumps,
             trial.etcd_hangs,
         ):
-            async with trial.load():
-                await fault(first)
-            await trial.judge()
+            await trial.undergo(partial(fault, first))
             assert await group.master() == first
-        await trial.stop()

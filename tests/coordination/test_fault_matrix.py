@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from rucola.client import Producer
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeaderV2
@@ -114,18 +113,8 @@ async def test_faults_lose_what_the_configuration_allows_and_no_more(
                 tmp_path, processes, own_etcd, endpoints=endpoints, flushDiskType=flush, etcdMasterRole=role
             )
         )
-        await group.create_topic()
-        await until(group.all_in_sync, SETTLE_S)
-        producer = await stack.enter_async_context(Producer("p", group.namesrv, retry_times=0))
-        matrix = Matrix(group, producer)
+        matrix = await stack.enter_async_context(Matrix.of(group))
         matrix.proxies = proxies
-        for fault, loses in (
-            (matrix.etcd_is_killed, False),
-            (matrix.master_is_cut_off_from_etcd, False),
-            (matrix.master_is_stopped_and_goes_on, True),
-            (matrix.master_is_killed, True),
-        ):
-            async with matrix.load():
-                await fault()
-            await matrix.judge(may_lose=loses and role == "ASYNC_MASTER")
-        await matrix.stop()
+        await matrix.undergo(matrix.etcd_is_killed, matrix.master_is_cut_off_from_etcd)
+        may_lose = role == "ASYNC_MASTER"
+        await matrix.undergo(matrix.master_is_stopped_and_goes_on, matrix.master_is_killed, may_lose=may_lose)

@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from rucola.client import Producer
 from support.election_trial import SETTLE_S, Trial
 from support.etcd import EtcdServer
 from support.partitioned_group import TTL_S, Ways, partitioned_group
@@ -59,9 +58,9 @@ class PartitionTrial(Trial):
         first = await self.group.master()
         for of_requests in (False, True):
             for way in (each[first] for each in vars(self.ways).values()):
-                before = way.accepted
                 way.cut_inside(requests=of_requests)
-                await way.accepts(before + 1)
+                await way.has_cut()
+                await self.acknowledges(self._now_s())
         assert await self.group.master() == first
 
     async def master_does_not_reach_etcd(self, *, requests: bool, responses: bool) -> None:
@@ -133,19 +132,17 @@ class PartitionTrial(Trial):
 
 @asynccontextmanager
 async def partitioned_trial(path: Path, etcd: EtcdServer, role: str) -> AsyncIterator[PartitionTrial]:
-    async with AsyncExitStack() as stack:
-        group, ways = await stack.enter_async_context(partitioned_group(path, etcd, etcdMasterRole=role))
-        await group.create_topic()
-        await until(group.all_in_sync, SETTLE_S)
-        trial = PartitionTrial(group, await stack.enter_async_context(Producer("p", group.namesrv, retry_times=0)))
+    async with (
+        partitioned_group(path, etcd, etcdMasterRole=role) as (group, ways),
+        PartitionTrial.of(group) as trial,
+    ):
         trial.ways = ways
         yield trial
-        await trial.stop()
 
 
 async def test_no_partition_loses_what_a_sync_master_has_acknowledged(tmp_path: Path, own_etcd: EtcdServer) -> None:
     async with partitioned_trial(tmp_path, own_etcd, "SYNC_MASTER") as trial:
-        for fault in (
+        await trial.undergo(
             lambda: trial.replication_is_cut(reports=True, log=False, is_sync=True),
             lambda: trial.replication_is_cut(reports=False, log=True, is_sync=True),
             lambda: trial.replication_is_cut(reports=True, log=True, is_sync=True),
@@ -158,21 +155,15 @@ async def test_no_partition_loses_what_a_sync_master_has_acknowledged(tmp_path: 
             trial.master_is_alone,
             trial.new_master_does_not_reach_the_name_server,
             trial.everything_is_late,
-        ):
-            async with trial.load():
-                await fault()
-            await trial.judge()
+        )
 
 
 async def test_a_partition_loses_only_what_no_slave_of_an_async_master_had(
     tmp_path: Path, own_etcd: EtcdServer
 ) -> None:
     async with partitioned_trial(tmp_path, own_etcd, "ASYNC_MASTER") as trial:
-        for fault, loses in (
-            (lambda: trial.replication_is_cut(reports=True, log=True, is_sync=False), False),
-            (lambda: trial.master_does_not_reach_etcd(requests=True, responses=True), False),
-            (trial.master_is_alone, True),
-        ):
-            async with trial.load():
-                await fault()
-            await trial.judge(may_lose=loses)
+        await trial.undergo(
+            lambda: trial.replication_is_cut(reports=True, log=True, is_sync=False),
+            lambda: trial.master_does_not_reach_etcd(requests=True, responses=True),
+        )
+        await trial.undergo(trial.master_is_alone, may_lose=True)

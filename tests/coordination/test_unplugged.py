@@ -17,13 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from rucola.client import Producer
 from support.cables import Cables, cables_of
 from support.elected_group import ElectedGroup
-from support.election_trial import SETTLE_S, Trial
+from support.election_trial import Trial
 from support.etcd import EtcdServer
 from support.partitioned_group import FAST
-from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -97,17 +95,11 @@ async def test_the_majority_goes_on_and_loses_nothing(tmp_path: Path) -> None:
         for number in group.ports:
             group.settings_of[number], group.programs[number] = cables.settings(number), cables.program(number)
             await asyncio.to_thread(group.start, number)
-        await group.create_topic()
-        await until(group.all_in_sync, SETTLE_S)
-        trial = UnpluggedTrial(group, await stack.enter_async_context(Producer("p", group.namesrv, retry_times=0)))
+        trial = await stack.enter_async_context(UnpluggedTrial.of(group))
         trial.cables = cables
-        for fault in (
+        await trial.undergo(
             trial.one_slave_is_unplugged,
             trial.both_slaves_are_unplugged,
             trial.master_is_unplugged,
             trial.master_is_killed_while_a_slave_is_unplugged,
-        ):
-            async with trial.load():
-                await fault()
-            await trial.judge()
-        await trial.stop()
+        )

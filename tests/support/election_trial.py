@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 from rucola.client import Producer
 from rucola.remoting.client import RemotingClient
@@ -47,6 +48,24 @@ class Trial:
     @property
     def ledgers(self) -> list[SendLedger]:
         return [self.ledger, *self.direct.values()]
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, group: ElectedGroup) -> AsyncIterator[Self]:
+        """A trial of a group that has just been started. In the end all brokers are stopped, and compared."""
+        await group.create_topic()
+        await until(group.all_in_sync, SETTLE_S)
+        async with Producer("p", group.namesrv, retry_times=0) as producer:
+            trial = cls(group, producer)
+            yield trial
+            await trial.stop()
+
+    async def undergo(self, *faults: Callable[[], Awaitable[None]], may_lose: bool = False) -> None:
+        """Let one fault after the other happen under load, and judge each."""
+        for fault in faults:
+            async with self.load():
+                await fault()
+            await self.judge(may_lose=may_lose)
 
     @asynccontextmanager
     async def load(self) -> AsyncIterator[None]:

@@ -159,10 +159,10 @@ class Proxy:
             self._server = await asyncio.start_server(self._accept, self._host, self._port)
             self._port = self._server.sockets[0].getsockname()[1]
 
-    async def accepts(self, count: int) -> None:
-        """Wait until clients have made so many connections. TimeoutError after 20 s."""
+    async def has_cut(self) -> None:
+        """Wait until a connection has ended as `cut_inside` asked. TimeoutError after 20 s."""
         async with asyncio.timeout(20), self._changed:
-            await self._changed.wait_for(lambda: self.accepted >= count)
+            await self._changed.wait_for(lambda: not self._cut_inside)
 
     # Forwarding.
 
@@ -218,6 +218,8 @@ class Proxy:
                 await writer.drain()
                 if is_cut:
                     self._cut_inside.discard(of_requests)
+                    async with self._changed:
+                        self._changed.notify_all()
                     break
             await self._flows.wait()
         link.swallowed |= self._swallowed & {of_requests}
