@@ -175,8 +175,6 @@ class Proxy:
         self.accepted += 1
         pumps: list[asyncio.Task[None]] = []
         try:
-            async with self._changed:
-                self._changed.notify_all()
             await self._flows.wait()
             host, _, port = self.target.rpartition(":")
             flows = link.extend(await asyncio.open_connection(host, int(port)))

@@ -43,22 +43,18 @@ ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBat
 """From the rows of a task to messages, as record batches with all columns. Pickled for the workers."""
 
 _QUEUE: Final = ("brokerName", "topic", "queueId")
-_COUNTS: Final = (
-    "attempt string, brokerName string, topic string, queueId int, rows bigint, size bigint, "
-    "begin bigint, end bigint, physicalOffset bigint, keys bigint"
-)
-"""What a task reports of each queue: the number of messages, the bytes of their records, the half-open range of queue
-offsets, the largest physical offset, and the number of index entries, or a few more."""
 _NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset", "keys")
+"""What a task counts of each queue: messages, bytes of their records, the half-open range of queue offsets, the largest
+physical offset, and index entries, or a few more."""
+_REPORT: Final = "attempt string, brokerName string, topic string, queueId int, " + ", ".join(
+    f"{name} bigint" for name in _NUMBERS
+)
+"""The columns that a task returns, as Spark's DDL."""
 _NO_COUNTS: Final = pa.Table.from_batches(
     [],
     pa.schema(
-        [
-            ("brokerName", pa.string()),
-            ("topic", pa.string()),
-            ("queueId", pa.int32()),
-            *((name, pa.int64()) for name in _NUMBERS),
-        ]
+        [("brokerName", pa.string()), ("topic", pa.string()), ("queueId", pa.int32())]
+        + [(name, pa.int64()) for name in _NUMBERS]
     ),
 )
 
@@ -106,7 +102,7 @@ def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> Sta
 
 def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
     """Write messages and their keys to staging with Spark. `read` makes the messages of a task from its rows."""
-    counts = tasks.mapInArrow(partial(_stage_task, read, str(lake.staged_rows)), _COUNTS).toArrow()
+    counts = tasks.mapInArrow(partial(_stage_task, read, str(lake.staged_rows)), _REPORT).toArrow()
     if not len(counts):
         return StagedMessages()
     for attempt in sorted(set(counts["attempt"].to_pylist())):
@@ -160,7 +156,7 @@ class _CountedMessages:
             yield batch
 
     def counts(self) -> pa.Table:
-        """Return one row for each queue, with the columns of `_COUNTS` but `attempt`."""
+        """Return one row for each queue, with the columns of `_NO_COUNTS`."""
         every = pa.concat_tables([_NO_COUNTS, *self._counts])
         return _by_queue(every, {name: ints(every[name]) for name in _NUMBERS})
 
