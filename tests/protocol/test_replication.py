@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.replication import (
     MAX_TRANSFER_SIZE,
+    NO_VISIBLE_END,
     ReportDecoder,
     TransferDecoder,
     encode_header,
@@ -56,6 +57,20 @@ def test_transfers_are_decoded_in_any_chunks(cuts: list[int]) -> None:
     assert again == TRANSFERS
 
 
+@given(st.lists(st.integers(0, 45), max_size=6))
+def test_headers_with_a_visible_end_are_decoded_in_any_chunks(cuts: list[int]) -> None:
+    stream = encode_header(7, 5, 9) + b"abcde" + encode_header(12, 0, NO_VISIBLE_END)
+    decoder = TransferDecoder(has_visible_end=True)
+    found = [
+        (physical_offset + index, piece[index : index + 1].tobytes(), decoder.visible_end)
+        for chunk in chunks(stream, cuts)
+        for physical_offset, piece in decoder.receive_data(chunk)
+        for index in range(max(1, len(piece)))
+    ]
+    letters = [(7 + index, b"abcde"[index : index + 1], 9) for index in range(5)]
+    assert found == [*letters, (12, b"", NO_VISIBLE_END)]
+
+
 def test_bytes_are_returned_before_their_transfer_is_complete() -> None:
     decoder = TransferDecoder()
     first = list(decoder.receive_data(encode_header(7, 1 << 30) + b"ab"))
@@ -67,6 +82,11 @@ def test_bytes_are_returned_before_their_transfer_is_complete() -> None:
 def test_an_impossible_transfer_is_refused(header: tuple[int, int]) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{header[1]} bytes at physical offset {header[0]}"):
         list(TransferDecoder().receive_data(encode_header(*header)))
+
+
+def test_a_negative_visible_end_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="visible end of -1"):
+        list(TransferDecoder(has_visible_end=True).receive_data(encode_header(7, 0, -1)))
 
 
 def test_a_gap_between_transfers_is_a_protocol_error() -> None:

@@ -109,7 +109,7 @@ class ElectedSoak:
             stored = await read_all(self._group.namesrv)
             await until(lambda: self._polls.have_all(stored), SETTLE_S)
             reader.cancel()
-        await self._check(stored)
+        await self._check(await read_all(self._group.namesrv))
         return self.result
 
     async def _send(self, ledger: SendLedger, producer: Producer) -> None:

@@ -24,7 +24,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from support.elected_group import ElectedGroup, logs_are_equal
-from support.send_ledger import Polls, SendLedger, changes_of_master, check_ledgers, lost, read_all
+from support.send_ledger import Polls, SendLedger, Stored, changes_of_master, check_ledgers, lost, read_all
 from support.waiting import until
 
 SETTLE_S = 120.0
@@ -141,11 +141,11 @@ class Trial:
         if may_lose:
             self.polls.forget()
         else:
-            await self._poll_rest()
-            self.polls.check(stored)
+            await self._poll_rest(stored)
+            self.polls.check(await read_all(self.group.namesrv))
 
-    async def _poll_rest(self) -> None:
-        stored = await read_all(self.group.namesrv)
+    async def _poll_rest(self, stored: Stored) -> None:
+        """Poll until everything that is stored was polled."""
         polling = asyncio.create_task(self.polls.run(self.group.namesrv, POLL_PAUSE_S))
         await until(lambda: self.polls.have_all(stored), SETTLE_S)
         polling.cancel()

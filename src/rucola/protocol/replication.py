@@ -33,6 +33,10 @@ from rucola.errors import RemoteProtocolError
 
 _REPORT: Final = Struct(">q")
 _HEADER: Final = Struct(">qi")
+_HEADER_WITH_END: Final = Struct(">qiq")
+
+NO_VISIBLE_END: Final = (1 << 63) - 1
+"""The visible end where consumers may see the whole log."""
 
 MAX_TRANSFER_SIZE: Final = 4 * 1024 * 1024 - _HEADER.size
 """The most bytes in one transfer that Apache's slave accepts."""
@@ -43,9 +47,11 @@ def encode_report(physical_offset: int) -> bytes:
     return _REPORT.pack(physical_offset)
 
 
-def encode_header(physical_offset: int, size: int) -> bytes:
-    """Return the header of a transfer of `size` bytes."""
-    return _HEADER.pack(physical_offset, size)
+def encode_header(physical_offset: int, size: int, visible_end: int | None = None) -> bytes:
+    """Return the header of a transfer of `size` bytes; with a visible end, for a slave that knows epochs."""
+    if visible_end is None:
+        return _HEADER.pack(physical_offset, size)
+    return _HEADER_WITH_END.pack(physical_offset, size, visible_end)
 
 
 class ReportDecoder:
@@ -70,10 +76,13 @@ class TransferDecoder:
     """Decodes the transfers that a slave receives into pieces of the log.
 
     A piece is returned as soon as it is received, even if its transfer is incomplete; only a partial header is
-    buffered.
+    buffered. `has_visible_end` is set if both sides know epochs; see `rucola.protocol.replication_epochs`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_visible_end: bool = False) -> None:
+        self.visible_end = NO_VISIBLE_END
+        """That of the last header."""
+        self._layout = _HEADER_WITH_END if has_visible_end else _HEADER
         self._header = b""  # the received part of an incomplete header
         self._next_offset = -1  # physical offset of the next byte; -1 before the first transfer
         self._remaining = 0  # bytes of the current transfer that were not received
@@ -86,12 +95,12 @@ class TransferDecoder:
         view = memoryview(data)
         while view:
             if not self._remaining:
-                missing = _HEADER.size - len(self._header)
+                missing = self._layout.size - len(self._header)
                 self._header += view[:missing]
                 view = view[missing:]
-                if len(self._header) < _HEADER.size:
+                if len(self._header) < self._layout.size:
                     return
-                self._begin(*_HEADER.unpack(self._header))
+                self._begin(*self._layout.unpack(self._header))
                 self._header = b""
                 if not self._remaining:
                     yield self._next_offset, view[:0]
@@ -103,11 +112,13 @@ class TransferDecoder:
                 self._remaining -= len(piece)
                 yield begin, piece
 
-    def _begin(self, physical_offset: int, size: int) -> None:
+    def _begin(self, physical_offset: int, size: int, visible_end: int = NO_VISIBLE_END) -> None:
         if physical_offset < 0 or size < 0:
             raise RemoteProtocolError(f"a transfer of {size} bytes at physical offset {physical_offset}")
+        if visible_end < 0:
+            raise RemoteProtocolError(f"a visible end of {visible_end}")
         if self._next_offset >= 0 and physical_offset != self._next_offset:
             raise RemoteProtocolError(
                 f"a transfer from physical offset {physical_offset}, but {self._next_offset} is next"
             )
-        self._next_offset, self._remaining = physical_offset, size
+        self._next_offset, self._remaining, self.visible_end = physical_offset, size, visible_end

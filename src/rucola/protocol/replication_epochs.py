@@ -20,7 +20,12 @@ RocketMQ 4.9.8. Numbers below 0, which it never uses as offsets, introduce what 
                        8  the end of its log
                           for each epoch of its log: 8 number, 8 begin
 
-then transfers and reports as ever. A master of 4.9.8 takes the -1 for "nothing requested yet", which is the number that
+then transfers and reports as ever, but for 8 more bytes in the header of a transfer, behind the size:
+
+    master -> slave    8  visible end: consumers may see what ends at or before this physical offset, since all slaves
+                          of the in-sync set have it; 2^63 - 1 for a master without one, and for an ASYNC_MASTER
+
+A master of 4.9.8 takes the -1 for "nothing requested yet", which is the number that
 it starts with: it waits for the next report, and sends transfers, whose offsets are not below 0. A slave of 4.9.8 sends
 no -1, and gets transfers from a master of either kind. So both sides know after the first bytes that they receive, and
 no timeout is needed.

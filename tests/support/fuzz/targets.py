@@ -83,6 +83,8 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("records", [log[:6000], *(body for body in bodies if body[4:8] == log[4:8])], decode_many),
         Target("compressed", _compressed_seeds(), _decompress),
         Target("replication", [encode_header(0, 4) + b"abcd" + encode_header(4, 0), encode_report(9)], _replication),
+        Target("visible-end", [encode_header(0, 4, 2) + b"abcd" + encode_header(4, 0, 4)],
+               lambda data: [*TransferDecoder(has_visible_end=True).receive_data(data)]),
         Target("sql92", [expression.encode() for expression in EXPRESSIONS], _sql92),
         Target("tags", [b"a || b", b"*"], lambda data: subscription("T", _text(data))),
         Target("settings", [b"maxMessageSize=9\\\n9\nbrokerName:b\n"],

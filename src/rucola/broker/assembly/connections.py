@@ -38,8 +38,6 @@ class Connections:
         self._environment = environment
         self._metadata = metadata
         self.processors: dict[int, Processor] = {}
-        self.wakes_at_dispatch = True
-        """Whether messages can be pulled as soon as they are dispatched; if not, `VisibleEnd` wakes held pulls."""
         self.hold = PullRequestHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.calls = RemotingClientCalls()
@@ -87,13 +85,8 @@ class Connections:
         running.callback(self.hold.release_all)
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
-        """Count new messages and try the held pulls on their queues again."""
+        """Count new messages."""
         self.stats.record_put(topics)
-        # Skips the loop over all topics of the dispatch while no pull is held.
-        if self.hold.held and self.wakes_at_dispatch:
-            for queues, _, _ in topics.values():
-                for queue in dict.fromkeys(queues):
-                    self.hold.arrived(queue)
 
     def _on_close(self, connection: Connection) -> None:
         self.clients.closed(connection)

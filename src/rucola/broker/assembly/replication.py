@@ -20,7 +20,6 @@ from rucola.broker.replication.table_sync import SlaveSynchronize
 from rucola.broker.replication.visible_end import VisibleEnd
 from rucola.broker.role import SlaveProgress
 from rucola.errors import StoreError
-from rucola.store.config import BrokerRole
 from rucola.store.dispatch import TopicArrivals
 
 LOG_LAG_INTERVAL_MS = 60_000
@@ -84,7 +83,7 @@ def build_replication(
 ) -> Replication:
     """Return the side that brokerRole names."""
     if environment.is_slave:
-        return _SlaveSide(environment, access, storage, metadata)
+        return _SlaveSide(environment, access, storage, metadata, connections)
     return _MasterSide(environment, access, storage, connections)
 
 
@@ -96,18 +95,15 @@ class _MasterSide:
     def __init__(
         self, environment: BrokerEnvironment, access: Access, storage: Storage, connections: Connections
     ) -> None:
-        self._connections = connections
-        visible = VisibleEnd(storage.store, connections.hold.arrived)
-        is_sync = environment.store_config.broker_role is BrokerRole.SYNC_MASTER
+        visible = VisibleEnd(storage.store, connections.hold)
         self._ha_service = HAService(
             environment.config,
             storage.store,
             storage.mastership,
             environment.tls,
             access.admit_slave,
-            visible.advance if is_sync else lambda physical_offset: None,
+            visible.advance,
         )
-        self._is_sync = is_sync
         storage.subscribe(visible.on_arrival)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service, environment.lease)
         # Not an arrival listener: records that get no ConsumeQueue unit are replicated as well.
@@ -129,7 +125,6 @@ class _MasterSide:
         return self._ha_service.slaves()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        self._connections.wakes_at_dispatch = not self._is_sync
         self._ha_service.set_in_sync(members)
 
     def disconnect_slave(self, member: int) -> None:
@@ -147,12 +142,22 @@ class _MasterSide:
 class _SlaveSide:
     """Copies the log and the tables of the master."""
 
-    def __init__(self, environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata) -> None:
+    def __init__(
+        self,
+        environment: BrokerEnvironment,
+        access: Access,
+        storage: Storage,
+        metadata: Metadata,
+        connections: Connections,
+    ) -> None:
         self._environment = environment
         self._credentials = metadata.credentials if access.control is not None else None
         self._storage = storage
         self._registration = metadata.registration
         self._client: HAClient | None = None
+        self._visible = VisibleEnd(storage.store, connections.hold)
+        if environment.coordination is not None or environment.may_cut():
+            self._visible.advance(0)
         self.durability = Durability(storage.store, storage.group_commit, None)
         self._synchronize = SlaveSynchronize(
             metadata.registration,
@@ -163,6 +168,7 @@ class _SlaveSide:
             environment.config_directory / "delayOffset.json",
         )
         storage.subscribe(self._on_arrival)
+        storage.subscribe(self._visible.on_arrival)
 
     def replication_lag(self) -> dict[str, int]:
         return {}
@@ -213,6 +219,7 @@ class _SlaveSide:
                 environment.on_diverged,
                 environment.may_cut,
                 environment.on_followed,
+                self._visible.advance,
             ),
             environment.client_tls,
             self._credentials,

@@ -9,7 +9,7 @@ One connection (`_ReplicationSession`) works as follows:
 2. Receive the log from there. Until the end of the own log, compare it: different bytes end the session, since the logs
    have diverged. Only then may the slave's end be reported.
 3. Append what follows, and dispatch it like messages that were put. An epoch of the master is written to the own epoch
-   file before its first byte.
+   file before its first byte. Consumers see the log up to the visible end that the master names.
 4. Report the end of the own log after each read. With SYNC_FLUSH, report it after a flush, so that a SYNC_MASTER
    answers SEND_OK only for messages on the disk of the slave.
 5. Repeat the last report every haSendHeartbeatInterval. End the session if nothing arrives for haHousekeepingInterval.
@@ -91,6 +91,8 @@ class Follower:
     """Tells whether the own log may be cut off: it may if this broker was master itself, or has the order to follow."""
     on_followed: Callable[[BrokerRole], Awaitable[None]]
     """Called with the role of a master with epochs, once the logs are known to be equal."""
+    on_visible_end: Callable[[int], None]
+    """Called with the visible end, once the logs are known to be equal, and when it may have changed."""
     newest_epoch: int = 0
     """The newest epoch of a master that this slave has followed; 0 if it has followed none yet."""
 
@@ -227,8 +229,9 @@ class _ReplicationSession:
         self._store = store
         self._replica = replica
         self._follower = follower
+        self._knows_epochs = False
+        """Whether the master does."""
         self._epochs: tuple[Epoch, ...] = ()
-        """The epochs of the master; none if it knows no epochs."""
         self._adopts_at = _NEVER
         """The end of the log at which the next of them are written to the own epoch file."""
         self._master_role = BrokerRole.ASYNC_MASTER
@@ -256,6 +259,7 @@ class _ReplicationSession:
         timeout_ms = self._config.ha_housekeeping_interval
         greeting, first = await greet(self._stream, join, store.min_physical_offset, timeout_ms)
         if greeting is not None:
+            self._knows_epochs = True
             self._epochs = tuple(as_epochs(greeting.epochs))
             self._adopts_at = self._compared_end
             follower.newest_epoch = greeting.epoch
@@ -272,7 +276,7 @@ class _ReplicationSession:
             await in_thread(self._follower.epochs.replace, epochs)
 
     async def _receive(self, first: bytes) -> None:
-        decoder = TransferDecoder()
+        decoder = TransferDecoder(has_visible_end=self._knows_epochs)
         store = self._store
         data = first
         while True:
@@ -283,6 +287,8 @@ class _ReplicationSession:
             # 2. Compare with the own log, and append the bytes behind its end.
             for physical_offset, piece in decoder.receive_data(data):
                 await self._take(physical_offset, piece)
+                if self._is_compared:
+                    self._follower.on_visible_end(decoder.visible_end)
             data = b""
             self._progress.set()
             # 3. Dispatch in bounded batches, yielding in between.
@@ -303,7 +309,7 @@ class _ReplicationSession:
             if end >= self._compared_end:
                 self._is_compared = True
                 self._on_compared()
-                if self._epochs:
+                if self._knows_epochs:
                     await self._follower.on_followed(self._master_role)
         if end >= self._adopts_at:
             await self._adopt_epochs(end)

@@ -10,7 +10,8 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
    0 it begins with the oldest file of the log, or with the newest (haTransferFrom). While the slave lags by
    haSlaveFallbehindMax, haCatchUpRate limits the bytes per second; a SYNC_MASTER does not wait for that slave.
 4. At the end of its log the master waits until a dispatch or a waiting sender wakes the connection. After
-   haSendHeartbeatInterval without data it sends an empty transfer.
+   haSendHeartbeatInterval without data it sends an empty transfer. It does so sooner if the visible end has changed
+   (`visible_end`), which slaves that know epochs learn from the headers.
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
    haHousekeepingInterval is disconnected.
 
@@ -37,7 +38,13 @@ from rucola.broker.replication.transfer_progress import Pace, TransferProgress
 from rucola.broker.role import SlaveProgress
 from rucola.epochs import divergence
 from rucola.errors import MQError, RemotingConnectError, StoreError
-from rucola.protocol.replication import MAX_TRANSFER_SIZE, ReportDecoder, encode_header, encode_report
+from rucola.protocol.replication import (
+    MAX_TRANSFER_SIZE,
+    NO_VISIBLE_END,
+    ReportDecoder,
+    encode_header,
+    encode_report,
+)
 from rucola.protocol.replication_epochs import Greeting
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
 from rucola.remoting.tls import ServerTls
@@ -46,10 +53,10 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
-_NEVER = 1 << 63
-"""A physical offset beyond every log."""
 READ_SIZE = 8192
 """Bytes per read of reports, which have 8 bytes each."""
+TELL_INTERVAL_S = 0.1
+"""After this time without data, slaves are told of a new visible end."""
 
 
 class _HAConnection:
@@ -68,6 +75,9 @@ class _HAConnection:
         """Set when the transfer begins."""
         self.member_id: int | None = None
         """The slave's brokerId, if it knows epochs."""
+        self.knows_epochs = False
+        self.told_end = NO_VISIBLE_END
+        """The visible end that the slave was told last."""
 
     @property
     def host(self) -> str:
@@ -85,15 +95,18 @@ class HAService:
         mastership: Mastership,
         tls: ServerTls | None = None,
         admission: Callable[[Stream], Awaitable[bytes]] | None = None,
-        on_in_sync_end: Callable[[int], None] = lambda physical_offset: None,
+        on_visible_end: Callable[[int], None] = lambda physical_offset: None,
     ) -> None:
         self._config = config
         self._mastership = mastership
         self._admission = admission
         """Authenticates a slave, and returns the bytes of its first report that it read."""
         self._store = store
-        self._on_in_sync_end = on_in_sync_end
-        """Called with the physical offset up to which all in-sync slaves have the log, when it may have changed."""
+        self._is_sync = store.config.broker_role is BrokerRole.SYNC_MASTER
+        self._on_visible_end = on_visible_end
+        """Called with the visible end when it may have changed."""
+        self._visible_end = NO_VISIBLE_END
+        """Up to here all in-sync slaves of a SYNC_MASTER have, or had, the log."""
         self._in_sync: frozenset[int] | None = None
         """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
         self._reported = asyncio.Event()
@@ -162,13 +175,20 @@ class HAService:
 
     def set_in_sync(self, members: frozenset[int]) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId; nothing waits for any other slave."""
+        if self._is_sync and not members:
+            self._visible_end = NO_VISIBLE_END
+        elif self._is_sync and self._visible_end == NO_VISIBLE_END:
+            # What was visible while no slave was required stays so: a slave joins the in-sync set once it has that, and
+            # until then no other broker can be elected.
+            self._visible_end = 0 if self._in_sync is None else self._store.max_physical_offset
         self._in_sync = members
         self._on_progress()
 
     def _on_progress(self) -> None:
         end = self._replicated_end()
-        if self._in_sync is not None:
-            self._on_in_sync_end(end if self._in_sync else _NEVER)
+        if self._is_sync and self._in_sync is not None:
+            self._visible_end = max(self._visible_end, end)  # it never moves back, also if a slave disconnects
+            self._on_visible_end(self._visible_end)
         self._resolve_waiters(end, is_replicated=True)
 
     def disconnect_slave(self, member: int) -> None:
@@ -269,7 +289,7 @@ class HAService:
             mastership.epoch,
             store.min_physical_offset,
             store.max_physical_offset,
-            store.config.broker_role is BrokerRole.SYNC_MASTER,
+            self._is_sync,
             mastership.epochs.epochs,
         )
         join, received = await welcome(stream, received, greeting, self._config.ha_housekeeping_interval)
@@ -287,7 +307,7 @@ class HAService:
             )
         # A connection that this slave had before may be half-open, and what it confirmed by it not its own any more.
         self.disconnect_slave(join.member_id)
-        connection.member_id = join.member_id
+        connection.member_id, connection.knows_epochs = join.member_id, True
         return encode_report(join.begin)
 
     def _on_report(self, connection: _HAConnection, physical_offset: int) -> None:
@@ -331,7 +351,7 @@ class HAService:
                 file, data = found
                 try:
                     size = len(data)
-                    await stream.write(encode_header(position, size), data)
+                    await stream.write(self._header(connection, position, size), data)
                     position += size
                 finally:  # the mapped file may be deleted only after the kernel has taken the bytes
                     data.release()
@@ -346,11 +366,20 @@ class HAService:
                     "stop the slave, remove its store directory, and start it again"
                 )
             else:
+                wait_s = self._config.ha_send_heartbeat_interval / 1000
+                if connection.told_end < position:
+                    wait_s = min(wait_s, TELL_INTERVAL_S)
                 try:
-                    async with asyncio.timeout(self._config.ha_send_heartbeat_interval / 1000):
+                    async with asyncio.timeout(wait_s):
                         await connection.wake.wait()
                 except TimeoutError:
-                    await stream.write(encode_header(position, 0))
+                    await stream.write(self._header(connection, position, 0))
+
+    def _header(self, connection: _HAConnection, physical_offset: int, size: int) -> bytes:
+        if not connection.knows_epochs:
+            return encode_header(physical_offset, size)
+        connection.told_end = self._visible_end
+        return encode_header(physical_offset, size, connection.told_end)
 
     async def _begin(self, connection: _HAConnection) -> int:
         """Wait for the first report and return the physical offset to send from."""

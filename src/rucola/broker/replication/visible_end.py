@@ -3,12 +3,16 @@
 A consumer that had got another message could commit its offset. If the master were lost then, the new one would store a
 different message under that offset, which the consumer would never get (apache/rocketmq#7689). So pulls end before the
 first message that a member lacks, and pulls that are held there are retried when the members have more.
+
+The same holds on a slave, which learns the visible end from its master with the log. A slave that may have to cut off
+the end of its log shows nothing before it has compared it with the master's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
@@ -17,19 +21,22 @@ from rucola.store.message_store import MessageStore
 class VisibleEnd:
     """The visible end of one store. Without a call of `advance`, all messages are visible."""
 
-    def __init__(self, store: MessageStore, wake: Callable[[ConsumeQueue, int], None]) -> None:
+    def __init__(self, store: MessageStore, hold: PullRequestHold) -> None:
         self._store = store
-        self._wake = wake
-        """Called with a queue, and the queue offset behind its last visible message."""
+        self._hold = hold
         self._unseen: dict[ConsumeQueue, None] = {}
         """Queues with messages that are not visible yet, at most all."""
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
-        """Note the queues of new messages."""
+        """Retry held pulls on the queues of new messages, as soon as these are visible."""
         if self._store.visible_end is not None:
             for queues, _, _ in topics.values():
                 self._unseen.update(dict.fromkeys(queues))
             self._wake_seen()
+        elif self._hold.held:  # skips the loop over all topics of the dispatch while no pull is held
+            for queues, _, _ in topics.values():
+                for queue in dict.fromkeys(queues):
+                    self._hold.arrived(queue)
 
     def advance(self, physical_offset: int) -> None:
         """Let consumers see what ends at or before a physical offset."""
@@ -44,4 +51,4 @@ class VisibleEnd:
             end = queue.end_before(self._store.visible_end)
             if end == queue.max_offset:
                 del self._unseen[queue]
-            self._wake(queue, end)
+            self._hold.arrived(queue, end)

@@ -1,0 +1,121 @@
+"""The visible end: what consumers see of a master with an in-sync set, of its slaves, and of a master that returns."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rucola.broker.broker import Broker
+from rucola.client import SendStatus
+from rucola.message.record import decode_many
+from rucola.protocol import pull
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.store.config import BrokerRole
+from rucola.store.tools.check import check
+from support.broker_peer import pull_header
+from support.cluster import HOST, Cluster, cluster
+from support.proxy import Proxy
+from support.replication import send
+from support.waiting import until
+
+SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
+SLAVE = {"broker_role": BrokerRole.SLAVE}
+
+
+async def seen(running: Cluster, broker: Broker, queue_offset: int = 0, wait_ms: int = 0) -> list[int]:
+    """The queue offsets that a broker returns to a consumer from one on, and at most waits for."""
+    flags = pull.SUBSCRIPTION | (pull.SUSPEND if wait_ms else 0)
+    header = pull_header(queue_offset=queue_offset, sys_flag=flags, suspend_timeout_millis=wait_ms, max_msg_nums=100)
+    request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+    answer = await running.remoting.invoke(broker.address, request, 30_000)
+    return [message.queue_offset for message in decode_many(answer.body)]
+
+
+async def sees(running: Cluster, broker: Broker, count: int) -> None:
+    """Wait until consumers of a broker see so many messages, and no more."""
+
+    async def is_so() -> bool:
+        found = len(await seen(running, broker))
+        assert found <= count
+        return found == count
+
+    await until(is_so)
+
+
+async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> None:
+    """It may have more: that is lost if it is lost together with its master."""
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC)
+        await running.create_topic(master, "T", queues=1)
+        slave = await running.start_slave()
+        third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
+        await until(lambda: master.in_sync().keys() == {1, 2})
+        master.set_in_sync(frozenset({1, 2}))
+        assert set(await send(running, 3)) == {SendStatus.SEND_OK}
+        await sees(running, slave, 3)
+        await third.stop()
+        assert set(await send(running, 3)) == {SendStatus.SLAVE_NOT_AVAILABLE}
+        await until(lambda: slave.position() == master.position())
+        # What was seen before stays so without the third, and a pull of the rest waits.
+        assert await seen(running, master) == await seen(running, slave) == [0, 1, 2]
+        waiting = asyncio.create_task(seen(running, slave, 3, 20_000))
+        await third.start()
+        assert (await waiting)[0] == 3
+        for broker in (master, slave, third):
+            await sees(running, broker, 6)
+        # As soon as there is no other member, everything is visible, also to a slave that is none.
+        await third.stop()
+        assert set(await send(running, 1)) == {SendStatus.SLAVE_NOT_AVAILABLE}
+        await until(lambda: slave.position() == master.position())
+        assert len(await seen(running, slave)) == 6
+        master.set_in_sync(frozenset())
+        await sees(running, slave, 7)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
+
+
+async def test_what_was_visible_stays_so_when_a_slave_joins(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC)
+        await running.create_topic(master, "T", queues=1)
+        master.set_in_sync(frozenset())
+        await send(running, 3)
+        master.set_in_sync(frozenset({1}))  # it is not even connected
+        await send(running, 1)
+        assert await seen(running, master) == [0, 1, 2]
+        await running.start_slave()
+        await sees(running, master, 4)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_returning_master_shows_nothing_before_it_has_compared_its_log(tmp_path: Path, restarts: bool) -> None:
+    """The new master has stored other messages at the same queue offsets."""
+    async with cluster(tmp_path) as running:
+        first = await running.start_broker(store=SYNC)
+        await running.create_topic(first, "T", queues=1)
+        second = await running.start_slave()
+        await until(lambda: first.in_sync().keys() == {1})
+        first.set_in_sync(frozenset({1}))
+        assert set(await send(running, 3)) == {SendStatus.SEND_OK}
+        await second.stop()
+        await send(running, 3)
+        assert await seen(running, first) == [0, 1, 2]
+        await first.stop()
+        await second.start()
+        await second.become_master(2, frozenset())
+        await send(running, 5)
+        async with Proxy(f"{HOST}:{second.config.ha_listen_port}") as way:
+            way.freeze()
+            await first.start()
+            await first.become_slave(2, 1, way.address)
+            if restarts:
+                await first.stop()
+                await first.start()
+            assert await seen(running, first) == []
+            way.thaw()
+            await until(lambda: second.in_sync() == {1: second.position().end})
+            await sees(running, first, 8)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
