@@ -11,6 +11,7 @@ from struct import pack
 
 import pytest
 
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting import connection_memory
 from rucola.remoting.connection import Connection, Processor
@@ -307,3 +308,88 @@ async def test_a_frame_that_comes_byte_by_byte_is_read_now_and_then() -> None:
         await peer.send(frame[-100:])
         assert len(await peer.commands(1)) == 1
         await peer.close()
+
+
+class Body:
+    """Bytes in their place, and how often they were released."""
+
+    def __init__(self, size: int) -> None:
+        self.view = memoryview(bytes(size))
+        self.releases = 0
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+def sending(sent: list[Body], size: int) -> Processor:
+    """A processor that sends the body of its response from its place."""
+
+    def answer(connection: Connection, command: RemotingCommand) -> None:
+        sent.append(Body(size))
+        frame = command.response(0, body=bytes(size)).encode()
+        connection.send_large(frame[:-size], sent[-1])
+
+    return answer
+
+
+async def test_a_large_body_stays_in_its_place_until_the_peer_reads() -> None:
+    """Ten responses of 6 MB to a peer that does not read take no more than a piece, and what is behind them."""
+    sent: list[Body] = []
+    memory = ConnectionMemory(ConnectionLimits())
+    async with running_server({ECHO: echo, BIG: sending(sent, 6 * MEGA)}, memory=memory) as server:
+        peer = await deaf(server)
+        await ask(peer, 10)
+        await until(lambda: any(one.is_congested for one in server.connections))
+        (connection,) = server.connections
+        connection.send(b"behind")
+        assert 0 < memory.unsent_total < 300_000
+        assert not any(body.releases for body in sent)
+        received = b""
+        while not received.endswith(b"behind"):
+            received += await asyncio.get_running_loop().sock_recv(peer, MEGA)
+        assert len(received) > 10 * 6 * MEGA
+        assert [body.releases for body in sent] == [1] * 10
+        await until(lambda: not connection.is_congested)
+        assert memory.unsent_total == 0
+        peer.close()
+
+
+@pytest.mark.parametrize("ends", ["the peer", "close", "abort"])
+async def test_a_large_body_is_released_when_its_connection_ends(ends: str) -> None:
+    sent: list[Body] = []
+    async with running_server({BIG: sending(sent, 6 * MEGA)}, memory=ConnectionMemory(ConnectionLimits())) as server:
+        peer = await deaf(server)
+        await ask(peer, 2)
+        await until(lambda: len(sent) == 2)
+        (connection,) = server.connections
+        if ends == "close":
+            connection.close()  # what is to be written is copied: it may be sent later
+            assert [body.releases for body in sent] == [1, 1]
+        elif ends == "abort":
+            connection.abort()
+        peer.close()
+        await connection.closed.wait()
+        assert [body.releases for body in sent] == [1, 1]
+        body = Body(MEGA)
+        connection.send_large(b"too late", body)
+        assert body.releases == 1
+
+
+async def test_writes_behind_a_large_body_are_bounded() -> None:
+    """A sender that does not heed the congestion of its connection: it is closed."""
+    sent: list[Body] = []
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=MEGA))
+    async with running_server({BIG: sending(sent, 6 * MEGA)}, memory=memory) as server:
+        peer = await deaf(server)
+        await ask(peer)
+        await until(lambda: len(sent) == 1)
+        (connection,) = server.connections
+        for _ in range(60):
+            connection.send(bytes(MEGA))
+        await connection.closed.wait()
+        assert memory.closed["maxUnsentBytesPerConnection"] == 1
+        assert sent[0].releases == 1
+        peer.close()

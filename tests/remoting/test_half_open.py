@@ -11,7 +11,7 @@ import pytest
 
 from rucola.errors import RemotingConnectError, RemotingTimeout
 from rucola.protocol.command import RemotingCommand
-from rucola.remoting import connection as connection_module
+from rucola.remoting import idle_times
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
@@ -42,7 +42,7 @@ async def behind_a_proxy() -> AsyncIterator[tuple[Proxy, RemotingServer, Remotin
 async def test_a_silent_connection_is_closed_and_its_requests_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
+    monkeypatch.setattr(idle_times, "MIN_SILENCE_MS", 20)
 
     async with behind_a_proxy() as (proxy, _, client):
         connection = await client.connect(proxy.address)
@@ -59,7 +59,7 @@ async def test_a_silent_connection_is_closed_and_its_requests_fail(
 
 
 async def test_posted_requests_detect_a_half_open_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
+    monkeypatch.setattr(idle_times, "MIN_SILENCE_MS", 20)
 
     async with behind_a_proxy() as (proxy, _, client):
         connection = await client.connect(proxy.address)
@@ -74,7 +74,7 @@ async def test_posted_requests_detect_a_half_open_connection(monkeypatch: pytest
 
 async def test_short_timeouts_add_up_to_the_silence_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout shorter than `MIN_SILENCE_MS` proves nothing by itself: a broker may pause for a moment."""
-    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 200)
+    monkeypatch.setattr(idle_times, "MIN_SILENCE_MS", 200)
 
     async with behind_a_proxy() as (proxy, _, client):
         connection = await client.connect(proxy.address)
@@ -89,7 +89,7 @@ async def test_short_timeouts_add_up_to_the_silence_limit(monkeypatch: pytest.Mo
 
 
 async def test_a_connection_with_other_responses_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
+    monkeypatch.setattr(idle_times, "MIN_SILENCE_MS", 20)
 
     async with behind_a_proxy() as (proxy, server, client):
         held = asyncio.ensure_future(client.invoke(proxy.address, request(HOLD), timeout_ms=300))
@@ -102,7 +102,7 @@ async def test_a_connection_with_other_responses_is_kept(monkeypatch: pytest.Mon
 
 
 async def test_a_server_keeps_a_client_that_leaves_its_request_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "MIN_SILENCE_MS", 20)
+    monkeypatch.setattr(idle_times, "MIN_SILENCE_MS", 20)
 
     opened: asyncio.Queue[Connection] = asyncio.Queue()
     server = RemotingServer("127.0.0.1", 0, {}, on_open=opened.put_nowait)

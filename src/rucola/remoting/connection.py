@@ -17,7 +17,8 @@ never answered.
     new        construction                        cannot send; `is_open` is false
     open       connection_made                     reads, processes, writes
     counted    pause_writing, above UNCOUNTED      accepted connections only: as open, unsent bytes are counted
-    congested  a write, at the limit               accepted connections only: does not read, keeps decoded requests
+    congested  a write, at the limit, or a large   accepted connections only: does not read, keeps decoded requests
+               one that the socket does not take
     waiting    `wait`                              does not read: other connections complete large frames
     resting    `rest`                              does not read for some milliseconds: a frame comes byte by byte
     open       resume_writing                      processes the kept requests, reads again
@@ -59,9 +60,9 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol, TypeAlias, cast
 
-from rucola.access import Caller, Refused
+from rucola.access import Caller
 from rucola.acl.credentials import Credentials
-from rucola.errors import MQError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
+from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import FrameDecoder, FrameError
@@ -69,11 +70,12 @@ from rucola.remoting.addresses import address_of
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.connection_memory import MAX_TINY_READS, TINY_READ_SIZE, UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, kernel_idle_times_ms
+from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, Silence, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
+from rucola.remoting.large_writes import Body, LargeWrites
 from rucola.remoting.receive_buffer import ReceiveBuffer
-from rucola.remoting.refusals import refusal_response
-from rucola.remoting.tls import subject_of
+from rucola.remoting.refusals import error_response
+from rucola.remoting.tls import hint_of_silence, subject_of
 from rucola.remoting.turns import PROBATION_S, SLICE_S, turns_of
 
 logger = logging.getLogger(__name__)
@@ -97,10 +99,6 @@ STEP: Final = 4
 """Commands between two looks at the clock."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds after which a closing connection drops its unsent bytes."""
-MIN_SILENCE_MS = 1000
-"""Minimum time without a received byte, with a request in flight, for a connection to count as half-open."""
-KERNEL_TICK_MS: Final = 10
-"""Maximum error of the kernel's times of a connection: a jiffy at 100 Hz."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -146,9 +144,10 @@ class Connection(asyncio.BufferedProtocol):
         self._kept: list[RemotingCommand] = []
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
         self._pending_replies: set[asyncio.Future[Answer]] = set()  # being computed; keeps their tasks alive
+        self._large: LargeWrites | None = None  # while the transport is too full for all of a large frame
         self._outgoing: list[bytes] = []  # frames for the end of this iteration, written together
         self._abort_timer: asyncio.TimerHandle | None = None  # aborts a closing connection after CLOSE_TIMEOUT_S
-        self._silent_since_ms = 0.0  # when the first request of the current silence was sent, on the loop's clock
+        self._silence = Silence()
         self._close_reason = "closed"  # what requests in flight report if the transport gives no reason
         self._transport: asyncio.Transport | None = None  # None before it is connected, and after
         self._measured_times: MeasuredIdleTimes | None = None  # None if the kernel tells the idle times
@@ -207,6 +206,23 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._write(frame)
 
+    def send_large(self, head: bytes, body: Body) -> None:
+        """Send a frame whose body stays in its place until it is sent or the connection closed; then release it.
+
+        For accepted connections, which are congested until the transport has all of it.
+        """
+        self._write_outgoing()
+        if self._transport is None or self._transport.is_closing():
+            body.release()
+            return
+        large = self._large or LargeWrites(self._transport, self._write_uncounted, self._batching.flush, UNCOUNTED)
+        large.append(head)
+        large.append(body)
+        if self._large is None and not large.advance():
+            self._large, self._write = large, self._write_behind
+            self._is_congested = True
+            self._set_reading()
+
     def answer(self, command: RemotingCommand, answer: Answer) -> None:
         """Send the response to a request whose processor returned None; those of one iteration share a write."""
         if (frame := self._encode_reply(command, answer)) is not None:
@@ -214,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_error(self, command: RemotingCommand, error: Exception) -> None:
         """Send the error response of a held request, as for a processor that raises."""
-        self.send(self._error_response(command, error))
+        self.send(error_response(self.peer, command, error))
 
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """Send a request and return its response, whatever its code.
@@ -270,23 +286,13 @@ class Connection(asyncio.BufferedProtocol):
     def timed_out(self, command: RemotingCommand, waited_ms: float) -> None:
         """Forget a request that timed out, and close the connection if it is half-open.
 
-        1. If a byte was received since the request was sent, the connection is alive.
-        2. Otherwise determine since when it is silent: since this request, or since an earlier one that timed out in
-           the same silence. Several short timeouts add up this way.
-        3. Close the connection if the silence has lasted MIN_SILENCE_MS.
+        It is if nothing was received for MIN_SILENCE_MS (`idle_times`). Several short timeouts in one silence add up.
         """
         self.forget(command)
         if self._memory is not None or self._transport is None or self._transport.is_closing():
             return
         now_ms = asyncio.get_running_loop().time() * 1000
-        _, received_ms = self._idle_times_ms()
-        if received_ms + KERNEL_TICK_MS < waited_ms:
-            return
-        # Requests of 400 ms, one after the other: the silence is 400, 800, then 1,200 ms, and the third one closes.
-        if now_ms - self._silent_since_ms > received_ms + KERNEL_TICK_MS:  # a byte was received after that time
-            self._silent_since_ms = now_ms - waited_ms
-        silence_ms = now_ms - self._silent_since_ms
-        if silence_ms >= MIN_SILENCE_MS:
+        if silence_ms := self._silence.timed_out(now_ms, waited_ms, self._idle_times_ms()[1]):
             self._close_reason = f"nothing received for {silence_ms:.0f} ms with a request in flight"
             logger.warning("%s: closing the connection: %s", self.peer, self._close_reason)
             self._transport.abort()
@@ -295,6 +301,8 @@ class Connection(asyncio.BufferedProtocol):
         """Close when all written bytes are sent, or after CLOSE_TIMEOUT_S."""
         if self._transport is not None and not self._transport.is_closing():
             self._write_outgoing()
+            if self._large is not None:
+                self._large.advance(is_last=True)
             self._batching.flush()
             self._transport.close()
             self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
@@ -351,7 +359,9 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        why = f"{exc or self._close_reason}{self._tls_hint() if self._in_flight else ''}"
+        why = str(exc or self._close_reason)
+        if self._in_flight and self._transport is not None and self._memory is None and not self._has_received:
+            why += hint_of_silence(self._transport)
         self._transport = None
         if self._abort_timer is not None:
             self._abort_timer.cancel()
@@ -361,6 +371,8 @@ class Connection(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {why}"))
         self._in_flight.clear()
+        if self._large is not None:
+            self._large.release()
         if self._memory is not None:
             self._memory.forget(self)
         self.closed.set()
@@ -369,12 +381,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         if self._memory is not None and self._transport is not None:
-            self._write = self._write_counted
+            if self._large is None:
+                self._write = self._write_counted
             self._count_unsent(self._transport)
 
     def resume_writing(self) -> None:
         if self._memory is None or self._transport is None:
             return
+        if self._large is not None:
+            if not self._large.advance():
+                return
+            self._large, self._write = None, self._write_counted
+            if self._transport.get_write_buffer_size() > UNCOUNTED:
+                return  # it was paused again
         self._write = self._write_uncounted
         self._memory.unsent(self, 0)
         # Kept requests come first. Their replies may congest the connection again.
@@ -418,9 +437,15 @@ class Connection(asyncio.BufferedProtocol):
             if self._write == self._write_counted:
                 self._count_unsent(self._transport)
 
+    def _write_behind(self, data: bytes) -> None:
+        """Write behind a large frame."""
+        if self._transport is not None and self._large is not None:
+            self._large.append(data)
+            self._count_unsent(self._transport)
+
     def _count_unsent(self, transport: asyncio.Transport) -> None:
         assert self._memory is not None
-        size = transport.get_write_buffer_size()
+        size = transport.get_write_buffer_size() + (0 if self._large is None else self._large.size)
         self._memory.unsent(self, size)
         if not self._is_congested and self._memory.is_congested(size):
             self._is_congested = True
@@ -481,7 +506,7 @@ class Connection(asyncio.BufferedProtocol):
                     if reply.__class__ is not bytes or command.flag:
                         reply = self._encode_reply(command, reply)
                 except Exception as error:
-                    reply = self._encode_reply(command, self._error_response(command, error))
+                    reply = self._encode_reply(command, error_response(self.peer, command, error))
                 if reply is not None:
                     replies.append(reply)
                     size += len(reply)
@@ -543,7 +568,7 @@ class Connection(asyncio.BufferedProtocol):
             if future.cancelled():
                 return
             error = future.exception()
-            reply = self._encode_reply(command, self._error_response(command, error) if error else future.result())
+            reply = self._encode_reply(command, error_response(self.peer, command, error) if error else future.result())
             if reply is not None:
                 self._write_at_iteration_end(reply)
 
@@ -564,31 +589,6 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
         return kernel_idle_times_ms(sock) if self._measured_times is None else self._measured_times.read_ms(sock)
-
-    def _tls_hint(self) -> str:
-        """Return what a client may have to change if a server closed the connection without any answer."""
-        if self._memory is not None or self._has_received or self._transport is None:
-            return ""
-        if self._transport.get_extra_info("ssl_object") is None:
-            needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
-            return f"; it sent nothing: if it enforces TLS, {needed}"
-        return "; it sent nothing: if it requires certificates, set tls.client.certPath to one that it accepts"
-
-    def _error_response(self, command: RemotingCommand, error: BaseException) -> RemotingCommand:
-        """Return the response to a request whose processor raised.
-
-        Its remark is the text of an MQError; of any other error only the type, since the text may hold internals.
-        """
-        if isinstance(error, Refused):
-            return refusal_response(command, error)
-        if isinstance(error, MQError):
-            remark = str(error)
-            if command.is_oneway:
-                logger.warning("%s: one-way %s failed: %s", self.peer, name_of(command.code), error)
-        else:
-            logger.error("%s: %s failed", self.peer, name_of(command.code), exc_info=error)
-            remark = f"{name_of(command.code)} failed inside the server ({type(error).__name__}); its log says more"
-        return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)
 
 
 def _not_supported(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:

@@ -17,6 +17,8 @@ A congested connection is not read, and its held pulls are not answered. If many
 its share of half of the total. Below the totals slow peers are only slowed down, so that a well-behaved client on a
 slow network keeps its connection.
 
+The body of a large frame that stays in its place (`large_writes`) takes no memory; the frames behind it are counted.
+
 Small buffers are not counted, which keeps this module off the path of nearly all requests: up to UNCOUNTED unsent
 bytes, and frames that one read completes.
 """

@@ -15,6 +15,10 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
+MIN_SILENCE_MS = 1000
+"""Minimum time without a received byte, with a request in flight, for a connection to count as half-open."""
+KERNEL_TICK_MS: Final = 10
+"""Maximum error of the kernel's times of a connection: a jiffy at 100 Hz."""
 KERNEL_TELLS: Final = sys.platform == "linux" and hasattr(socket, "TCP_INFO")
 
 _TCP_INFO: Final = Struct("=44xI4xI")
@@ -54,6 +58,29 @@ class MeasuredIdleTimes:
         if _has_waiting_bytes(sock.fileno()):
             self._received = now
         return int((now - self._sent) * 1000), int((now - self._received) * 1000)
+
+
+class Silence:
+    """The time for which the peer of a client has sent nothing although requests are in flight."""
+
+    __slots__ = ("_since_ms",)
+
+    def __init__(self) -> None:
+        self._since_ms = 0.0
+        """When the first request of the current silence was sent, on the clock of the event loop."""
+
+    def timed_out(self, now_ms: float, waited_ms: float, received_ms: int) -> float:
+        """Note that a request was waited for in vain; return how long the silence is, 0 if it is short or has ended.
+
+        `received_ms` is the time since the last received byte.
+        """
+        if received_ms + KERNEL_TICK_MS < waited_ms:
+            return 0.0
+        # Requests of 400 ms, one after the other: the silence is 400, 800, then 1,200 ms, and the third one tells.
+        if now_ms - self._since_ms > received_ms + KERNEL_TICK_MS:  # a byte was received after that time
+            self._since_ms = now_ms - waited_ms
+        silence_ms = now_ms - self._since_ms
+        return silence_ms if silence_ms >= MIN_SILENCE_MS else 0.0
 
 
 def _has_waiting_bytes(fd: int) -> bool:

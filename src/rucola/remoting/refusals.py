@@ -1,12 +1,16 @@
-"""Refusals as responses: the one table from `rucola.access.Reason` to response codes."""
+"""Refusals and errors as responses: the one table from `rucola.access.Reason` to response codes."""
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from rucola.access import Reason, Refused
-from rucola.protocol.codes import ResponseCode
+from rucola.errors import MQError
+from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
 
 RESPONSE_CODES: Final = {
     Reason.INVALID: ResponseCode.SYSTEM_ERROR,
@@ -39,3 +43,20 @@ def refusal_response(command: RemotingCommand, refused: Refused) -> RemotingComm
     if refused.details:
         response.ext = dict(refused.details)
     return response
+
+
+def error_response(peer: str, command: RemotingCommand, error: BaseException) -> RemotingCommand:
+    """Return the response to a request of a peer whose processor raised.
+
+    Its remark is the text of an MQError; of any other error only the type, since the text may hold internals.
+    """
+    if isinstance(error, Refused):
+        return refusal_response(command, error)
+    if isinstance(error, MQError):
+        remark = str(error)
+        if command.is_oneway:
+            logger.warning("%s: one-way %s failed: %s", peer, name_of(command.code), error)
+    else:
+        logger.error("%s: %s failed", peer, name_of(command.code), exc_info=error)
+        remark = f"{name_of(command.code)} failed inside the server ({type(error).__name__}); its log says more"
+    return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)

@@ -11,6 +11,7 @@ Error texts name files and settings, never their content.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -215,6 +216,14 @@ _SHORT: Final = {
     "userId": "UID",
 }
 """The names of RFC 4514 by those of OpenSSL; all others stay."""
+
+
+def hint_of_silence(transport: asyncio.BaseTransport) -> str:
+    """Return what a client may have to change if a server closed the connection without sending anything."""
+    if transport.get_extra_info("ssl_object") is None:
+        needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
+        return f"; it sent nothing: if it enforces TLS, {needed}"
+    return "; it sent nothing: if it requires certificates, set tls.client.certPath to one that it accepts"
 
 
 def _escaped(value: str) -> str:

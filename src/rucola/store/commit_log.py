@@ -32,6 +32,7 @@ from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.properties import parse
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, peek
+from rucola.store.held_bytes import HeldBytes
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
@@ -242,18 +243,15 @@ class CommitLog:
             self.flushed_end = min(self.flushed_end, physical_offset)
             self.safe_end = 0
 
-    def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
-        """Return up to `max_size` bytes of one file, without a copy, and the file, held; None outside the log.
-
-        The caller releases both: first the view, then the file.
-        """
+    def hold_bytes(self, physical_offset: int, max_size: int) -> HeldBytes | None:
+        """Return up to `max_size` bytes of one file, without a copy; None outside the log. The caller releases them."""
         self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end or not file.hold():
             return None
         position = physical_offset - file.begin
         end = min(position + max_size, self.end - file.begin, file.size)
-        return file, memoryview(file.map)[position:end]
+        return HeldBytes(file, memoryview(file.map)[position:end])
 
     def _following(self, file: MappedFile) -> MappedFile:
         """Return the file after `file`, which is created if it does not exist. For any thread."""

@@ -16,6 +16,7 @@ from rucola import settings
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
 from rucola.settings import Bytes, Count, Hours, Interval, Milliseconds, Percent, Range
 from rucola.store.consume_queue import UNIT_SIZE
+from rucola.store.held_bytes import HeldBytes
 
 DERIVED_DIRECTORIES: Final = ("consumequeue", "index")
 """The parts of a store directory that are rebuilt from its log."""
@@ -246,7 +247,7 @@ class GetResult(Struct, frozen=True, gc=False):
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    joined: bytes
+    joined: bytes | HeldBytes
     count: int
     suggests_slave: bool = False
 
@@ -255,6 +256,7 @@ class GetResult(Struct, frozen=True, gc=False):
         """Each record by itself."""
         records: list[bytes] = []
         position = 0
+        assert isinstance(self.joined, bytes)
         while position < len(self.joined):
             size = int.from_bytes(self.joined[position : position + 4], "big")
             records.append(self.joined[position : position + size])

@@ -489,6 +489,11 @@ def first_physical_offset(data: bytes) -> int:
     return int.from_bytes(data[:8], "big", signed=True)
 
 
+def first_size(data: bytes) -> int:
+    """Return the size of the first unit's record in `data`."""
+    return int.from_bytes(data[8:12], "big")
+
+
 def iter_units(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield (physical offset, size, tags code) of every unit in `data`."""
     return _UNIT.iter_unpack(data)

@@ -64,9 +64,10 @@ from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name
 from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.flusher import Flusher
+from rucola.store.held_bytes import HeldBytes
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.lock import DirectoryLock, naming_store
-from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.pending import PendingRequests
 from rucola.store.query import query_steps
 from rucola.store.read_batch import read_batch, report_damaged_unit
@@ -461,12 +462,13 @@ class MessageStore:
         max_bytes: int | None = None,
         accepts: Callable[[int], bool] | None = None,
         matches: Callable[[Mapping[str, str]], bool] | None = None,
+        may_hold: bool = False,
     ) -> GetResult:
         """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
 
         `accepts` gets the tags code of each message, then `matches` its properties; rejected messages are skipped, and
         so are damaged units. The result's `next_begin_offset` is where the next get continues; for an offset outside
-        the queue it is the nearest one inside.
+        the queue it is the nearest one inside. With `may_hold`, a large record may be HeldBytes for the caller.
         """
         # 1. An offset outside the queue gets no records, but the offset to continue from.
         queue = self._queue(topic, queue_id)
@@ -489,15 +491,10 @@ class MessageStore:
         distance = self._log.end - int.from_bytes(units[:8], "big")
         count_limit, bytes_limit, suggests_slave = self.config.transfer_limits(distance)
         status, following, joined, count = read_batch(
-            self._log,
-            units,
-            queue_offset,
-            min(max_count, count_limit),
-            bytes_limit if max_bytes is None else max_bytes,
-            accepts,
-            matches,
-            lambda at: report_damaged_unit(queue, at, self._damaged),
-        )
+            self._log, units, queue_offset, min(max_count, count_limit),
+            bytes_limit if max_bytes is None else max_bytes, accepts, matches,
+            lambda at: report_damaged_unit(queue, at, self._damaged), may_hold=may_hold,
+        )  # fmt: skip
         return GetResult(status, following, begin, end, joined, count, suggests_slave)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
@@ -515,7 +512,7 @@ class MessageStore:
         self._reput_unless_stalled()
         return self._queues[topic, queue_id].units(begin, end)
 
-    def hold_bytes(self, physical_offset: int, max_size: int) -> tuple[MappedFile, memoryview] | None:
+    def hold_bytes(self, physical_offset: int, max_size: int) -> HeldBytes | None:
         """Return bytes of the log without a copy; see `CommitLog.hold_bytes`."""
         return self._log.hold_bytes(physical_offset, max_size)
 

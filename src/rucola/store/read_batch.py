@@ -19,13 +19,16 @@ from rucola import speed
 from rucola.message.record import MIN_RECORD_SIZE, place_of
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import GetMessageStatus
-from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, iter_units
+from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, first_size, iter_units
+from rucola.store.held_bytes import HeldBytes
 
 logger = logging.getLogger(__name__)
 
 # Members as globals: looking them up in their Enum class takes 0.06 µs longer.
 _FOUND, _NO_MATCHED_MESSAGE = GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE
 
+LARGE_SIZE: Final = 64 * 1024
+"""The size in bytes from which on a record may be held."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -39,12 +42,19 @@ def read_batch(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
     on_damage: Callable[[int], None],
-) -> tuple[GetMessageStatus, int, bytes, int]:
+    *,
+    may_hold: bool = False,
+) -> tuple[GetMessageStatus, int, bytes | HeldBytes, int]:
     """Return (status, queue offset to continue from, records one after the other, their number).
 
     `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
-    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
+    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit. With
+    `may_hold`, a record that is as large as a batch is not copied, but held for the caller.
     """
+    if may_hold and first_size(units) >= LARGE_SIZE:
+        held = _hold_large(log, units, queue_offset, max_bytes, accepts, matches)
+        if held is not None:
+            return _FOUND, queue_offset + 1, held, 1
     if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
         return usual
     status, skip_before = _NO_MATCHED_MESSAGE, _NO_OFFSET
@@ -113,6 +123,28 @@ def _read_usual(
     records, count, read_count = read
     status = _FOUND if count else _NO_MATCHED_MESSAGE
     return status, queue_offset + read_count, records, count
+
+
+def _hold_large(
+    log: CommitLog,
+    units: bytes,
+    queue_offset: int,
+    max_bytes: int,
+    accepts: Callable[[int], bool] | None,
+    matches: Callable[[Mapping[str, str]], bool] | None,
+) -> HeldBytes | None:
+    """Return the first record if it is large, fills a batch alone, and is wanted. None otherwise."""
+    physical_offset, size, tags_code = next(iter_units(units))
+    if size < max_bytes or (accepts is not None and not accepts(tags_code)):
+        return None
+    if (matches is not None and not log.matches(physical_offset, matches)) or (
+        held := log.hold_bytes(physical_offset, size)
+    ) is None:
+        return None
+    if len(held) == size and place_of(held.view, 0) == (size, queue_offset, physical_offset):
+        return held
+    held.release()
+    return None
 
 
 def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:

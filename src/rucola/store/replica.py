@@ -112,13 +112,9 @@ class Replica:
                 raise StoreError(
                     f"the master sends bytes from {physical_offset} on, but this log begins at {self._log.begin}"
                 )
-            file, own = held
-            try:
-                is_equal = own == data[compared : compared + len(own)]
-                compared += len(own)
-            finally:
-                own.release()
-                file.release()
+            with held:
+                is_equal = held.view == data[compared : compared + len(held)]
+                compared += len(held)
             if not is_equal:
                 raise StoreError(
                     f"the master's log is another one: it differs from this one between {physical_offset} and "

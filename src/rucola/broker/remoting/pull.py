@@ -67,7 +67,7 @@ class PullAdapter:
     def pull(self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader) -> Reply:
         result = self._service.fetch(connection.caller, header)
         if isinstance(result, Fetched):
-            return _answer(command, result)
+            return _reply(connection, command, result)
 
         # The closure keeps connection and header alive as long as the pull is held, and not all that the peer sent.
         command = command.without_content()
@@ -80,7 +80,8 @@ class PullAdapter:
                 connection.send_error(command, error)
                 return None
             if isinstance(again, Fetched):
-                connection.send(_answer(command, again))
+                if isinstance(answer := _reply(connection, command, again), (bytes, RemotingCommand)):
+                    connection.send(answer)
                 return None
             return again
 
@@ -90,13 +91,27 @@ class PullAdapter:
         return None
 
 
-def _answer(command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes:
-    return formatted(command, fetched) if command.serialize_type is JSON else encoded(command, fetched)
+def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes | None:
+    """Return the response, or None for a large one, which is sent from the log."""
+    records = fetched.records
+    if isinstance(records, bytes):
+        return formatted(command, fetched) if command.serialize_type is JSON else encoded(command, fetched)
+    if command.serialize_type is JSON and not command.is_oneway:
+        connection.send_large(_head(command, fetched), records)
+        return None
+    with records:
+        fetched.records = bytes(records.view)
+    return encoded(command, fetched)
 
 
 def formatted(command: RemotingCommand, fetched: Fetched) -> bytes:
     """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`."""
-    records = fetched.records
+    assert isinstance(fetched.records, bytes)
+    return _head(command, fetched) + fetched.records
+
+
+def _head(command: RemotingCommand, fetched: Fetched) -> bytes:
+    """Return what is before the records."""
     header = _FORM % (
         _CODES[fetched.outcome],
         fetched.broker_id,
@@ -108,11 +123,12 @@ def formatted(command: RemotingCommand, fetched: Fetched) -> bytes:
     )
     size = len(header)
     # The length field counts the 4 bytes of the header's own length as well.
-    return b"".join((_PREFIX.pack(4 + size + len(records), size), header, records))
+    return _PREFIX.pack(4 + size + len(fetched.records), size) + header
 
 
 def encoded(command: RemotingCommand, fetched: Fetched) -> RemotingCommand:
     """Return the response as a command, which the usual encoder serializes."""
+    assert isinstance(fetched.records, bytes)
     answer = command.response(_CODES[fetched.outcome], body=fetched.records, remark=fetched.status)
     # The ext fields of a PullMessageResponseHeader, written out: 1 µs less per pull than through the struct.
     answer.ext = {

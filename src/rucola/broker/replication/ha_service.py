@@ -346,16 +346,12 @@ class HAService:
             batch = min(batch, rate)
         while True:
             connection.wake.clear()  # before the read: a put after it sets the event again
-            found = self._store.hold_bytes(position, batch)
-            if found is not None:
-                file, data = found
-                try:
-                    size = len(data)
-                    await stream.write(self._header(connection, position, size), data)
+            held = self._store.hold_bytes(position, batch)
+            if held is not None:
+                with held:  # the mapped file may be closed only after the kernel has taken the bytes
+                    size = len(held)
+                    await stream.write(self._header(connection, position, size), held.view)
                     position += size
-                finally:  # the mapped file may be deleted only after the kernel has taken the bytes
-                    data.release()
-                    file.release()
                 # A write that the kernel accepts at once does not suspend: yield at least, so that other tasks run.
                 lag = self._store.max_physical_offset - connection.reported
                 is_behind = lag >= self._config.ha_slave_fallbehind_max

@@ -216,7 +216,7 @@ class FetchService:
         accepts = None if codes is None else codes.__contains__
         result = state.store.get(
             request.topic, request.queue_id, queue_offset, request.max_msg_nums, accepts=accepts,
-            matches=wanted.matches,
+            matches=wanted.matches, may_hold=True,
         )  # fmt: skip
         if (duration_ms := state.clock() - began_ms) > state.stats.get_max_ms:
             state.stats.get_max_ms = duration_ms

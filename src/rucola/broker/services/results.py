@@ -7,6 +7,8 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from rucola.store.held_bytes import HeldBytes
+
 
 class Published(Struct, gc=False):
     """A message or batch that was stored."""
@@ -58,5 +60,5 @@ class Fetched(Struct, gc=False):
     next_offset: int
     min_offset: int
     max_offset: int
-    records: bytes = b""
-    """Whole records as stored, one after the other."""
+    records: bytes | HeldBytes = b""
+    """Whole records as stored, one after the other; a large one is held, for the caller to release."""

@@ -247,14 +247,10 @@ class RoleService:
         """Return the number of messages from a physical offset on, up to MAX_COUNTED."""
         count = 0
         while count < MAX_COUNTED and (held := self._store.hold_bytes(physical_offset, FRAME.size)) is not None:
-            file, data = held
-            try:
-                if len(data) < FRAME.size:
+            with held:
+                if len(held) < FRAME.size:
                     break
-                size, magic = FRAME.unpack(data)
-            finally:
-                data.release()
-                file.release()
+                size, magic = FRAME.unpack(held.view)
             if size <= 0:
                 break
             count += magic == MESSAGE_MAGIC
