@@ -2,15 +2,21 @@
 
 Each attack of `attacks.py` has a server of its own, with a probe that records the longest stall of its event loop, and
 a canary that repeatedly sends a message and pulls it: first alone, then beside the attack.
+
+The server has one processor, attacker and canary the others: else the canary would wait for the attacker's time slices
+of some milliseconds, which in reality are those of other machines.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -52,7 +58,7 @@ def measure(options: Options) -> list[Figure]:
 
 def _attacked(folder: Path, attack: Attack, options: Options) -> list[Figure]:
     noted = folder / "loop.json"
-    with standalone(folder / "store", probe=noted) as server:
+    with _server_apart(folder / "store", noted) as server:
         answer_to(server, frames.create_topic(CANARY_TOPIC, frames.QUEUES))
         answer_to(server, frames.create_topic("BenchLarge", frames.QUEUES))
         _watch(server, 1.0)
@@ -102,6 +108,20 @@ def _attacked(folder: Path, attack: Attack, options: Options) -> list[Figure]:
             more={"quiet_mb": quiet.rss_mb},
         ),
     ]
+
+
+@contextmanager
+def _server_apart(store: Path, noted: Path) -> Iterator[Server]:
+    """Start a server on one processor, and keep this process and those that it starts later on the others."""
+    allowed = os.sched_getaffinity(0)
+    own, *others = sorted(allowed)
+    os.sched_setaffinity(0, {own})
+    try:
+        with standalone(store, probe=noted) as server:
+            os.sched_setaffinity(0, others or allowed)
+            yield server
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _watch(server: Server, seconds: float) -> Watched:

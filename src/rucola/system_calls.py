@@ -52,6 +52,10 @@ _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 """The flag of renameat2, and under the name RENAME_SWAP that of renamex_np."""
 
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_MAX_MMAP_THRESHOLD: Final = 32 * 1024 * 1024
+
 MS_SYNC: Final = 0x10 if _IS_MACOS else 4
 """The flag of msync. The value of Linux means "discard the pages" on macOS."""
 
@@ -73,6 +77,13 @@ def descriptor_limit() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def keep_freed_memory(size: int) -> None:
+    """Let the allocator keep up to `size` freed bytes, instead of giving them back to the kernel. Only with glibc."""
+    if sys.platform == "linux" and hasattr(library := c_library(), "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+        library.mallopt(_M_TRIM_THRESHOLD, size)
 
 
 def sync_data(fd: int) -> None:

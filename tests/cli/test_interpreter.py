@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import platform
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -65,3 +67,24 @@ def test_frozen_cycles_are_collected_when_frozen_objects_have_doubled(frozen: Fr
     assert frozen.collect_if_doubled()
     assert gone() is None
     assert not frozen.collect_if_doubled(), "counted anew"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators cannot be told to keep memory")
+def test_freed_memory_is_kept() -> None:
+    """Its pages are not made anew for the next buffer of megabytes."""
+    program = """
+import resource
+from rucola.cli.interpreter import tuned_for_serving
+
+def faults_of_buffers():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        buffers = [bytearray(4 << 20) for _ in range(3)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with tuned_for_serving():
+    faults_of_buffers()
+    print(faults_of_buffers())
+"""
+    made = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert made < 1000, "30 buffers have 30,000 pages of 4 KB"

@@ -243,12 +243,10 @@ class Wire:
 
     def pump(self) -> int:
         """Send all that the slave does not have; what it reports then."""
-        while (found := self.master.hold_bytes(self._position, 1000)) is not None:
-            file, view = found
-            stream = encode_header(self._position, len(view)) + bytes(view)
-            self._position += len(view)
-            view.release()
-            file.release()
+        while (held := self.master.hold_bytes(self._position, 1000)) is not None:
+            with held:
+                stream = encode_header(self._position, len(held)) + bytes(held.view)
+                self._position += len(held)
             for physical_offset, piece in self._transfers.receive_data(stream):
                 self.replica.append(physical_offset, piece)
         return self._reports.receive_data(encode_report(self.slave.max_physical_offset))[-1]

@@ -66,6 +66,27 @@ def test_a_large_frame_is_joined_from_its_parts(cuts: list[int], as_views: bool)
     assert decoder.is_between_frames
 
 
+@given(st.lists(st.integers(0, 5 * PART_SIZE), max_size=8), st.integers(0, PART_SIZE + 1000))
+def test_a_large_frame_with_an_unreadable_header_or_damage_behind_it(cuts: list[int], padding: int) -> None:
+    """In any chunks as in one; a header may be longer than the first part."""
+    stream = frame(b'{"code":1,"opaque":9,' + b" " * padding, bytes(5 * PART_SIZE)) + json_frame(2) + bytes(8)
+    (unreadable, command), _ = outcome([stream])
+    assert isinstance(unreadable, UnreadableCommand)
+    assert command.opaque == 2
+    assert outcome(cut(stream, cuts)) == outcome([stream])
+
+
+def outcome(chunks: list[bytes]) -> tuple[list[RemotingCommand], str]:
+    """The commands before the damage, and what it is."""
+    decoder, commands = FrameDecoder(), list[RemotingCommand]()
+    try:
+        for chunk in chunks:
+            commands += decoder.receive_data(chunk)
+    except FrameError as error:
+        return commands + error.commands, str(error)
+    return commands, ""
+
+
 def test_a_stream_is_decoded_byte_by_byte() -> None:
     decoder = FrameDecoder()
     assert feed(decoder, cut(STREAM, range(len(STREAM)))) == FrameDecoder().receive_data(STREAM)

@@ -347,7 +347,7 @@ async def test_a_large_body_stays_in_its_place_until_the_peer_reads() -> None:
         connection.send(b"behind")
         assert 0 < memory.unsent_total < 300_000
         assert not any(body.releases for body in sent)
-        received = b""
+        received = bytearray()
         while not received.endswith(b"behind"):
             received += await asyncio.get_running_loop().sock_recv(peer, MEGA)
         assert len(received) > 10 * 6 * MEGA

@@ -55,10 +55,8 @@ def test_every_read_finds_collected_records(open_store: OpenStore) -> None:
     result = store.put(inner(body=b"3"), 8)
     held = store.hold_bytes(result.physical_offset, 1 << 20)
     assert held is not None
-    file, view = held
-    assert decode(bytes(view)).body == b"3"
-    view.release()
-    file.release()
+    with held:
+        assert decode(bytes(held.view)).body == b"3"
     store.put(inner(body=b"4"), 9)
     assert store.store_time("T", 0, 4) == 9
     assert len(store.get("T", 0, 0, 32, matches=lambda pairs: True).records) == 5

@@ -31,13 +31,11 @@ def bytes_of(store: MessageStore, begin: int = 0, end: int | None = None) -> Ite
     """The log from `begin` on, file by file."""
     end = store.max_physical_offset if end is None else end
     while begin < end:
-        found = store.hold_bytes(begin, end - begin)
-        assert found is not None
-        file, view = found
-        yield begin, bytes(view)
-        begin += len(view)
-        view.release()
-        file.release()
+        held = store.hold_bytes(begin, end - begin)
+        assert held is not None
+        with held:
+            yield begin, bytes(held.view)
+            begin += len(held)
 
 
 def replica(store: MessageStore) -> Replica:

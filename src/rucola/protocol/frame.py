@@ -32,6 +32,8 @@ MAX_HEADER_SIZE: Final = 256 * 1024
 
 PART_SIZE: Final = 64 * 1024
 """Bytes at which the next part of an incomplete frame begins."""
+LARGE_SIZE: Final = 256 * 1024
+"""Size of a frame whose body is joined straight from its parts."""
 
 _LENGTH: Final = Struct(">I")
 _PREFIX: Final = Struct(">II")  # length, serializer << 24 | header size
@@ -49,7 +51,8 @@ class FrameDecoder:
     """Decodes the bytes that one connection receives.
 
     An incomplete frame is kept in parts, which are joined when it is complete: growing one buffer to 16 MB moves it
-    several times, for up to 20 ms each. A part has at least PART_SIZE, however few bytes come at a time.
+    several times, for up to 20 ms each. A part has at least PART_SIZE, however few bytes come at a time. Of a large
+    frame only the body is joined: a copy of a message of 3.9 MB takes a millisecond or two.
     """
 
     __slots__ = ("_max_frame_size", "_needed", "_parts", "buffered")
@@ -81,6 +84,8 @@ class FrameDecoder:
             self.buffered += len(data)
             if self.buffered < self._needed:
                 return []
+            if self._needed >= LARGE_SIZE and (large := self._large_frame()) is not None:
+                return large
             data = b"".join(self._parts)
             self._parts.clear()
             self.buffered = 0
@@ -108,11 +113,8 @@ class FrameDecoder:
                         raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
                     if body_begin - header_begin > MAX_HEADER_SIZE:
                         raise too_long(data[header_begin:body_begin], serializer_and_size >> 24, MAX_HEADER_SIZE)
-                    commands.append(
-                        decode_command(
-                            data[header_begin:body_begin], data[body_begin:frame_end], serializer_and_size >> 24
-                        )
-                    )
+                    header, body = data[header_begin:body_begin], data[body_begin:frame_end]
+                    commands.append(decode_command(header, body, serializer_and_size >> 24))
                 except HeaderError as error:
                     commands.append(unreadable(error, serializer_and_size >> 24))
                 position = frame_end
@@ -121,6 +123,32 @@ class FrameDecoder:
         except RemoteProtocolError as error:
             raise FrameError(str(error), commands) from None
         return commands
+
+    def _large_frame(self) -> list[RemotingCommand] | None:
+        """Return the command of the frame that is buffered whole, and those in the bytes behind it.
+
+        None, and nothing is done, unless its header is in the first part.
+        """
+        first, last = self._parts[0], self._parts[-1]
+        _, serializer_and_size = _PREFIX.unpack_from(first)
+        size = serializer_and_size & 0xFFFFFF
+        if size > MAX_HEADER_SIZE or 8 + size > len(first) or len(self._parts) == 1:
+            return None
+        # A frame of 300,000 bytes, of which 310,000 have come: its end is 10,000 before that of the last part.
+        end = len(last) - (self.buffered - self._needed)
+        rest = bytes(memoryview(last)[end:])
+        body = b"".join([memoryview(first)[8 + size :], *self._parts[1:-1], memoryview(last)[:end]])
+        header = bytes(memoryview(first)[8 : 8 + size])
+        self._parts.clear()
+        self.buffered = 0
+        try:
+            command = decode_command(header, body, serializer_and_size >> 24)
+        except HeaderError as error:
+            command = unreadable(error, serializer_and_size >> 24)
+        try:
+            return [command, *self.receive_data(rest)] if rest else [command]
+        except FrameError as error:
+            raise FrameError(str(error), [command, *error.commands]) from None
 
     def _usual(self, data: bytes | memoryview) -> list[RemotingCommand] | None:
         """Do steps 2 and 3 by the accelerator; return None, and do nothing, if something about a frame is unusual."""

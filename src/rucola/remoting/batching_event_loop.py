@@ -29,7 +29,7 @@ MAX_BATCH: Final = 32
 """The number of writes at which a batch is sent before the iteration ends."""
 LARGE_WRITE: Final = 64 * 1024
 """The size in bytes of a write that is sent at once, together with the batch before it."""
-MAX_EVENTS: Final = 64
+MAX_EVENTS: Final = 32
 """Ready sockets that are served in one iteration. If thousands are, timers and other callbacks run in between."""
 
 

@@ -17,8 +17,7 @@ never answered.
     new        construction                        cannot send; `is_open` is false
     open       connection_made                     reads, processes, writes
     counted    pause_writing, above UNCOUNTED      accepted connections only: as open, unsent bytes are counted
-    congested  a write, at the limit, or a large   accepted connections only: does not read, keeps decoded requests
-               one that the socket does not take
+    congested  unsent bytes, or a large frame      accepted connections only: does not read, keeps decoded requests
     waiting    `wait`                              does not read: other connections complete large frames
     resting    `rest`                              does not read for some milliseconds: a frame comes byte by byte
     open       resume_writing                      processes the kept requests, reads again
@@ -35,15 +34,8 @@ reached, WRITE_LIMIT by default, which bounds the memory of a connection; `conne
 client never stops reading: if both peers did, each could wait for the other for ever. Its memory is bounded by its
 requests in flight, and by what it answers of a server's requests (`server_requests`).
 
-**Half-open connections.** A peer can vanish silently (cut cable, firewall that drops its state, power failure): writes
-succeed and no response arrives. A client closes such a connection (Apache: clientCloseSocketIfTimeout)
-
-    if a request timed out, and nothing was received since it was sent, for MIN_SILENCE_MS at least. Other requests in
-    flight fail at once and can be retried on a new connection. If other responses arrived, only that one request was
-    slow, and the connection is kept.
-
-The kernel's keepalive covers idle connections of both peers. The time since the last received byte is read only
-after a timeout (`idle_times`); bytes that wait in the socket while this process is suspended count as received.
+**Half-open connections.** A client closes a connection whose peer has vanished (`idle_times.Silence`); its requests in
+flight fail at once and can be retried on a new one. The kernel's keepalive covers idle connections of both peers.
 
 **Damaged input.** A frame with an unreadable header is answered SYSTEM_ERROR if its opaque is readable, and ignored
 otherwise; the first one of a connection is logged. If the stream is no sequence of frames, the commands before the
@@ -65,14 +57,14 @@ from rucola.acl.credentials import Credentials
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
-from rucola.protocol.frame import FrameDecoder, FrameError
+from rucola.protocol.frame import LARGE_SIZE, FrameDecoder, FrameError
 from rucola.remoting.addresses import address_of
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.remoting.connection_memory import MAX_TINY_READS, TINY_READ_SIZE, UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, Silence, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
-from rucola.remoting.large_writes import Body, LargeWrites
+from rucola.remoting.large_writes import LargeBody, LargeWrites
 from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import error_response
 from rucola.remoting.tls import hint_of_silence, subject_of
@@ -135,11 +127,9 @@ class Connection(asyncio.BufferedProtocol):
         self._on_close = on_close
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
         self._has_received = self._has_logged_unreadable = False
-        # Whether the unsent bytes have reached their limit, and the requests kept until they are sent; whether the kept
-        # requests have their turn later, since those before them took a slice.
+        # Whether the unsent bytes have reached their limit; whether the kept requests have their turn later.
         self._is_congested = self._is_sliced = False
-        # Whether the connection waits for the partial frames of others, and whether its own is counted.
-        self._is_waiting = self._has_partial_frame = False
+        self._is_waiting = self._has_partial_frame = False  # for the partial frames of others; its own is counted
         self._is_resting, self._tiny_reads = False, 0  # see `rest`; tiny reads since the last completed frame
         self._kept: list[RemotingCommand] = []
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
@@ -206,10 +196,10 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._write(frame)
 
-    def send_large(self, head: bytes, body: Body) -> None:
-        """Send a frame whose body stays in its place until it is sent or the connection closed; then release it.
+    def send_large(self, head: bytes, body: LargeBody) -> None:
+        """Send a frame whose body stays in its place until it is sent, or the connection closes; then release it.
 
-        For accepted connections, which are congested until the transport has all of it.
+        For accepted connections, which are congested until then.
         """
         self._write_outgoing()
         if self._transport is None or self._transport.is_closing():
@@ -222,6 +212,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large, self._write = large, self._write_behind
             self._is_congested = True
             self._set_reading()
+            self._schedule_large(large)
 
     def answer(self, command: RemotingCommand, answer: Answer) -> None:
         """Send the response to a request whose processor returned None; those of one iteration share a write."""
@@ -284,10 +275,7 @@ class Connection(asyncio.BufferedProtocol):
             answer.cancel()
 
     def timed_out(self, command: RemotingCommand, waited_ms: float) -> None:
-        """Forget a request that timed out, and close the connection if it is half-open.
-
-        It is if nothing was received for MIN_SILENCE_MS (`idle_times`). Several short timeouts in one silence add up.
-        """
+        """Forget a request that timed out, and close the connection if it is half-open."""
         self.forget(command)
         if self._memory is not None or self._transport is None or self._transport.is_closing():
             return
@@ -388,11 +376,12 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         if self._memory is None or self._transport is None:
             return
-        if self._large is not None:
-            if not self._large.advance():
+        if (large := self._large) is not None:
+            if not large.advance():
+                self._schedule_large(large)
                 return
             self._large, self._write = None, self._write_counted
-            if self._transport.get_write_buffer_size() > UNCOUNTED:
+            if large.is_full:
                 return  # it was paused again
         self._write = self._write_uncounted
         self._memory.unsent(self, 0)
@@ -419,6 +408,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             if self._kept:  # a transport with a buffer of its own may have more after it was paused
                 self._kept += commands
+            elif self._has_partial_frame and commands and len(commands[0].body) >= LARGE_SIZE:
+                self._process_later(commands)  # to decode a message of megabytes takes as long as to store it
             else:
                 self._process(commands)
             if self._has_partial_frame or not commands:
@@ -436,6 +427,11 @@ class Connection(asyncio.BufferedProtocol):
             # Unless the peer has taken all of it meanwhile: then `resume_writing` has ended the counting.
             if self._write == self._write_counted:
                 self._count_unsent(self._transport)
+
+    def _schedule_large(self, large: LargeWrites) -> None:
+        """Continue in the next iteration, unless the transport is full: then it calls `resume_writing`."""
+        if not large.is_full:
+            asyncio.get_running_loop().call_later(0, self.resume_writing)
 
     def _write_behind(self, data: bytes) -> None:
         """Write behind a large frame."""
@@ -530,14 +526,18 @@ class Connection(asyncio.BufferedProtocol):
         end_s, step = (turns.end_of_turns_s(), 1) if takes_turns else (turns.end_s(), STEP)
         for begin in range(0, len(commands), step):
             if begin and (now_s := loop.time()) > end_s:
-                self._kept = commands[begin:]
-                self._is_sliced = True
                 if takes_turns or now_s - begin_s > SLICE_S:
                     self._turns_until_s, self._view = now_s + PROBATION_S, self._buffer.small_view
-                self._set_reading()
-                turns.wait(self._process_next_slice)
+                self._process_later(commands[begin:])
                 return
             yield from commands[begin : begin + step]
+
+    def _process_later(self, commands: list[RemotingCommand]) -> None:
+        """Keep commands, and read no others, until it is this connection's turn."""
+        self._kept = commands
+        self._is_sliced = True
+        self._set_reading()
+        turns_of(asyncio.get_running_loop()).wait(self._process_next_slice)
 
     def _process_next_slice(self) -> None:
         self._is_sliced = False

@@ -61,7 +61,13 @@ class MeasuredIdleTimes:
 
 
 class Silence:
-    """The time for which the peer of a client has sent nothing although requests are in flight."""
+    """The time for which the peer of a client has sent nothing although requests are in flight.
+
+    A peer can vanish silently (cut cable, firewall that drops its state, power failure): writes succeed and no response
+    arrives. That is so if a request timed out, and nothing was received since it was sent, for MIN_SILENCE_MS at least.
+    If other responses arrived, only that one request was slow. Several short timeouts in one silence add up. Apache:
+    clientCloseSocketIfTimeout.
+    """
 
     __slots__ = ("_since_ms",)
 

@@ -16,9 +16,11 @@ from typing import Any, Final, Protocol
 
 PIECE_SIZE: Final = 128 * 1024
 """Bytes of a body that are written at once: more than a batch of writes delays."""
+STEP_SIZE: Final = 2 * PIECE_SIZE
+"""Bytes in one iteration of the event loop, although the socket may take more: other connections are served between."""
 
 
-class Body(Protocol):
+class LargeBody(Protocol):
     """Bytes that are kept in their place until `release`."""
 
     @property
@@ -44,27 +46,35 @@ class LargeWrites:
         self._write = write
         self._flush = flush
         self._limit = limit
-        self._parts: deque[bytes | Body] = deque()
+        self._parts: deque[bytes | LargeBody] = deque()
         self._written = 0
         """Bytes of the first body that were written."""
 
-    def append(self, part: bytes | Body) -> None:
+    def append(self, part: bytes | LargeBody) -> None:
         """Write this after everything else."""
         self._parts.append(part)
         if isinstance(part, bytes):
             self.size += len(part)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the transport is, and tells its protocol when it is no longer."""
+        return self._transport.get_write_buffer_size() > self._limit
+
     def advance(self, *, is_last: bool = False) -> bool:
-        """Write until the transport is full, or with `is_last` everything; return whether everything is written."""
-        while self._parts and (is_last or self._transport.get_write_buffer_size() <= self._limit):
+        """Write for a step, or until the transport is full, or with `is_last` all; return whether all is written."""
+        written = 0
+        while self._parts and (is_last or (written < STEP_SIZE and not self.is_full)):
             part = self._parts[0]
             if isinstance(part, bytes):
                 self._write(self._parts.popleft())
                 self.size -= len(part)
+                written += len(part)
                 continue
             # The slice is valid after the release of the body, which only lets its file be closed.
             self._write(part.view[self._written : self._written + PIECE_SIZE])
             self._written += PIECE_SIZE
+            written += PIECE_SIZE
             if self._written >= len(part):
                 self._parts.popleft()
                 self._written = 0

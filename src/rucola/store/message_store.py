@@ -70,7 +70,7 @@ from rucola.store.lock import DirectoryLock, naming_store
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.pending import PendingRequests
 from rucola.store.query import query_steps
-from rucola.store.read_batch import read_batch, report_damaged_unit
+from rucola.store.read_batch import hold_large, read_batch, report_damaged_unit
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
@@ -490,10 +490,12 @@ class MessageStore:
         # 3. The limits depend on the distance of the first record, whose offset is in 8 bytes, to the end of the log.
         distance = self._log.end - int.from_bytes(units[:8], "big")
         count_limit, bytes_limit, suggests_slave = self.config.transfer_limits(distance)
+        max_bytes = bytes_limit if max_bytes is None else max_bytes
+        if may_hold and (held := hold_large(self._log, units, queue_offset, max_bytes, accepts, matches)) is not None:
+            return GetResult(GetMessageStatus.FOUND, queue_offset + 1, begin, end, held, 1, suggests_slave)
         status, following, joined, count = read_batch(
-            self._log, units, queue_offset, min(max_count, count_limit),
-            bytes_limit if max_bytes is None else max_bytes, accepts, matches,
-            lambda at: report_damaged_unit(queue, at, self._damaged), may_hold=may_hold,
+            self._log, units, queue_offset, min(max_count, count_limit), max_bytes, accepts, matches,
+            lambda at: report_damaged_unit(queue, at, self._damaged),
         )  # fmt: skip
         return GetResult(status, following, begin, end, joined, count, suggests_slave)
 

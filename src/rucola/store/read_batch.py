@@ -42,19 +42,12 @@ def read_batch(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
     on_damage: Callable[[int], None],
-    *,
-    may_hold: bool = False,
-) -> tuple[GetMessageStatus, int, bytes | HeldBytes, int]:
+) -> tuple[GetMessageStatus, int, bytes, int]:
     """Return (status, queue offset to continue from, records one after the other, their number).
 
     `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
-    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit. With
-    `may_hold`, a record that is as large as a batch is not copied, but held for the caller.
+    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
     """
-    if may_hold and first_size(units) >= LARGE_SIZE:
-        held = _hold_large(log, units, queue_offset, max_bytes, accepts, matches)
-        if held is not None:
-            return _FOUND, queue_offset + 1, held, 1
     if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
         return usual
     status, skip_before = _NO_MATCHED_MESSAGE, _NO_OFFSET
@@ -125,7 +118,7 @@ def _read_usual(
     return status, queue_offset + read_count, records, count
 
 
-def _hold_large(
+def hold_large(
     log: CommitLog,
     units: bytes,
     queue_offset: int,
@@ -133,7 +126,9 @@ def _hold_large(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
 ) -> HeldBytes | None:
-    """Return the first record if it is large, fills a batch alone, and is wanted. None otherwise."""
+    """Return the first record, held in its file, if it is large, fills a batch alone, and is wanted. None otherwise."""
+    if first_size(units) < LARGE_SIZE:  # nearly always
+        return None
     physical_offset, size, tags_code = next(iter_units(units))
     if size < max_bytes or (accepts is not None and not accepts(tags_code)):
         return None
