@@ -23,9 +23,9 @@ from weakref import WeakKeyDictionary
 
 from rucola.remoting.batching_event_loop import write_batching_of
 
-SLICE_S: Final = 0.0005
+SLICE_S: Final = 0.003
 """Time for which one connection processes the requests of a read."""
-ITERATION_S: Final = 0.0005
+ITERATION_S: Final = 0.003
 """Time for which all connections do so in one iteration of the event loop."""
 PROBATION_S: Final = 1.0
 """Time after which a connection that waited for its turn may use up a slice again. A client that sends hundreds of
