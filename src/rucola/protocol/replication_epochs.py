@@ -25,10 +25,9 @@ then transfers and reports as ever, but for 8 more bytes in the header of a tran
     master -> slave    8  visible end: consumers may see what ends at or before this physical offset, since all slaves
                           of the in-sync set have it; 2^63 - 1 for a master without one, and for an ASYNC_MASTER
 
-A master of 4.9.8 takes the -1 for "nothing requested yet", which is the number that
-it starts with: it waits for the next report, and sends transfers, whose offsets are not below 0. A slave of 4.9.8 sends
-no -1, and gets transfers from a master of either kind. So both sides know after the first bytes that they receive, and
-no timeout is needed.
+A master of 4.9.8 takes the -1 for "nothing requested yet", which is the number that it starts with: it waits for the
+next report, and sends transfers, whose offsets are not below 0. A slave of 4.9.8 sends no -1, and gets transfers from a
+master of either kind. So both sides know after the first bytes that they receive, and no timeout is needed.
 
 Integers are big-endian and signed.
 """

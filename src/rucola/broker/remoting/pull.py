@@ -80,7 +80,7 @@ class PullAdapter:
                 connection.send_error(command, error)
                 return None
             if isinstance(again, Fetched):
-                if isinstance(answer := _reply(connection, command, again), (bytes, RemotingCommand)):
+                if (answer := _reply(connection, command, again)) is not None:
                     connection.send(answer)
                 return None
             return again
