@@ -17,7 +17,7 @@ from rucola.errors import InvalidMessage
 from rucola.message import Message, MessageExt, MessageInner, properties, record, sysflag
 from rucola.message.compression import decompress
 from rucola.message.host import decode_host, encode_host
-from rucola.message.record import decode, decode_many, encode, encode_many, peek
+from rucola.message.record import decode, decode_many, encode, encode_many, encode_parts, peek
 from support.stores import batch
 
 V4 = encode_host("127.0.0.1:10911")
@@ -344,3 +344,14 @@ def test_properties_of_the_caller_are_copied_not_changed() -> None:
     given = {"color": "red"}
     Message("T", b"", tags="A", properties=given)
     assert given == {"color": "red"}
+
+
+@given(inners, int64, int64, int64, hosts)
+def test_a_record_in_parts_has_the_same_bytes(
+    message: MessageInner, queue_offset: int, physical_offset: int, now_ms: int, store_host: bytes
+) -> None:
+    record = encode(message, queue_offset, physical_offset, now_ms, store_host)
+    parts = encode_parts(message, queue_offset, physical_offset, now_ms, store_host)
+    assert b"".join(parts.parts) == record
+    assert len(parts) == len(record)
+    assert parts.parts[1] is message.body, "the body is not copied"

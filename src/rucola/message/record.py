@@ -55,6 +55,8 @@ from rucola.message.message import MessageExt, MessageInner, MessageInnerBatch
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.topics import MAX_TOPIC_LENGTH
 
+LARGE_BODY: Final = 256 * 1024
+"""The size from which on a body is stored from where it is: to copy it into a record of 3.9 MB takes 1 ms."""
 Buffer = bytes | bytearray | memoryview | mmap
 """Anything that records are decoded from. Mapped files are read in place."""
 
@@ -156,6 +158,19 @@ def _topic_text(data: bytes) -> str:
     return data.decode()
 
 
+class RecordParts:
+    """A record in parts, in order, the second of which is the body. Its length is that of all."""
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, parts: tuple[bytes | memoryview, ...]) -> None:
+        self.parts = parts
+        self._size = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._size
+
+
 def encode(
     message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> bytes:
@@ -176,6 +191,23 @@ def encode(
         )  # fmt: skip
         if record is not None:
             return record
+    return b"".join(_parts(message, queue_offset, physical_offset, store_timestamp, store_host))
+
+
+def encode_parts(
+    message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> RecordParts:
+    """Encode a message with a large body, see `encode`, without a copy of the body."""
+    return RecordParts(_parts(message, queue_offset, physical_offset, store_timestamp, store_host))
+
+
+def _parts(
+    message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> tuple[bytes | memoryview, ...]:
+    topic = _topic_field(message.topic)
+    body = message.body
+    stored_properties = message.properties
+    born_host = message.born_host
     properties_size = len(stored_properties)
     if properties_size > MAX_PROPERTIES_SIZE:
         raise _too_long(properties_size)
@@ -189,30 +221,28 @@ def encode(
     try:
         # The topic begins with its size byte, which `fixed_size` contains as well, hence the - 1. A body of 5 bytes,
         # topic T and no properties make 91 + 5 + 2 - 1 = 97 bytes.
-        return b"".join(
-            (
-                head.pack(
-                    fixed_size + body_size + len(topic) - 1 + properties_size,
-                    MESSAGE_MAGIC,
-                    crc32(body) & 0x7FFFFFFF,
-                    message.queue_id,
-                    message.flag,
-                    queue_offset,
-                    physical_offset,
-                    sys_flag,
-                    message.born_timestamp,
-                    born_host,
-                    store_timestamp,
-                    store_host,
-                    message.reconsume_times,
-                    message.prepared_transaction_offset,
-                    body_size,
-                ),
-                body,
-                topic,
-                properties_size.to_bytes(2, "big"),
-                stored_properties,
-            )
+        return (
+            head.pack(
+                fixed_size + body_size + len(topic) - 1 + properties_size,
+                MESSAGE_MAGIC,
+                crc32(body) & 0x7FFFFFFF,
+                message.queue_id,
+                message.flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                message.born_timestamp,
+                born_host,
+                store_timestamp,
+                store_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                body_size,
+            ),
+            body,
+            topic,
+            properties_size.to_bytes(2, "big"),
+            stored_properties,
         )
     except struct.error as error:
         raise _does_not_fit(error) from error

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.properties import parse
-from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, peek
+from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, RecordParts, peek
 from rucola.store.held_bytes import HeldBytes
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
@@ -142,12 +142,12 @@ class CommitLog:
                 self.safe_end = reserved_end - BLANK_SIZE
         return self.end
 
-    def append(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes | memoryview | RecordParts) -> None:
         """Write bytes at `end`; `ensure_room` must have made room for them."""
         file = self._file
         assert file is not None
         size = len(data)
-        if self._is_collecting and size < _WRITE_FROM:
+        if self._is_collecting and size < _WRITE_FROM and not isinstance(data, RecordParts):
             if not self._collected:
                 self._collected_from = self.end
             self._collected.append(data)
@@ -156,7 +156,13 @@ class CommitLog:
         if self._collected:
             self.write_collected()
         position = self.end - file.begin
-        if size < self._write_from:
+        if isinstance(data, RecordParts):
+            # The head last: until then the log ends here for other processes that read it.
+            position += size
+            for part in reversed(data.parts):
+                position -= len(part)
+                file.write(position, part)
+        elif size < self._write_from:
             file.map[position : position + size] = data
             self._touched += size
         else:

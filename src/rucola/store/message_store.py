@@ -46,7 +46,7 @@ from rucola.files import FILE_MODE, make_directory, sync_directory
 from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
-from rucola.message.record import encode, encode_many
+from rucola.message.record import LARGE_BODY, encode, encode_many, encode_parts
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
 from rucola.store.config import (
@@ -248,10 +248,11 @@ class MessageStore:
         queue_offset = self._next_offsets.get(name, 0) if is_queued else 0
         # 2. Encode for the current end. If the record opens a new file, encode again for its physical offset there.
         physical_offset = commit_log.end
+        encoded = encode if len(message.body) < LARGE_BODY else encode_parts
         try:
             if not queue_offset:
                 check_queue_name(topic, queue_id)
-            record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
+            record = encoded(message, queue_offset, physical_offset, now_ms, self._store_host)
             size = len(record)
             if physical_offset + size > commit_log.safe_end:
                 if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
@@ -260,7 +261,7 @@ class MessageStore:
                 self._is_full = False
                 if begin != physical_offset:
                     physical_offset = begin
-                    record = encode(message, queue_offset, physical_offset, now_ms, self._store_host)
+                    record = encoded(message, queue_offset, physical_offset, now_ms, self._store_host)
             commit_log.append(record)
         except InvalidMessage as error:
             return PutResult(self._illegal(topic, queue_id, [message.properties], error))
