@@ -304,7 +304,6 @@ async def test_a_peer_that_does_not_read_has_bounded_memory_and_recovers() -> No
 
 async def test_many_requests_of_one_read_leave_turns_to_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "SLICE_S", 0)
-    monkeypatch.setattr("rucola.remoting.connection.SLICE_S", 0)
     monkeypatch.setattr(turns, "TURNS_S", 0)
     processed: list[bytes] = []
 

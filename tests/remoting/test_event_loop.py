@@ -202,3 +202,28 @@ def test_many_ready_sockets_are_served_in_several_iterations() -> None:
             stack.enter_context(other)
             other.send(b"x")
         runner.run(serve())
+
+
+def test_the_loop_tells_whether_another_socket_is_ready() -> None:
+    async def ask() -> tuple[bool, bool, bool]:
+        loop = asyncio.get_running_loop()
+        for one in (first, second):
+            loop.add_reader(one, list)
+        batching = write_batching_of(loop)
+        first_peer.send(b"x")
+        alone = batching.is_any_ready(but=first.fileno())
+        from_outside = batching.is_any_ready(but=second.fileno())
+        second_peer.send(b"x")
+        both = batching.is_any_ready(but=first.fileno())
+        for one in (first, second):
+            loop.remove_reader(one)
+        return alone, from_outside, both
+
+    with ExitStack() as stack:
+        first, first_peer = map(stack.enter_context, socket.socketpair())
+        second, second_peer = map(stack.enter_context, socket.socketpair())
+        with asyncio.Runner(loop_factory=BatchingEventLoop) as runner:
+            assert runner.run(ask()) == (False, True, True)
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            second.recv(1)
+            assert runner.run(ask()) == (False, False, False), "a loop that cannot be asked"

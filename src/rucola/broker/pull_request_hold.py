@@ -40,7 +40,7 @@ from rucola.broker.client_registry import ClientChannel
 from rucola.broker.services.results import Waiting
 from rucola.store.consume_queue import ConsumeQueue, iter_units
 
-SLICE_S: Final = 0.0003
+SLICE_S: Final = 0.0002
 """Time after which retries are continued in the next iteration of the event loop, in seconds."""
 UNIT_SIZE: Final = 2048
 """Bytes of a filter for which a pull counts as one more."""

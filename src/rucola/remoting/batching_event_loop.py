@@ -82,6 +82,10 @@ class BatchingSelector(selectors.DefaultSelector):
 
         return write
 
+    def is_any_ready(self, but: int) -> bool:
+        """Return whether a file with another descriptor than `but` is ready now."""
+        return bool(self._ready) or any(key.fd != but for key, _ in super().select(0))
+
     def round_s(self) -> float:
         """Return for how long ready files have to wait until all are served; 0 if one iteration serves them."""
         age_s = time.monotonic() - self._round_begin_s if self._round_begin_s else 0.0
@@ -159,6 +163,10 @@ class ImmediateWrites:
 
     def flush(self) -> None:
         """Do nothing: there is no batch."""
+
+    def is_any_ready(self, but: int) -> bool:
+        """Return False: this loop's selector cannot be asked."""
+        return False
 
     def round_s(self) -> float:
         """Return 0: one iteration serves all ready files."""

@@ -68,7 +68,7 @@ from rucola.remoting.large_writes import LargeBody, LargeWrites
 from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import error_response
 from rucola.remoting.tls import hint_of_silence, subject_of
-from rucola.remoting.turns import PROBATION_S, SLICE_S, turns_of
+from rucola.remoting.turns import turns_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,6 @@ WRITE_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of responses that are joined into one write; by default a server stops reading at that number unsent."""
 UNSLICED: Final = 64
 """The number of commands up to which a read waits for no turn."""
-STEP: Final = 4
-"""Commands between two looks at the clock."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds after which a closing connection drops its unsent bytes."""
 
@@ -429,9 +427,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._count_unsent(self._transport)
 
     def _schedule_large(self, large: LargeWrites) -> None:
-        """Continue in the next iteration, unless the transport is full: then it calls `resume_writing`."""
+        """Continue when it is its turn, unless the transport is full: then that calls `resume_writing`."""
         if not large.is_full:
-            asyncio.get_running_loop().call_later(0, self.resume_writing)
+            turns_of(asyncio.get_running_loop()).wait(self.resume_writing)
 
     def _write_behind(self, data: bytes) -> None:
         """Write behind a large frame."""
@@ -520,17 +518,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
         """Yield commands for a slice of time; the rest is kept until it is this connection's turn again."""
-        loop = asyncio.get_running_loop()
-        turns = turns_of(loop)
-        begin_s, takes_turns = loop.time(), self._turns_until_s > 0
-        end_s, step = (turns.end_of_turns_s(), 1) if takes_turns else (turns.end_s(), STEP)
-        for begin in range(0, len(commands), step):
-            if begin and (now_s := loop.time()) > end_s:
-                if takes_turns or now_s - begin_s > SLICE_S:
-                    self._turns_until_s, self._view = now_s + PROBATION_S, self._buffer.small_view
+        part = turns_of(asyncio.get_running_loop()).begin_slice(self.descriptor, takes_turns=self._turns_until_s > 0)
+        for begin in range(0, len(commands), part.step):
+            if begin and part.is_over():
+                if until_s := part.probation_end_s():
+                    self._turns_until_s, self._view = until_s, self._buffer.small_view
                 self._process_later(commands[begin:])
                 return
-            yield from commands[begin : begin + step]
+            yield from commands[begin : begin + part.step]
 
     def _process_later(self, commands: list[RemotingCommand]) -> None:
         """Keep commands, and read no others, until it is this connection's turn."""
