@@ -29,8 +29,12 @@ MAX_BATCH: Final = 32
 """The number of writes at which a batch is sent before the iteration ends."""
 LARGE_WRITE: Final = 64 * 1024
 """The size in bytes of a write that is sent at once, together with the batch before it."""
-MAX_EVENTS: Final = 32
-"""Ready sockets that are served in one iteration. If thousands are, timers and other callbacks run in between."""
+MAX_EVENTS: Final = 16
+"""Ready sockets that are served in one iteration. If thousands are, timers and other callbacks run in between.
+
+If each has 256 KB to read into new pages, an iteration takes 7 ms; 32 of them took 15. Handling 16, 64 or 200
+connections with one request each costs the same with either.
+"""
 
 
 class BatchingSelector(selectors.DefaultSelector):
