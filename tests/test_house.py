@@ -254,6 +254,14 @@ def test_functions_are_short_and_have_few_parameters() -> None:
     assert found == []
 
 
+LONGEST_BROKER = 150
+
+
+def test_the_class_of_the_broker_only_starts_and_stops_its_parts() -> None:
+    (broker,) = (node for node in nodes_of("rucola.broker.broker") if isinstance(node, ast.ClassDef))
+    assert (broker.end_lineno or 0) - broker.lineno < LONGEST_BROKER
+
+
 def test_the_architecture_names_existing_modules() -> None:
     text = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
     known = {"/".join(parts[i:]) for module in MODULES for parts in [module.split(".")] for i in range(len(parts))}

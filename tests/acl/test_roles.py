@@ -26,7 +26,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
 from support.access import ADMIN, WRITER, GuardedCluster, guarded_cluster
-from support.waiting import until
+from support.replication import follows
 
 
 @asynccontextmanager
@@ -48,13 +48,6 @@ async def guarded_pair(path: Path) -> AsyncIterator[tuple[GuardedCluster, Broker
         yield cluster, first, second
     for name in stores:
         assert check(path / name) == []
-
-
-async def follows(master: Broker, slave: Broker) -> None:
-    async def is_so() -> bool:
-        return list(master.in_sync().values()) == [master.position().end] and slave.position() == master.position()
-
-    await until(is_so)
 
 
 def audited(path: Path, broker: str) -> list[tuple[object, ...]]:
@@ -82,7 +75,7 @@ REQUESTS: dict[RequestCode, tuple[Header, str]] = {
 
 async def test_an_account_without_rights_on_the_cluster_is_denied(tmp_path: Path) -> None:
     async with guarded_pair(tmp_path) as (_, *brokers):
-        before = [(broker.store_config.broker_role, broker.position()) for broker in brokers]
+        before = [(broker.store_config.broker_role, broker.role.position()) for broker in brokers]
         for credentials in (WRITER, None):
             client = RemotingClient(credentials=credentials)
             for broker in brokers:
@@ -90,7 +83,7 @@ async def test_an_account_without_rights_on_the_cluster_is_denied(tmp_path: Path
                     response = await client.invoke(broker.address, RemotingCommand.request(code, header))
                     assert response.code == ResponseCode.NO_PERMISSION, (credentials, response)
             await client.close()
-        assert [(broker.store_config.broker_role, broker.position()) for broker in brokers] == before
+        assert [(broker.store_config.broker_role, broker.role.position()) for broker in brokers] == before
     expected = [
         (user, f"{code.name} {int(code)}", action, "denied")
         for user in ("writer1", None)

@@ -8,24 +8,15 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient
-from rucola.broker.broker import Broker
 from rucola.client import Producer, SendStatus
 from rucola.errors import ConfigError
 from rucola.message import Message
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from support.cluster import Cluster
-from support.replication import pair, send
-from support.waiting import until
+from support.replication import follows, pair, send
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
-
-
-async def follows(master: Broker, slave: Broker) -> None:
-    async def is_so() -> bool:
-        return list(master.in_sync().values()) == [master.position().end] and slave.position() == master.position()
-
-    await until(is_so)
 
 
 async def stored(path: Path) -> set[bytes]:
@@ -95,10 +86,10 @@ async def test_promotion_says_what_it_would_lose(tmp_path: Path) -> None:
             await admin.roles.promote(first.address)
         with pytest.raises(ConfigError, match=f"{first.address} is master and runs: `rucola admin switchover"):
             await admin.roles.promote(second.address)
-        shared = first.position().end
+        shared = first.role.position().end
         await second.stop()
         await send(running, 3)
-        lost = first.position().end - shared
+        lost = first.role.position().end - shared
         address = first.address
         await first.stop()
         await second.start()
@@ -123,7 +114,7 @@ async def test_a_fenced_master_may_be_promoted_again(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:
         await send(running, 5)
         await follows(first, second)
-        await second.become_master(2, None)
+        await second.role.become_master(2, None)
         await first.stop()
         await first.start()
         await send(running, 2)

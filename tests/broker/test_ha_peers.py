@@ -52,17 +52,17 @@ async def test_what_a_slave_confirmed_by_an_older_connection_does_not_count(tmp_
         master = await running.start_broker(store=SYNC)
         await running.create_topic(master, "T", queues=1)
         await send(running, 5)
-        end = master.position().end
+        end = master.role.position().end
         before = await join(master, 1, end, ((1, 0),))
-        await until(lambda: master.in_sync() == {1: end})
-        master.set_in_sync(frozenset({1}))
+        await until(lambda: master.role.in_sync() == {1: end})
+        master.role.set_in_sync(frozenset({1}))
         now = await join(master, 1, 0)
         await ends(before)
-        assert master.in_sync() == {1: 0}
+        assert master.role.in_sync() == {1: 0}
         sending = asyncio.create_task(send(running, 1))
-        await until(lambda: master.position().end > end)
+        await until(lambda: master.role.position().end > end)
         assert not sending.done()
-        await now.write(encode_report(master.position().end))
+        await now.write(encode_report(master.role.position().end))
         assert await sending == [SendStatus.SEND_OK]
         now.close()
     assert check(tmp_path / "broker-a") == []
@@ -74,13 +74,13 @@ async def test_a_slave_whose_log_has_diverged_is_not_served(tmp_path: Path, capl
         master = await running.start_broker(store=SYNC)
         await running.create_topic(master, "T", queues=1)
         await send(running, 5)
-        end = master.position().end
+        end = master.role.position().end
         stream = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
         with suppress(LogDiverged, RemotingConnectError):  # the slave's side sees it as well
             await greet(stream, Join(1, 0, 1, end, ((7, 0),)), 0, TIMEOUT_MS)
         await stream.write(encode_report(end))
         await ends(stream)
-        assert master.in_sync() == {}
+        assert master.role.in_sync() == {}
         assert "they are equal up to 0" in caplog.text
     assert check(tmp_path / "broker-a") == []
 
@@ -113,13 +113,13 @@ async def test_a_slave_follows_no_older_master_than_the_last_one(
 async def test_a_fenced_master_serves_no_slave(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
         await send(running, 5)
-        await until(lambda: first.in_sync() == {1: first.position().end})
-        await second.become_master(2, None)
+        await until(lambda: first.role.in_sync() == {1: first.role.position().end})
+        await second.role.become_master(2, None)
         await until(lambda: "fenced: this broker was master in epoch 1" in caplog.text)
         stream = await open_stream(f"{HOST}:{first.config.ha_listen_port}")
         with pytest.raises(RemotingConnectError):
             await greet(stream, Join(3, 0, 0, 0, ()), 0, TIMEOUT_MS)
         await ends(stream)
-        assert first.in_sync() == {}
-        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-        await until(lambda: second.in_sync() == {1: second.position().end})
+        assert first.role.in_sync() == {}
+        await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await until(lambda: second.role.in_sync() == {1: second.role.position().end})

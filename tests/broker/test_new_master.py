@@ -36,14 +36,14 @@ async def promotion(path: Path) -> AsyncIterator[tuple[Cluster, Broker, Broker, 
     async with pair(path, SYNC, SLAVE, **EAGER) as (running, first, second):
 
         async def promote() -> None:
-            await until(lambda: second.position() == first.position())
+            await until(lambda: second.role.position() == first.role.position())
             await first.stop()
-            await second.become_master(2, None)
+            await second.role.become_master(2, None)
 
         yield running, first, second, promote
         await first.start()
-        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-        await until(lambda: first.position() == second.position())
+        await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await until(lambda: first.role.position() == second.role.position())
 
 
 async def stored(running: Cluster) -> Counter[bytes]:

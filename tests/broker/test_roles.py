@@ -20,65 +20,56 @@ from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, cluster
-from support.replication import pair, send
+from support.replication import follows, pair, send
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 
 
-async def follows(running: Cluster, master: Broker, slave: Broker) -> None:
-    """Wait until a slave that knows epochs has everything."""
-
-    async def is_so() -> bool:
-        return list(master.in_sync().values()) == [master.position().end] and slave.position() == master.position()
-
-    await until(is_so)
-
-
 async def replace_master(running: Cluster, first: Broker, second: Broker) -> None:
     """Start the stopped slave as master, then the stopped master as its slave."""
     await second.start()
-    await second.become_master(2, None)
+    await second.role.become_master(2, None)
     await send(running, 20)
     await first.start()
-    await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-    await follows(running, second, first)
+    await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+    await follows(second, first)
 
 
 async def test_a_slave_has_the_epochs_of_its_master(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         assert set(await send(running, 5)) == {SendStatus.SEND_OK}
-        await follows(running, master, slave)
-        assert master.in_sync() == {1: master.position().end}
-        assert slave.in_sync() == {}
+        await follows(master, slave)
+        assert master.role.in_sync() == {1: master.role.position().end}
+        assert slave.role.in_sync() == {}
         assert read_epochs(tmp_path / "broker-a") == read_epochs(tmp_path / "slave") == ((1, 0),)
 
 
 async def test_roles_are_exchanged_while_both_run(tmp_path: Path) -> None:
     async with pair(tmp_path, SYNC) as (running, first, second):
         await send(running, 5)
-        await follows(running, first, second)
-        end = first.position().end
-        await second.become_master(2, None)
-        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-        await follows(running, second, first)
+        await follows(first, second)
+        end = first.role.position().end
+        await second.role.become_master(2, None)
+        await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await follows(second, first)
         assert (first.store_config.broker_role, first.config.broker_id) == (BrokerRole.SLAVE, 1)
         assert (second.store_config.broker_role, second.config.broker_id) == (BrokerRole.SYNC_MASTER, 0)
         assert set(await send(running, 5)) == {SendStatus.SEND_OK}
-        await follows(running, second, first)
+        await follows(second, first)
         assert read_epochs(tmp_path / "broker-a") == ((1, 0), (2, end))
 
 
 async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second):
         await send(running, 5)
-        await follows(running, first, second)
-        shared = first.position().end
+        await follows(first, second)
+        shared = first.role.position().end
         await second.stop()
         async with Producer("p", running.namesrv) as producer:
             for number in range(3):
                 await producer.send(Message("T", b"only here %d" % number))
-        alone = first.position().end
+        alone = first.role.position().end
         await first.stop()
         await replace_master(running, first, second)
         kept = tmp_path / "broker-a" / "diverged" / f"{shared:020d}-{alone:020d}"
@@ -92,7 +83,7 @@ async def test_a_log_that_diverges_from_its_first_message_on_is_kept_aside_whole
     async with pair(tmp_path) as (running, first, second):
         await second.stop()
         await send(running, 3)
-        alone = first.position().end
+        alone = first.role.position().end
         await first.stop()
         await replace_master(running, first, second)
         with StoreReader(tmp_path / "broker-a" / "diverged" / f"{0:020d}-{alone:020d}") as reader:
@@ -106,11 +97,11 @@ async def test_an_old_master_that_returns_with_its_old_file_is_refused(
     """The slave was promoted by its configuration, and the old master knows nothing of it."""
     async with pair(tmp_path) as (running, first, second):
         await send(running, 5)
-        await follows(running, first, second)
+        await follows(first, second)
         await first.stop()
         await second.stop()
         promoted = await running.start_broker(directory="slave")
-        assert promoted.position().epoch == 2
+        assert promoted.role.position().epoch == 2
         assert set(await send(running, 5)) == {SendStatus.SEND_OK}
         await first.start()
         assert f"{promoted.address} is master in epoch 2" in caplog.text
@@ -122,8 +113,8 @@ async def test_an_old_master_that_returns_with_its_old_file_is_refused(
         assert set(await send(running, 5)) == {SendStatus.SEND_OK}
         assert read_epochs(tmp_path / "broker-a") == ((1, 0),)
         # It follows when it is told to.
-        await first.become_slave(2, 1, "")
-        await follows(running, promoted, first)
+        await first.role.become_slave(2, 1, "")
+        await follows(promoted, first)
 
 
 async def test_a_master_is_fenced_when_another_one_was_promoted(
@@ -132,8 +123,8 @@ async def test_a_master_is_fenced_when_another_one_was_promoted(
     """Both run; the first one hears of it when it registers the next time."""
     async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
         await send(running, 5)
-        await follows(running, first, second)
-        await second.become_master(2, None)
+        await follows(first, second)
+        await second.role.become_master(2, None)
 
         async def is_fenced() -> bool:
             return "fenced: this broker was master in epoch 1" in caplog.text
@@ -141,8 +132,8 @@ async def test_a_master_is_fenced_when_another_one_was_promoted(
         await until(is_fenced)
         assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert masters(running) == {0: second.address}
-        await first.become_slave(2, 1, "")
-        await follows(running, second, first)
+        await first.role.become_slave(2, 1, "")
+        await follows(second, first)
 
 
 async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
@@ -150,10 +141,10 @@ async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
 ) -> None:
     async with pair(tmp_path) as (running, first, second):
         await send(running, 5)
-        await follows(running, first, second)
-        await second.become_master(2, None)
+        await follows(first, second)
+        await second.role.become_master(2, None)
         await send(running, 1)
-        await second.become_slave(2, 1, f"{HOST}:{first.config.ha_listen_port}")
+        await second.role.become_slave(2, 1, f"{HOST}:{first.config.ha_listen_port}")
 
         async def is_fenced() -> bool:
             texts = ("has followed is master in epoch 2", "it is master in epoch 1 only")
@@ -161,9 +152,9 @@ async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
 
         await until(is_fenced)
         assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
-        await second.become_master(3, None)
-        await first.become_slave(3, 1, "")
-        await follows(running, second, first)
+        await second.role.become_master(3, None)
+        await first.role.become_slave(3, 1, "")
+        await follows(second, first)
 
 
 @pytest.mark.slow
@@ -179,23 +170,23 @@ async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path, caplog: py
         master = await running.start_broker(port=port)
         slave = await running.start_slave()
         await send(running, 5)
-        await follows(running, master, slave)
-        end = slave.position().end
+        await follows(master, slave)
+        end = slave.role.position().end
         await master.stop()
         shutil.rmtree(tmp_path / "broker-a")
         shutil.copytree(tmp_path / "backup", tmp_path / "broker-a")
         lost = await running.start_broker(port=port)
-        assert lost.position().epoch == 3
+        assert lost.role.position().epoch == 3
         await send(running, 10)
 
         async def is_said() -> bool:
             return "That master has lost messages that this slave has" in caplog.text
 
         await until(is_said)
-        assert slave.position() == (2, end)
-        assert lost.in_sync() == {}
-        await slave.become_slave(3, 0, "")
-        await follows(running, lost, slave)
+        assert slave.role.position() == (2, end)
+        assert lost.role.in_sync() == {}
+        await slave.role.become_slave(3, 0, "")
+        await follows(lost, slave)
         (kept,) = (tmp_path / "slave" / "diverged").iterdir()
         with StoreReader(kept) as reader:
             assert len(list(reader.walk())) == 5
@@ -223,12 +214,12 @@ async def test_an_in_sync_set_is_what_senders_and_consumers_wait_for(tmp_path: P
     """A member that is away stops both: a message that not all members have is not acknowledged, and not seen."""
     async with pair(tmp_path, SYNC) as (running, first, second), PullConsumer("g", running.namesrv) as consumer:
         await send(running, 4)
-        await follows(running, first, second)
+        await follows(first, second)
         queue, *_ = await consumer.queues("T")
         end = (await consumer.pull(queue, 0)).max_offset
-        first.set_in_sync(frozenset({0, 1}))  # 0 is the master itself
+        first.role.set_in_sync(frozenset({0, 1}))  # 0 is the master itself
         assert set(await send(running, 4)) == {SendStatus.SEND_OK}
-        await follows(running, first, second)
+        await follows(first, second)
         assert (await consumer.pull(queue, 0)).max_offset == end + 1
         # The other member is away: as if no message had come, also for a pull that waits.
         await second.stop()
@@ -245,48 +236,48 @@ async def test_an_in_sync_set_is_what_senders_and_consumers_wait_for(tmp_path: P
         assert [message.queue_offset for message in found.messages] == [end + 1]
         assert set(await send(running, 4)) == {SendStatus.SEND_OK}
         assert [message.queue_offset for message in (await beyond).messages] == [end + 2]
-        await follows(running, first, second)
+        await follows(first, second)
         # Without members nothing is hidden, and nothing is acknowledged: there is no second copy.
-        first.set_in_sync(frozenset({0}))
+        first.role.set_in_sync(frozenset({0}))
         await second.stop()
         assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
         assert [message.queue_offset for message in (await consumer.pull(queue, end + 3)).messages] == [end + 3]
         await second.start()
-        await follows(running, first, second)
+        await follows(first, second)
 
 
 async def test_all_members_of_an_in_sync_set_must_have_a_message(tmp_path: Path) -> None:
     """Not any one of them, and no slave beside the set."""
     async with pair(tmp_path, SYNC) as (running, first, second):
         third = await running.start_broker(store={"broker_role": BrokerRole.SLAVE}, directory="third", broker_id=2)
-        await until(lambda: first.in_sync().keys() == {1, 2})
-        first.set_in_sync(frozenset({1, 2}))
+        await until(lambda: first.role.in_sync().keys() == {1, 2})
+        first.role.set_in_sync(frozenset({1, 2}))
         assert set(await send(running, 4)) == {SendStatus.SEND_OK}
         await third.stop()
         assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
-        first.set_in_sync(frozenset({1}))
+        first.role.set_in_sync(frozenset({1}))
         assert set(await send(running, 4)) == {SendStatus.SEND_OK}
         await third.start()
-        await until(lambda: first.in_sync() == {1: first.position().end, 2: first.position().end})
+        await until(lambda: first.role.in_sync() == {1: first.role.position().end, 2: first.role.position().end})
         await second.stop()
         assert set(await send(running, 4)) == {SendStatus.SLAVE_NOT_AVAILABLE}
         await second.start()
-        await until(lambda: first.in_sync() == {1: first.position().end, 2: first.position().end})
+        await until(lambda: first.role.in_sync() == {1: first.role.position().end, 2: first.role.position().end})
     assert check(tmp_path / "third") == []
 
 
 async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second):
         await send(running, 4)
-        await follows(running, first, second)
-        since_ms = first.role_since_ms, second.role_since_ms
-        await first.become_master(1, None)
-        await second.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
-        await second.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
-        await follows(running, first, second)
-        assert (first.role_since_ms, second.role_since_ms) == since_ms
+        await follows(first, second)
+        since_ms = first.role.role_since_ms, second.role.role_since_ms
+        await first.role.become_master(1, None)
+        await second.role.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
+        await second.role.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
+        await follows(first, second)
+        assert (first.role.role_since_ms, second.role.role_since_ms) == since_ms
         with pytest.raises(StoreError, match="epoch 1 is not new"):
-            await second.become_master(1, None)
+            await second.role.become_master(1, None)
 
 
 async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
@@ -298,11 +289,11 @@ async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
         epochs = tmp_path / "broker-a" / EPOCH_FILE
         whole = epochs.read_bytes()
         epochs.write_bytes(b"damaged")
-        broker.in_background(broker.become_slave(1, 1, ""))
+        broker.role.in_background(broker.role.become_slave(1, 1, ""))
         with pytest.raises(StoreCorrupt):
             await failed
         with pytest.raises(StoreError, match="the broker is stopped"):
-            broker.position()
+            broker.role.position()
         epochs.write_bytes(whole)
     assert "the role cannot be changed" in caplog.text
     assert check(tmp_path / "broker-a") == []

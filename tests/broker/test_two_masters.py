@@ -43,7 +43,7 @@ async def slave_at(running: Cluster, master: Broker, namesrv: str, number: int) 
         register_name_server_period=PERIOD_MS,
     )
     running.namesrv = known
-    await until(lambda: master.in_sync().get(number) == master.position().end)
+    await until(lambda: master.role.in_sync().get(number) == master.role.position().end)
     return slave
 
 
@@ -57,7 +57,7 @@ async def test_both_sides_of_a_partition_go_on_until_the_name_servers_know_both(
         await put(running, first, b"shared")
         await running.add_namesrv()
         second = await slave_at(running, first, running.namesrv.split(";")[1], 1)
-        await second.become_master(2, None)
+        await second.role.become_master(2, None)
         for broker in (first, second):
             assert await put(running, broker, b"of " + broker.address.encode()) == [ResponseCode.SUCCESS]
         assert "fenced" not in caplog.text
@@ -70,8 +70,8 @@ async def test_both_sides_of_a_partition_go_on_until_the_name_servers_know_both(
         route = running.first_namesrv.routes.route("T")
         assert route is not None
         assert [each.broker_addrs for each in route.broker_datas] == [{0: second.address}]
-        await first.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
-        await until(lambda: second.in_sync().get(1) == second.position().end == first.position().end)
+        await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
+        await until(lambda: second.role.in_sync().get(1) == second.role.position().end == first.role.position().end)
         (kept,) = (tmp_path / "broker-a" / "diverged").iterdir()
         with StoreReader(kept) as reader:
             assert [message.body for message in reader.walk()] == [b"of " + first.address.encode()]
@@ -92,17 +92,17 @@ async def test_two_slaves_that_were_promoted_to_the_same_epoch_are_told_apart(
         slaves = [await slave_at(running, master, namesrv, number) for number, namesrv in enumerate(namesrvs, 1)]
         await master.stop()
         for slave in slaves:
-            await slave.become_master(2, None)
+            await slave.role.become_master(2, None)
             assert await put(running, slave, b"of " + slave.address.encode()) == [ResponseCode.SUCCESS]
         first, second = slaves
         second.config.namesrv_addr = running.namesrv
         await until(lambda: f"{first.address} is master in epoch 2" in caplog.text)
         assert await put(running, second, b"x") == [ResponseCode.SERVICE_NOT_AVAILABLE]
-        ends = first.position(), second.position()
-        await second.become_slave(2, 2, f"{HOST}:{first.config.ha_listen_port}")
+        ends = first.role.position(), second.role.position()
+        await second.role.become_slave(2, 2, f"{HOST}:{first.config.ha_listen_port}")
         await until(lambda: "the master's log is another one" in caplog.text)
-        assert (first.position(), second.position()) == ends
-        assert first.in_sync().get(2, -1) < ends[0].end
+        assert (first.role.position(), second.role.position()) == ends
+        assert first.role.in_sync().get(2, -1) < ends[0].end
     for directory in ("slave-1", "slave-2"):
         assert check(tmp_path / directory) == []
         with StoreReader(tmp_path / directory) as reader:

@@ -52,13 +52,13 @@ async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> No
         await running.create_topic(master, "T", queues=1)
         slave = await running.start_slave()
         third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
-        await until(lambda: master.in_sync().keys() == {1, 2})
-        master.set_in_sync(frozenset({1, 2}))
+        await until(lambda: master.role.in_sync().keys() == {1, 2})
+        master.role.set_in_sync(frozenset({1, 2}))
         assert set(await send(running, 3)) == {SendStatus.SEND_OK}
         await sees(running, slave, 3)
         await third.stop()
         assert set(await send(running, 3)) == {SendStatus.SLAVE_NOT_AVAILABLE}
-        await until(lambda: slave.position() == master.position())
+        await until(lambda: slave.role.position() == master.role.position())
         # What was seen before stays so without the third, and a pull of the rest waits.
         assert await seen(running, master) == await seen(running, slave) == [0, 1, 2]
         waiting = asyncio.create_task(seen(running, slave, 3, 20_000))
@@ -69,9 +69,9 @@ async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> No
         # As soon as there is no other member, everything is visible, also to a slave that is none.
         await third.stop()
         assert set(await send(running, 1)) == {SendStatus.SLAVE_NOT_AVAILABLE}
-        await until(lambda: slave.position() == master.position())
+        await until(lambda: slave.role.position() == master.role.position())
         assert len(await seen(running, slave)) == 6
-        master.set_in_sync(frozenset())
+        master.role.set_in_sync(frozenset())
         await sees(running, slave, 7)
     assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
 
@@ -80,9 +80,9 @@ async def test_what_was_visible_stays_so_when_a_slave_joins(tmp_path: Path) -> N
     async with cluster(tmp_path) as running:
         master = await running.start_broker(store=SYNC)
         await running.create_topic(master, "T", queues=1)
-        master.set_in_sync(frozenset())
+        master.role.set_in_sync(frozenset())
         await send(running, 3)
-        master.set_in_sync(frozenset({1}))  # it is not even connected
+        master.role.set_in_sync(frozenset({1}))  # it is not even connected
         await send(running, 1)
         assert await seen(running, master) == [0, 1, 2]
         await running.start_slave()
@@ -97,25 +97,25 @@ async def test_a_returning_master_shows_nothing_before_it_has_compared_its_log(t
         first = await running.start_broker(store=SYNC)
         await running.create_topic(first, "T", queues=1)
         second = await running.start_slave()
-        await until(lambda: first.in_sync().keys() == {1})
-        first.set_in_sync(frozenset({1}))
+        await until(lambda: first.role.in_sync().keys() == {1})
+        first.role.set_in_sync(frozenset({1}))
         assert set(await send(running, 3)) == {SendStatus.SEND_OK}
         await second.stop()
         await send(running, 3)
         assert await seen(running, first) == [0, 1, 2]
         await first.stop()
         await second.start()
-        await second.become_master(2, frozenset())
+        await second.role.become_master(2, frozenset())
         await send(running, 5)
         async with Proxy(f"{HOST}:{second.config.ha_listen_port}") as way:
             way.freeze()
             await first.start()
-            await first.become_slave(2, 1, way.address)
+            await first.role.become_slave(2, 1, way.address)
             if restarts:
                 await first.stop()
                 await first.start()
             assert await seen(running, first) == []
             way.thaw()
-            await until(lambda: second.in_sync() == {1: second.position().end})
+            await until(lambda: second.role.in_sync() == {1: second.role.position().end})
             await sees(running, first, 8)
     assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []

@@ -78,3 +78,13 @@ async def send(running: Cluster, count: int, size: int = 100, **options: Any) ->
 
 async def is_stored_safely(producer: Producer) -> bool:
     return (await producer.send(Message("T", b"is the slave there?"))).is_ok
+
+
+async def follows(master: Broker, slave: Broker) -> None:
+    """Wait until a slave that knows epochs has everything, and its master knows it."""
+
+    def is_so() -> bool:
+        end = master.role.position()
+        return list(master.role.in_sync().values()) == [end.end] and slave.role.position() == end
+
+    await until(is_so)

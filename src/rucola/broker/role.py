@@ -1,4 +1,4 @@
-"""Role: what decides about the role of a broker, and what a broker remembers of it.
+"""The role of a broker: its control, and its record on disk.
 
 `RoleControl` is the part of a broker that a coordinator or an operator uses to change its role while the process runs.
 
@@ -25,7 +25,7 @@ from rucola.store.config_files import ConfigFile
 
 
 class LogPosition(NamedTuple):
-    """How far a log goes, compared in this order: a later epoch counts more than a longer log."""
+    """The end of a log; a later epoch counts more than a longer log."""
 
     epoch: int
     """The last epoch of the log; 0 if it has none."""
@@ -46,28 +46,36 @@ class SlaveProgress(NamedTuple):
 
 
 class RoleControl(Protocol):
-    """The role of one broker. `Broker` implements it; its methods belong to the broker's event loop."""
+    """The role of one broker, implemented by `BrokerRoleControl`.
+
+    Its methods belong to the broker's event loop.
+    """
 
     def position(self) -> LogPosition:
-        """Return how far the log goes."""
+        """Return the end of the log."""
         ...
 
     def in_sync(self) -> Mapping[int, int]:
-        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId; none on a slave."""
+        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId.
+
+        A slave has none.
+        """
         ...
 
     async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
-        """Become master in an epoch greater than all that this broker has seen, or raise StoreError.
+        """Become master in a new epoch, or raise StoreError.
 
-        The epoch is on disk before any message is stored. `in_sync` is set as by `set_in_sync`, before any message is
-        accepted; with None, one slave is enough, as in 4.9.8. No effect on the master of that epoch.
+        The epoch is greater than all that this broker has seen, and on disk before any message is stored. `in_sync` is
+        set as by `set_in_sync`, before any message is accepted; with None, one slave is enough, as in 4.9.8. No effect
+        on the master of that epoch.
         """
         ...
 
     async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
-        """Follow the master of an epoch at an HA address and, for its tables, an address for clients.
+        """Follow the master of an epoch.
 
-        If one is empty, it is the one that the name servers have.
+        The log comes from its HA address, the tables from its address for clients. If one is empty, it is the one that
+        the name servers have.
 
         What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
         `master_id`, which its new master has no use for. A slave goes on without a restart.
@@ -75,7 +83,7 @@ class RoleControl(Protocol):
         ...
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId, from now on; master only.
+        """Acknowledge from now on, as master, only what all of these slaves have, by their brokerId.
 
         The own brokerId is ignored. Consumers of a SYNC_MASTER see only that from then on.
         """

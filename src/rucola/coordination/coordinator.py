@@ -62,7 +62,10 @@ class EndOfLog(Protocol):
 
 
 class BrokerRoles(Protocol):
-    """A broker as its coordinator uses it; implemented by `Broker`. Methods may raise MQError during a change."""
+    """A broker as its coordinator uses it, implemented by `BrokerRoleControl`.
+
+    Methods may raise MQError during a change.
+    """
 
     def position(self) -> EndOfLog: ...
 

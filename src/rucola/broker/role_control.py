@@ -1,0 +1,262 @@
+"""The role of a running broker: kept on disk, and changed while the process runs.
+
+What depends on the role is decided when the parts of a broker are built. A change of the role is therefore an orderly
+stop and a start over the same store and on the same ports, which takes some tenths of a second; clients are
+disconnected meanwhile. A slave whose log differs from its master's is stopped in the same way to truncate it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rucola.broker.assembly.listeners import held_ports
+from rucola.broker.assembly.startup import RoleStart, RunningParts
+from rucola.broker.background.scheduler import in_thread
+from rucola.broker.config import BrokerConfig
+from rucola.broker.role import LogPosition, RoleRecord, is_master
+from rucola.errors import StoreError
+from rucola.protocol.route import MASTER_ID
+from rucola.store.config import BrokerRole, StoreConfig
+from rucola.store.config_files import ConfigFile, config_path
+from rucola.store.diverged_tail import cut_tail
+
+logger = logging.getLogger(__name__)
+
+
+class RestartableBroker(Protocol):
+    """A broker that a change of its role stops and starts; implemented by `Broker`."""
+
+    @property
+    def parts(self) -> RunningParts | None:
+        """The running parts; None while the broker is stopped."""
+        ...
+
+    async def stop_parts(self) -> None: ...
+
+    async def start_parts(self, start: RoleStart) -> None: ...
+
+
+class BrokerRoleControl:
+    """The `RoleControl` of a broker.
+
+    Sets brokerRole and brokerId in the configurations, which it shares with the broker.
+    """
+
+    def __init__(self, broker: RestartableBroker, config: BrokerConfig, store_config: StoreConfig) -> None:
+        self._broker = broker
+        self._config = config
+        self._store_config = store_config
+        self._file = ConfigFile(config_path(Path(store_config.store_path_root_dir), "role"))
+        self._record: RoleRecord | None = None
+        """The role, from `load` on."""
+        self.member_id = config.broker_id
+        """brokerId of the configuration; as master the broker registers with 0 all the same."""
+        self.role_since_ms = 0
+        """When the broker started in its role; set by the broker."""
+        self.changing = asyncio.Lock()
+        """Held during a change of the role, and by the broker while it stops."""
+        self._master_address = ""
+        """Address of the master that this slave has to follow; empty for the one that the name servers have."""
+        self._is_cutting = False
+        """Whether a task is about to truncate the log."""
+        self._changes: set[asyncio.Task[None]] = set()
+        """Changes of the role in the background."""
+        self._failure: BaseException | None = None
+        """Why a change of the role has left the broker stopped."""
+        self._failed = asyncio.Event()
+
+    # The record.
+
+    def load(self, elected: BrokerRole | None = None) -> None:
+        """Take the role of the file, or of the configuration. Raises StoreCorrupt.
+
+        With an election the broker starts as a slave, whatever it was before; `elected` is its role as master.
+        """
+        record = RoleRecord.load(self._file, self._store_config.broker_role)
+        if elected is not None:
+            record = dataclasses.replace(record.changed(BrokerRole.SLAVE), master=elected)
+        if record.current is not self._store_config.broker_role:
+            logger.info("role %s instead of the configured one, see config/role.json", record.current.value)
+        self._take(record, self.member_id)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `load` was called."""
+        return self._record is not None
+
+    @property
+    def record(self) -> RoleRecord:
+        """The role, once it is loaded."""
+        assert self._record is not None
+        return self._record
+
+    async def keep(self) -> None:
+        """Write the role in which the broker serves."""
+        await self._write(self.record.changed(self.record.current))
+
+    def _take(self, record: RoleRecord, broker_id: int) -> None:
+        self._record = record
+        self._store_config.broker_role = record.current
+        self._config.broker_id = MASTER_ID if is_master(record.current) else broker_id
+
+    async def _write(self, record: RoleRecord) -> None:
+        self._record = record
+        await in_thread(self._file.prepare_write(record.fields))
+
+    # What the role is, and what the slaves have.
+
+    @property
+    def master_role(self) -> str:
+        """The role that this broker has as master."""
+        return "" if self._record is None else self._record.master.value
+
+    def position(self) -> LogPosition:
+        """Return the end of the log.
+
+        Raises StoreError while the broker is stopped or changes its role.
+        """
+        storage = self._parts.storage
+        return LogPosition(storage.mastership.epochs.last.number, storage.store.max_physical_offset)
+
+    def has_failed(self) -> bool:
+        """Return whether the store takes no messages until it is opened again. StoreError as `position`."""
+        return self._parts.storage.store.write_state.failure is not None
+
+    def in_sync(self) -> Mapping[int, int]:
+        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId.
+
+        A slave has none.
+        """
+        return self._parts.replication.confirmed()
+
+    def set_in_sync(self, members: frozenset[int]) -> None:
+        """Acknowledge only what all of these slaves have, by their brokerId; see `RoleControl`."""
+        self._parts.replication.set_in_sync(members - {self.member_id})
+
+    def disconnect_slave(self, member: int) -> None:
+        """Close the replication connections of a slave; its confirmations over them count no more."""
+        self._parts.replication.disconnect_slave(member)
+
+    @property
+    def _parts(self) -> RunningParts:
+        if (parts := self._broker.parts) is None:
+            raise StoreError("the broker is stopped, or changes its role")
+        return parts
+
+    # Changes.
+
+    def in_background(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change of the role; a failure is logged."""
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._changes.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("the role cannot be changed: %s", error)
+                self._note_failure(error)
+
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(end)
+
+    async def wait_failed(self) -> None:
+        """Wait until a change of the role leaves the broker stopped, and raise the reason."""
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
+    def _note_failure(self, error: BaseException) -> None:
+        """End `wait_failed` if a change of the role has left the broker stopped."""
+        if self._broker.parts is None:
+            self._failure = error
+            self._failed.set()
+
+    async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
+        """Become master in a new epoch; see `RoleControl`."""
+        async with self.changing:
+            last = self.position().epoch
+            if self._parts.storage.mastership.epoch == epoch:
+                return
+            if epoch <= last:
+                raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
+            others = None if in_sync is None else in_sync - {self.member_id}
+            await self._restart(self.record.master, MASTER_ID, RoleStart(epoch, others))
+
+    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
+        """Follow another master; see `RoleControl`."""
+        async with self.changing:
+            is_same = ha_address == self._config.ha_master_address
+            self._config.ha_master_address, self._master_address = ha_address, address
+            if self._parts.storage.store.config.is_slave:
+                await self._write(dataclasses.replace(self.record, rejoins=True))
+                if not is_same or not self._parts.replication.is_following:
+                    await self._parts.replication.follow_again(address)
+                return
+            start = RoleStart(master_address=address)
+            await self._restart(BrokerRole.SLAVE, self.member_id or master_id, start, rejoins=True)
+
+    async def _restart(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
+        """Stop all parts and start them in another role."""
+        began_s = time.monotonic()
+        try:
+            await self._broker.stop_parts()
+            with held_ports(self._config):
+                record = dataclasses.replace(self.record.changed(role), rejoins=rejoins)
+                await self._write(record)
+                self._take(record, broker_id)
+                await self._broker.start_parts(start)
+        except Exception as error:
+            self._note_failure(error)
+            raise
+        logger.info("role %s after %.0f ms", role.value, (time.monotonic() - began_s) * 1000)
+
+    # A slave and the log of its master.
+
+    async def on_followed(self, role: BrokerRole) -> None:
+        """Keep the role of the master, which this slave takes if it is promoted."""
+        followed = dataclasses.replace(self.record, master=role, rejoins=False)
+        if followed != self.record:
+            await self._write(followed)
+
+    def may_cut(self) -> bool:
+        """Return whether this slave may truncate what its master lacks."""
+        return self._record is not None and self._record.rejoins
+
+    def on_diverged(self, physical_offset: int) -> None:
+        """Truncate the log of this slave in the background.
+
+        The truncation stops the caller, so it runs in a task of its own.
+        """
+        if not self._is_cutting:
+            self._is_cutting = True
+            self.in_background(self._cut_log(physical_offset))
+
+    async def _cut_log(self, physical_offset: int) -> None:
+        async with self.changing:
+            self._is_cutting = False
+            if self._broker.parts is None or is_master(self._store_config.broker_role):
+                return
+            await self._broker.stop_parts()
+            with held_ports(self._config):
+                await in_thread(lambda: _cut_closed_log(self._store_config, physical_offset))
+                await self._broker.start_parts(RoleStart(master_address=self._master_address))
+
+
+def _cut_closed_log(config: StoreConfig, physical_offset: int) -> None:
+    try:
+        tail = cut_tail(config, physical_offset)
+    except (OSError, StoreError) as error:
+        logger.error("the log cannot be cut at %d, and does not follow its master: %s", physical_offset, error)
+    except Exception:
+        logger.exception("the log cannot be cut at %d", physical_offset)
+    else:
+        logger.warning(
+            "%d messages, %d bytes of the log from %d to %d, were never replicated, and are cut off; they are "
+            "kept in %s. `rucola store grep` reads them",
+            tail.messages, tail.size, tail.begin, tail.end, ", ".join(map(str, tail.directories)),
+        )  # fmt: skip
