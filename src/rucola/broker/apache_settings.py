@@ -1,4 +1,4 @@
-"""Settings of Apache's broker that have no effect here, with the values that GET_BROKER_CONFIG answers for them.
+"""Settings of Apache's broker without effect here, and their values in GET_BROKER_CONFIG responses.
 
 A broker.conf may contain them, and tools of Apache read them: `mqadmin exportConfigs` fails on an answer without
 filterServerNums and useTLS. The values are Apache's defaults, on a machine with two processors where they depend on it.

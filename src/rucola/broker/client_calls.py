@@ -1,4 +1,4 @@
-"""Calls from the broker to its clients, which an adapter carries out over the client's connection."""
+"""Calls from the broker to its clients, carried out by an adapter over their connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 
 
 class ClientCalls(Protocol):
-    """Requests of a broker to its connected clients. Methods that are not coroutines send, and wait for no response."""
+    """Requests of a broker to its connected clients.
+
+    Methods that are not coroutines send, and wait for no response.
+    """
 
     def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
         """Tell a member that its group changed, so that it rebalances."""
@@ -21,7 +24,10 @@ class ClientCalls(Protocol):
     def check_transaction(
         self, channel: ClientChannel, request: CheckTransactionStateRequestHeader, record: bytes
     ) -> None:
-        """Ask a producer how the transaction of a half message ended; it answers with a request of its own."""
+        """Ask a producer how the transaction of a half message ended.
+
+        It responds with a request of its own.
+        """
 
     async def reset_offsets(
         self,
@@ -32,9 +38,12 @@ class ClientCalls(Protocol):
         """Have members continue at these offsets, and commit them. Waits for no response."""
 
     async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
-        """Deliver the reply to a request. Returns why the client does not have it, or None."""
+        """Deliver the reply to a request; return why the client lacks it, or None."""
 
     async def consumer_status(
         self, channel: ClientChannel, client_id: str, topic: str, group: str
     ) -> dict[MessageQueue, int] | None:
-        """Return the offsets at which a client consumes the topic; None, with a warning, if it does not answer."""
+        """Return the offsets at which a client consumes the topic.
+
+        None, with a warning, if it does not respond.
+        """

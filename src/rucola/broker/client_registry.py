@@ -85,11 +85,14 @@ class ConsumerGroup:
 
     @property
     def client_ids(self) -> list[str]:
-        """The client id of every member, once even if a client reconnected and its old connection is still open."""
+        """The client id of every member, each once.
+
+        This holds even if a client reconnected and its old connection is still open.
+        """
         return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
     def subscribe(self, subscriptions: list[SubscriptionData]) -> bool:
-        """Replace the subscriptions by those of a heartbeat, and return whether a topic was added or removed."""
+        """Replace the subscriptions with a heartbeat's, and return whether a topic was added or removed."""
         changed = False
         for subscription in subscriptions:
             known = self.subscriptions.get(subscription.topic)
@@ -137,7 +140,7 @@ class ClientRegistry:
     def heartbeat(
         self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int, now_ms: int
     ) -> None:
-        """Add or refresh a client in its groups, and notify the consumer groups that it changes."""
+        """Add or refresh a client in its groups, and notify the consumer groups that change."""
         member = Member(heartbeat.client_id, language, version, now_ms)
         producer_groups, consumer_groups = self._groups_of.setdefault(channel, (set(), set()))
         for producer in heartbeat.producer_data_set:
@@ -158,7 +161,10 @@ class ClientRegistry:
         return len(producers - announced) + len(consumers - subscribing)
 
     def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
-        """Remove a client from one or both groups, with all of its channels: an older connection may be dead."""
+        """Remove a client from one or both groups, with all of its channels.
+
+        The channel of an older connection may be dead.
+        """
         # The channels are collected first: leaving changes the dictionaries.
         producers = self.producers.get(producer_group or "", {})
         consumers = self.consumers.get(consumer_group or "")
@@ -176,9 +182,9 @@ class ClientRegistry:
             self._leave_consumers(channel, group)
 
     def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
-        """Close the channels without a heartbeat for longer than `EXPIRY_MS`; they leave their groups when closed.
+        """Close the channels without a heartbeat for longer than `EXPIRY_MS`.
 
-        A generator of small steps (see `rucola.slices`).
+        They leave their groups when closed. A generator of small steps (see `rucola.slices`).
         """
         for channel, (producers, consumers) in list(self._groups_of.items()):
             members = [self.producers[group][channel] for group in producers]
@@ -192,7 +198,7 @@ class ClientRegistry:
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
     def next_producer(self, group: str) -> ClientChannel | None:
-        """Return a connected producer of the group, each in rotation; None if there is none that reads."""
+        """Return a connected producer of the group, each in rotation; None if none reads."""
         members = self.producers.get(group, {})
         for _ in range(min(len(members), _MAX_TRIED)):
             channel = next(iter(members))
@@ -202,7 +208,7 @@ class ClientRegistry:
         return None
 
     def producer(self, client_id: str) -> ClientChannel | None:
-        """Return the channel of the client with this id if it is in a producer group; None if not."""
+        """Return the channel of the client with this id in a producer group, or None."""
         return self._producers_by_id.get(client_id)
 
     def _join(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
@@ -245,14 +251,20 @@ class ClientRegistry:
         self._notify(group)
 
     def _forget(self, channel: ClientChannel, kind: int, group: str) -> None:
-        """Remove a group from those of a channel; `kind` is 0 for producers, 1 for consumers."""
+        """Remove a group from those of a channel.
+
+        `kind` is 0 for producers, 1 for consumers.
+        """
         groups = self._groups_of[channel]
         groups[kind].discard(group)
         if not groups[0] and not groups[1]:
             del self._groups_of[channel]
 
     def _notify(self, group: ConsumerGroup) -> None:
-        """Notify the members; once more at the end if they are being notified, or the pause after that lasts."""
+        """Notify the members of a group.
+
+        If they are being notified, or the pause after that lasts, they are notified once more at its end.
+        """
         if group.is_notifying:
             group.is_outdated = True
         elif self._should_notify(group.name):
@@ -261,7 +273,10 @@ class ClientRegistry:
             self._notify_some()
 
     def _notify_some(self) -> None:
-        """Notify members until the slice is used up. A client can be in hundreds of groups, each with hundreds."""
+        """Notify members until the slice is used up.
+
+        A client can be in hundreds of groups, each with hundreds of members.
+        """
         while self._notifying and self._slice_left:
             group, members = self._notifying.popleft()
             channel = next(members, None)

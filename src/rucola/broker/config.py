@@ -54,7 +54,10 @@ class TransferFrom(Enum):
 
 @dataclass(slots=True)
 class BrokerConfig:
-    """Name, addresses and behaviour of a broker; the docstring of a field is its entry in the reference."""
+    """Name, addresses and behaviour of a broker.
+
+    The docstring of a field is its entry in the reference.
+    """
 
     # Identity
 
@@ -377,7 +380,7 @@ def local_address() -> str:
 
 
 def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[BrokerConfig, StoreConfig, list[str]]:
-    """Parse a broker.conf: return both configurations, and Apache's keys in it that have no effect here.
+    """Parse a broker.conf; return both configurations, and its Apache keys without effect here.
 
     `defaults` are field names of either, with the values of absent keys. Raises ConfigError, which names the key,
     for an invalid value or an unknown key.

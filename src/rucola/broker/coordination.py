@@ -1,4 +1,4 @@
-"""Coordination of a broker: its `Coordinator`, built from the configuration and the role that it may change."""
+"""`Coordinator` of a broker, built from the configuration and the role that it may change."""
 
 from __future__ import annotations
 

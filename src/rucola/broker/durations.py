@@ -34,7 +34,10 @@ class PutDurations:
         self._total_at_end = 0
 
     def record(self, duration_ms: int) -> None:
-        """Record a put of a millisecond or more. A negative duration, after a step of the clock, is ignored."""
+        """Record a put of a millisecond or more.
+
+        A negative duration, after a step of the clock, is ignored.
+        """
         if duration_ms <= 0:
             return
         self.max_ms = max(self.max_ms, duration_ms)
@@ -49,7 +52,10 @@ class PutDurations:
         self._last[0] = max(0, fast)
 
     def percentile_ms(self, share: float) -> int:
-        """Return the duration that `share` of the puts of the last minute did not exceed; 0 without puts."""
+        """Return the duration that `share` of the puts of the last minute did not exceed.
+
+        It is 0 without puts.
+        """
         needed = share * self._last.total()
         for duration_ms in sorted(self._last):
             needed -= self._last[duration_ms]

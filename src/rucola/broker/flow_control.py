@@ -1,4 +1,6 @@
-"""Flow control: requests are rejected while they would wait for too long, so that clients can try another broker.
+"""Flow control: rejection of requests that would wait for too long.
+
+A client that is rejected can try another broker.
 
 Two things make requests wait:
 

@@ -67,7 +67,10 @@ def broker_interceptors(
     flow_control: FlowControl,
     permission: Permission,
 ) -> list[Interceptor]:
-    """Return the whole chain of a broker. `access` is None without access control, `role_refusal` if nothing is due."""
+    """Return the whole chain of a broker.
+
+    `access` is None without access control, `role_refusal` if no refusal is due.
+    """
     chain: list[Interceptor | None] = [*added, access, role_refusal, flow_control, permission]
     return [interceptor for interceptor in chain if interceptor is not None]
 
@@ -89,7 +92,9 @@ _REFUSED_BY_SLAVE = {
 
 
 class SlaveRefusal:
-    """Rejects changes on a slave, and names the master if a name server has announced it.
+    """Rejection of changes on a slave.
+
+    It names the master if a name server has announced it.
 
     Consumer offsets are accepted, as Apache's slave accepts them: consumers commit them here while the master is down,
     and the master's replace them afterwards.
@@ -160,7 +165,10 @@ class Permission:
         return self._checks.get(action)
 
     def check_publish(self, caller: Caller, resource: Resource) -> None:
-        """Raise Refused if the topic accepts no messages from producers. Called for every message: 0.2 µs."""
+        """Raise Refused if the topic accepts no messages from producers.
+
+        Called for every message: 0.2 µs.
+        """
         name = resource.topic
         topic = self._topic(name)
         # One condition lets all valid requests pass; the reason of a refusal is determined afterwards.
@@ -183,7 +191,10 @@ class Permission:
             raise self._forbidden("topic", resource.topic, "sending")
 
     def check_fetch(self, caller: Caller, resource: Resource) -> None:
-        """Raise Refused if the group may not read the topic. Called for every pull, and again while it is held."""
+        """Raise Refused if the group may not read the topic.
+
+        Called for every pull, and again while it is held.
+        """
         if not self._config.broker_permission & PERM_READ:
             raise self._forbidden("broker", self._config.broker_ip1, "pulling")
         group = self._groups.get(resource.group)

@@ -1,4 +1,4 @@
-"""Limits on what single requests and clients may ask of a broker: refusals that name their key, counted and logged.
+"""Limits on what single requests and clients may ask of a broker.
 
 Every limit is a key of broker.conf (`BrokerConfig`, section Limits), and every refusal names it with its value:
 
@@ -28,7 +28,10 @@ LOG_INTERVAL_MS: Final = 60_000
 
 
 class Limits:
-    """The limits of one broker, and how often each was exceeded. Belongs to the event loop."""
+    """Limits of one broker, and how often each was exceeded.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self, config: BrokerConfig, clock: Callable[[], int]) -> None:
         self._config = config
@@ -38,7 +41,10 @@ class Limits:
         self._logged_ms: dict[str, int] = {}
 
     def refused(self, key: str, limit: int, found: str) -> Refused:
-        """Count and log a refusal and return it. `found` says what exceeds the limit, beginning in lower case."""
+        """Count and log a refusal and return it.
+
+        `found` says what exceeds the limit, beginning in lower case.
+        """
         self.refusals[key] += 1
         text = f"{found}; the limit is {limit} ({key})"
         now_ms = self._clock()
@@ -49,13 +55,13 @@ class Limits:
         return Refused(Reason.FAILED, text)
 
     def check_new_topic(self, topic: str, count: int) -> None:
-        """Raise Refused if a request would create a topic beside `count` others, and these are too many."""
+        """Raise Refused if a request would create a topic beside too many others (`count`)."""
         limit = self._config.max_topic_nums
         if count >= limit:
             raise self.refused("maxTopicNums", limit, f"topic {topic} is not created beside {count} others")
 
     def check_new_group(self, group: str, count: int) -> None:
-        """Raise Refused if a request would create a group beside `count` others, and these are too many."""
+        """Raise Refused if a request would create a group beside too many others (`count`)."""
         limit = self._config.max_subscription_group_nums
         if count >= limit:
             raise self.refused("maxSubscriptionGroupNums", limit, f"group {group} is not created beside {count} others")
@@ -89,7 +95,10 @@ class Limits:
         self.check_expression(wanted.topic, wanted.sub_string)
 
     def check_expression(self, topic: str, expression: str | None) -> None:
-        """Raise Refused for an expression that is too long, before it is parsed. Called for every pull with one."""
+        """Raise Refused for an expression that is too long, before it is parsed.
+
+        Called for every pull with an expression.
+        """
         limit = self._config.max_subscription_expression_size
         # UTF-8 has up to 4 bytes per character: only then is it encoded.
         if expression and len(expression) * 4 > limit and (size := len(expression.encode("utf-8", "replace"))) > limit:
@@ -98,9 +107,10 @@ class Limits:
             )
 
     def check_offset(self, offsets: ConsumerOffsetTable, group: str, topic: str, queue_id: int) -> None:
-        """Raise Refused if a commit would add an offset, or a group with offsets, to a table that is full.
+        """Raise Refused if a commit would add an entry to a full table.
 
-        Called for every commit; that of a queue on which the group has an offset is never refused.
+        An entry is an offset, or a group with offsets. Called for every commit; that of a queue on which the group has
+        an offset is never refused.
         """
         if offsets.has(group, topic, queue_id):
             return
@@ -121,7 +131,10 @@ class Limits:
             )
 
     def check_queue_nums(self, name: str, count: int) -> None:
-        """Raise Refused for more queues than a topic may have; `name` is the field of the request."""
+        """Raise Refused for more queues than a topic may have.
+
+        `name` is the field of the request.
+        """
         limit = self._config.max_queue_nums_per_topic
         if count > limit:
             raise self.refused("maxQueueNumsPerTopic", limit, f"{name} is {count}")

@@ -39,7 +39,10 @@ class Mastership:
         return self.epoch > 0 and not self.fenced_by
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch at the end of the log; on disk on return. ValueError unless it is new, OSError."""
+        """Begin an epoch at the end of the log; on disk on return.
+
+        Raises ValueError unless the epoch is new, and OSError.
+        """
         self.epochs.begin_epoch(epoch, self._store.max_physical_offset)
         self.epoch = epoch
         logger.info("master in epoch %d, from physical offset %d on", epoch, self._store.max_physical_offset)

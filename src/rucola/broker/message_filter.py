@@ -1,4 +1,4 @@
-"""Message filters: which messages a subscription selects, by the hash of their tag or by their properties.
+"""Message filters: which messages a subscription selects, by tag hash or by properties.
 
     TAG      the tagsCode of a ConsumeQueue unit is looked up; only the records of accepted units are read
     SQL92    the properties of each record are parsed, and the expression is evaluated (`rucola.message.sql92`)
@@ -24,7 +24,7 @@ Matches: TypeAlias = Callable[[Mapping[str, str]], bool]
 
 
 class MessageFilter(NamedTuple):
-    """The filter of a pull: units are accepted by tagsCode, then their records matched by properties."""
+    """Filter of a pull: accepts units by tagsCode, then matches their records by properties."""
 
     codes: frozenset[int] | None = None
     """The accepted tagsCodes; None accepts all."""
@@ -36,7 +36,10 @@ ALL_MESSAGES: Final = MessageFilter()
 
 
 def accepted_codes(subscription_data: SubscriptionData) -> frozenset[int] | None:
-    """Return the tagsCodes that a subscription by tags selects. Raises InvalidMessage if its expression has no tag."""
+    """Return the tagsCodes that a subscription by tags selects.
+
+    Raises InvalidMessage if its expression has no tag.
+    """
     if subscription_data.sub_string in ("", "*"):
         return None  # all messages: no call per unit
     expression = subscription_data.sub_string
@@ -68,7 +71,10 @@ def _codes_of_tags(expression: str) -> frozenset[int] | None:
 
 @lru_cache(maxsize=256)
 def matches(expression_type: str, expression: str) -> Matches:
-    """Return the compiled filter of an expression over properties. Raises InvalidMessage if it cannot be compiled."""
+    """Return the compiled filter of an expression over properties.
+
+    Raises InvalidMessage if it cannot be compiled.
+    """
     if expression_type != "SQL92":
         raise InvalidMessage(f"{expression_type!r} is no type of expression that the broker knows; use TAG or SQL92")
     # Imported here: the grammar library costs start-up time and memory that a broker without such filters can save.

@@ -93,7 +93,10 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Batch:
-    """Pulls that are to be retried, and how. Those that were answered or dropped meanwhile are left out."""
+    """Pulls that are to be retried, and how.
+
+    Those that were answered or dropped meanwhile are left out.
+    """
 
     pulls: Iterator[HeldPull]
     """Over a set of pulls that was taken out of its table, and does not change any more."""
@@ -180,7 +183,10 @@ class PullRequestHold:
         self._wait(pull)
 
     def arrived(self, queue: ConsumeQueue, end: int | None = None) -> None:
-        """Retry the pulls that wait for a queue and accept one of its new units, up to `end` or all of them."""
+        """Retry the pulls that wait for a queue and accept one of its new units.
+
+        The units up to `end` count, or all of them if it is None.
+        """
         held = self.held.get((queue.topic, queue.queue_id))
         if held is None:
             return
@@ -284,12 +290,15 @@ class PullRequestHold:
                 del self._by_deadline[key]
 
     def _is_waiting(self, pull: HeldPull) -> bool:
-        """Return whether a pull waits for its queue: it is in no batch of woken pulls, and not answered."""
+        """Return whether a pull waits for its queue.
+
+        Such a pull is in no batch of woken pulls, and not answered.
+        """
         held = self.held.get((pull.topic, pull.queue_id))
         return held is not None and pull in held.by_codes.get(pull.waiting.codes, ())
 
     def _checked(self, pull: HeldPull) -> int:
-        """Return the queue offset before which no unit has one of the tagsCodes of a pull."""
+        """Return the queue offset before which no unit has a tagsCode of a pull."""
         queue_offset = pull.waiting.queue_offset
         if pull.waiting.codes is None or not self._is_waiting(pull):
             return queue_offset
@@ -314,9 +323,9 @@ class PullRequestHold:
                 self._by_size.setdefault(after, {})[holder] = None
 
     def _release(self, weight: int) -> None:
-        """Answer pulls of connections that hold most: a client with few of them must not be refused.
+        """Answer pulls of the connections that hold most.
 
-        Raises Refused if that does not make enough room.
+        A client with few of them must not be refused. Raises Refused if that does not make enough room.
         """
         end = self._weight - weight
         for _ in range(_MAX_RELEASED):
@@ -356,7 +365,7 @@ class PullRequestHold:
             self._schedule()
 
     def _take_from_batch(self) -> None:
-        """Make a pull of the next batch ready, unless it has been answered, dropped or woken meanwhile.
+        """Make a pull of the next batch ready, unless answered, dropped or woken meanwhile.
 
         One that is dropped waits for its queue no longer.
         """
@@ -413,7 +422,7 @@ class PullRequestHold:
 
 
 def _weight(pull: HeldPull) -> int:
-    """Return what a pull counts as: one, and one more for each UNIT_SIZE of its filter."""
+    """Return the weight of a pull: one, plus one for each UNIT_SIZE of its filter."""
     return 1 + (pull.size + _CODE_SIZE * len(pull.waiting.codes or ())) // UNIT_SIZE
 
 

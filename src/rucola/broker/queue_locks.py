@@ -23,7 +23,10 @@ class QueueLockTable:
         """By (group, queue): client id, and when it last locked the queue (milliseconds)."""
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int) -> list[MessageQueue]:
-        """Lock the queues that are free, renew those that the client holds, and return all of these, each once."""
+        """Lock the queues that are free, and renew those that the client holds.
+
+        Returns all of these, each once.
+        """
         held = []
         for queue in dict.fromkeys(queues):
             # A free queue counts as held by this client since now.
@@ -34,7 +37,10 @@ class QueueLockTable:
         return held
 
     def known(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Return those of the queues of a group that have an entry, each once: locks, or expired ones."""
+        """Return the given queues of a group that have an entry, each once.
+
+        An entry is a lock, which may have expired.
+        """
         return [queue for queue in dict.fromkeys(queues) if (group, queue) in self._holders]
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
@@ -45,9 +51,9 @@ class QueueLockTable:
                 del self._holders[group, queue]
 
     def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
-        """Drop locks that were not renewed for `LOCK_LIFE_MS`, so that those of lost clients take no memory.
+        """Drop locks that were not renewed for `LOCK_LIFE_MS`.
 
-        A generator of small steps (see `rucola.slices`).
+        Thus locks of lost clients take no memory. A generator of small steps (see `rucola.slices`).
         """
         for key in list(self._holders):
             holder = self._holders.get(key)

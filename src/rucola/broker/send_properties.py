@@ -1,4 +1,4 @@
-"""Send properties: the property string of a message, from the form that a client sends to the form that is stored.
+"""Send properties: editing of a message's property string from sent to stored form.
 
 WAIT concerns client and broker only and is removed. CLUSTER names the cluster that received the message and is added at
 the end, without a trailing separator. Everything else stays unchanged, byte for byte: the string is edited, not
@@ -91,7 +91,7 @@ class PropertyEditor:
         """By topic: the regular expression, and the numbers of its groups to read."""
 
     def edit(self, topic: str, text: str) -> EditedProperties | None:
-        """Return the edited property string of a message for `topic`, with the values that are read from it.
+        """Return a message's edited property string for `topic`, with the values read from it.
 
         None if the string is not well formed, or has a property that needs more than editing.
         """
@@ -118,7 +118,10 @@ class PropertyEditor:
         return "\x02".join([*segments, self._cluster]).encode(), tags, unique_key, keys, wait
 
     def _split(self, text: str) -> tuple[dict[str, str], list[str]] | None:
-        """Return a property string as pairs, and as segments without WAIT; None under the conditions of `edit`."""
+        """Return a property string as pairs, and as segments without WAIT.
+
+        None under the conditions of `edit`.
+        """
         pairs: dict[str, str] = {}
         segments: list[str] = []
         for segment in text.removesuffix("\x02").split("\x02"):
@@ -131,9 +134,10 @@ class PropertyEditor:
         return pairs, segments
 
     def read_batch(self, body: bytes, shared: str, position: int, max_count: int) -> tuple[BatchColumns, int]:
-        """Return up to `max_count` messages of a batch from `position` on, edited as by `edit_batch`; and their end.
+        """Return up to `max_count` messages of a batch from `position` on, and their end.
 
-        Raises InvalidMessage for a body that is empty or not well formed, or as `edit_batch` does.
+        They are edited as by `edit_batch`. Raises InvalidMessage for a body that is empty or not well formed, or as
+        `edit_batch` does.
         """
         if speed.read_batch is not None and not position and shared == self._shared and not self._shared_columns:
             columns = speed.read_batch(body, self._shared_end, _NAMES, max_count)
@@ -146,9 +150,10 @@ class PropertyEditor:
         return (flags, bodies, stored, list(map(tags_code, tags)), unique_keys, keys), end
 
     def edit_batch(self, strings: list[bytes], shared: str = "") -> EditedBatch:
-        """Return the edited property strings of a batch; `shared` is the one in the header of its request.
+        """Return the edited property strings of a batch.
 
-        Raises InvalidMessage for a property that messages of a batch cannot have.
+        `shared` is the one in the header of its request. Raises InvalidMessage for a property that messages of a batch
+        cannot have.
         """
         if shared != self._shared:  # usually equal to that of the last batch: empty, or WAIT
             common, appended = _parsed(shared)
@@ -165,9 +170,10 @@ class PropertyEditor:
         return stored, tags, unique_keys, keys
 
     def _of_alike(self, strings: list[bytes], end: bytes) -> EditedBatch | None:
-        """Edit strings with the same names in the same order, all at once; None if they differ or are not well formed.
+        """Edit strings with the same names in the same order, all at once.
 
-        `end` begins with a separator and is appended to each string.
+        Returns None if they differ or are not well formed. `end` begins with a separator and is appended to each
+        string.
         """
         if strings[0].endswith(b"\x02"):
             strings = [string.removesuffix(b"\x02") for string in strings]
@@ -205,7 +211,7 @@ class PropertyEditor:
 
 
 def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return a property string of a batch as pairs, and as segments without WAIT and CLUSTER.
+    """Return a batch's property string as pairs, and as segments without WAIT and CLUSTER.
 
     Raises InvalidMessage if it has a delay, belongs to a transaction, or has a time of its own.
     """
@@ -224,9 +230,10 @@ def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
 
 @lru_cache(maxsize=1024)
 def _pattern(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[int, ...]]:
-    """Return the pattern for strings of these names (see the module), and the numbers of its groups to read.
+    """Return the pattern for strings of these names, and its groups' numbers to read.
 
-    WAIT must not be the first name. The groups are `before` and `behind`, then the values of `_READ`.
+    The module explains the pattern. WAIT must not be the first name. The groups are `before` and `behind`, then the
+    values of `_READ`.
     """
     # 1. One group for the value of each name.
     segments = [f"{re.escape(name)}\x01(?P<value{number}>[^\x02]+)" for number, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""Statistics of a broker: messages and bytes put and read, by topic, by group, and in total.
+"""Statistics of a broker: messages and bytes put and read, by topic, group, and overall.
 
 Totals and their windows (last minute, hour and day) are those of `rucola.rates`. Counting is cheap: puts are recorded
 once per topic and dispatch, reads once per pull, retries once each. `sample_steps` computes the windows every 10 s.
@@ -39,7 +39,10 @@ class MidnightTotals:
 
 
 class BrokerStats:
-    """Statistics of one broker since `now_ms`. `broker_key` is the key of the totals, the cluster name."""
+    """Statistics of one broker since `now_ms`.
+
+    `broker_key` is the key of the totals, the cluster name.
+    """
 
     def __init__(self, now_ms: int, broker_key: str) -> None:
         self.begin_ms = now_ms
@@ -155,7 +158,10 @@ class BrokerStats:
             del self._sent_back[key]
 
     def _has_room(self, table: Sized) -> bool:
-        """Return whether a table takes another pair of topic and group; log the first that it does not take."""
+        """Return whether a table takes another pair of topic and group.
+
+        Logs the first that it does not take.
+        """
         if len(table) < MAX_PAIRS:
             return True
         if not self._has_logged_pairs:

@@ -1,4 +1,4 @@
-"""Stored messages, decoded so that the broker can put them again: to deliver, retry, commit or dead-letter them.
+"""Stored messages, decoded to put them again: to deliver, retry, commit or dead-letter them.
 
 The new record has another topic, queue or other properties. Body, flag, born time and host, and keys stay as stored; a
 compressed body is neither decompressed nor compressed again.
@@ -29,7 +29,7 @@ def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
 
 
 def renewed(message: MessageExt) -> MessageInner:
-    """Return the message to put again, after its topic, queue or properties may have been changed.
+    """Return the message to put again; its topic, queue or properties may have changed.
 
     The transaction bits that keep a record out of every queue are cleared: they concern the record that was read.
     Raises InvalidMessage if the properties no longer fit a record.

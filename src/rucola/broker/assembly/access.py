@@ -1,4 +1,4 @@
-"""Access part: accounts or users, the audit log, and the gate through which all requests pass."""
+"""Access part: accounts or users, the audit log, and the gate for all requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim of a mastership: the epoch that a master begins when it starts, or the reason why it may not."""
+"""Claim of a mastership when a master starts.
+
+The result is the epoch that it begins, or the reason why it may not.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 async def claim_mastership(mastership: Mastership, registration: Registration, *, is_promotion: bool) -> None:
-    """Begin the epoch after the last one of the log, unless a name server knows a master of that epoch or a newer one.
+    """Begin the epoch after the last one of the log, or fence this broker.
 
-    Then this broker is fenced. But if it was a slave before, and an operator has made it master (`is_promotion`), it
-    begins an epoch after that of the other master, which is fenced instead when it registers the next time. A name
-    server that does not answer does not count.
+    This broker is fenced if a name server knows a master of that epoch or a newer one. But if it was a slave before,
+    and an operator has made it master (`is_promotion`), it begins an epoch after that of the other master, which is
+    fenced instead when it registers the next time. A name server that does not respond does not count.
     """
     registration.mastership = mastership
     own = mastership.epochs.last.number

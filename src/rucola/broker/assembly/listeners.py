@@ -107,7 +107,7 @@ class Listeners:
 
 @contextmanager
 def held_ports(config: BrokerConfig) -> Iterator[None]:
-    """Keep the ports of a broker that is stopped, and will be started again, from other processes.
+    """Keep other processes off the ports of a stopped broker that will start again.
 
     On Linux, a socket that is bound and does not listen does that, and lets a listening one be bound beside it
     (SO_REUSEADDR); elsewhere nothing is held. A port that another process has taken already is reported by the start.

@@ -1,4 +1,4 @@
-"""Replication part: the HA service of a master, or the HA client and the table synchronization of a slave."""
+"""Replication part: a master's HA service, or a slave's HA client and table synchronization."""
 
 from __future__ import annotations
 

@@ -106,7 +106,10 @@ class Serving:
         )
 
     async def _touch_pages(self) -> None:
-        """Touch the pages behind the end of the log, unless it is where it was: a quarter of an idle broker's CPU."""
+        """Touch the pages behind the end of the log if the end has moved.
+
+        Touching them every time takes a quarter of an idle broker's CPU time.
+        """
         end = self._store.max_physical_offset
         if end != self._touched_behind:
             self._touched_behind = end
@@ -129,7 +132,10 @@ def _role_service(
 
 
 def _role_refusal(environment: BrokerEnvironment, registration: Registration) -> SlaveRefusal | LeaseRefusal | None:
-    """Return what refuses the requests that a slave, or an elected master without its lease, cannot serve."""
+    """Return the interceptor that refuses what the broker's role cannot serve.
+
+    The role is that of a slave, or of an elected master without its lease.
+    """
     if environment.is_slave:
         return SlaveRefusal(lambda: registration.master_address)
     return None if environment.lease is None else LeaseRefusal(environment.lease)

@@ -74,7 +74,7 @@ class RunningParts:
 
 
 async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> OpenedParts:
-    """Open the store, load the tables, and register their shutdown on `running`: steps 1 and 2.
+    """Open the store, load the tables, register their shutdown on `running`: steps 1 and 2.
 
     Raises StoreError; the caller unwinds `running` then.
     """

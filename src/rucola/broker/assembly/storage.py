@@ -98,9 +98,9 @@ class Storage:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the maximum that the system allows: a store has several per queue.
+    """Raise the limit of open files to the maximum that the system allows.
 
-    macOS refuses more than OPEN_MAX, whatever its hard limit says.
+    A store has several per queue. macOS refuses more than OPEN_MAX, whatever its hard limit says.
 
     The kernel doubles a process's descriptor table when it is full, and the thread that opens the file then waits for
     an RCU grace period, 10 ms and more. Duplicating a descriptor to the last number grows the table once, at the start.

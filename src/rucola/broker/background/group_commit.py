@@ -47,7 +47,10 @@ QUEUES_PER_CHECKPOINT = 128
 
 
 class Waiter(NamedTuple):
-    """A callback, called once: when everything below `physical_offset` is on disk, or at `deadline`, a loop time."""
+    """Callback, called once: when everything below `physical_offset` is on disk, or at `deadline`.
+
+    `deadline` is a loop time.
+    """
 
     physical_offset: int
     deadline: float
@@ -85,9 +88,10 @@ class GroupCommit:
         """Ends the wait of the oldest waiter; one timer for all, since nearly all are served long before."""
 
     def when_flushed(self, physical_offset: int, timeout_ms: int, done: Callable[[bool], None]) -> None:
-        """Call `done` once all bytes below `physical_offset` are on disk, with False after a failure or the timeout.
+        """Call `done` once all bytes below `physical_offset` are on disk.
 
-        It is called in the event loop, at once if they are on disk already.
+        After a failure or the timeout, it gets False. It is called in the event loop, at once if the bytes are on disk
+        already.
         """
         if self._store.flushed_physical_offset >= physical_offset:
             done(True)
@@ -109,7 +113,10 @@ class GroupCommit:
         return await flushed
 
     def start_flush(self) -> None:
-        """Start a flush unless one is running, after which there is another one if there are waiters."""
+        """Start a flush unless one is running.
+
+        The running one is followed by another if there are waiters.
+        """
         if not self._is_running and not self._is_stopping:
             self._is_running = True
             self._idle.clear()

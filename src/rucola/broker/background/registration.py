@@ -42,7 +42,10 @@ READ_WRITE = PERM_READ | PERM_WRITE
 
 
 class Registration:
-    """Keeps the name servers up to date. Registrations never overlap; calls of `schedule` meanwhile are coalesced."""
+    """Registration of the broker with its name servers, kept up to date.
+
+    Registrations never overlap; calls of `schedule` during one are coalesced.
+    """
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigTable, client: RemotingClient) -> None:
         self._config = config
@@ -109,9 +112,10 @@ class Registration:
                     return
 
     async def newest_master(self, epoch: int) -> tuple[int, str]:
-        """Return the newest epoch of a master of this broker name, and its address, which may be the own one.
+        """Return the newest epoch of a master of this broker name, and its address.
 
-        (0, "") if no name server knows one. `epoch` is the one that this broker is about to begin.
+        The address may be the own one. The result is (0, "") if no name server knows a master. `epoch` is the one that
+        this broker is about to begin.
         """
         body = encode_body(self._topics.data_version)
         header = BrokerRequestHeader(
@@ -128,10 +132,10 @@ class Registration:
         return newest
 
     async def _encoded(self) -> tuple[bytes, bool]:
-        """Return the body of a registration, and whether it is compressed: by configuration, or since it is large.
+        """Return the body of a registration, and whether it is compressed.
 
-        A name server closes the connection for a frame above 16 MiB, so that the broker would vanish from the routes.
-        Compressed, the same frame holds a million topics.
+        It is compressed by configuration, or if it is large: a name server closes the connection for a frame above 16
+        MiB, so that the broker would vanish from the routes. Compressed, the same frame holds a million topics.
         """
         body = RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics())
         if not self._config.compressed_register:

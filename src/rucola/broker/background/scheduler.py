@@ -1,4 +1,4 @@
-"""Scheduler: the periodic and due tasks of a broker, none of them on the path of a request.
+"""Scheduler: periodic and due tasks of a broker, none on the path of a request.
 
     task                                                               interval                     registered by
     dispatch of new records (`ReputService`)                           5 ms after a put             assembly/storage
@@ -48,10 +48,10 @@ NEW_QUEUES_PER_ITERATION = 4
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread. If the caller is cancelled, it waits until the function has returned.
+    """Call a function in a thread.
 
-    Therefore no thread of a cancelled task runs on after the scheduler has stopped, and writes a file concurrently with
-    its last write at the stop.
+    If the caller is cancelled, it waits until the function has returned. Therefore no thread of a cancelled task runs
+    on after the scheduler has stopped, and writes a file concurrently with its last write at the stop.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
@@ -62,7 +62,9 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
 
 
 class ReputService:
-    """Dispatches new records: in the same loop iteration if a pull is held, else within DISPATCH_DELAY_S.
+    """Dispatcher of new records.
+
+    It dispatches in the same loop iteration if a pull is held, else within DISPATCH_DELAY_S.
 
     The name is Apache's: `ReputMessageService` "puts again" each record of the log, into ConsumeQueues and index.
 
@@ -113,10 +115,11 @@ class ReputService:
 
 
 class DueTask:
-    """Runs a step at a due time. The step returns its next due time, or None if it has nothing to wait for.
+    """Task that runs a step at its due time.
 
-    Times are milliseconds of `clock`. `schedule_at` moves the due time forward, never back. A step that raises is
-    logged and retried. Waits are at most MAX_WAIT_MS long, so that a change of the wall clock is noticed.
+    The step returns its next due time, or None if it has nothing to wait for. Times are milliseconds of `clock`.
+    `schedule_at` moves the due time forward, never back. A step that raises is logged and retried. Waits are at most
+    MAX_WAIT_MS long, so that a change of the wall clock is noticed.
     """
 
     MAX_WAIT_MS = 60_000
@@ -167,7 +170,10 @@ class DueTask:
 
 
 class Scheduler:
-    """Runs steps at fixed intervals. A step that raises is logged, and runs again after its interval."""
+    """Scheduler of steps at fixed intervals.
+
+    A step that raises is logged, and runs again after its interval.
+    """
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,7 +186,10 @@ class Scheduler:
         self._tasks.append(asyncio.create_task(self._run(interval_ms / 1000, name, step), name=name))
 
     async def stop(self) -> None:
-        """Cancel all steps and wait for them. A step that runs a thread by `in_thread` ends when the thread returns."""
+        """Cancel all steps and wait for them.
+
+        A step that runs a thread by `in_thread` ends when the thread returns.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

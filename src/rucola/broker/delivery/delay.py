@@ -46,7 +46,10 @@ PERSIST_INTERVAL_MS = 10_000
 
 
 def delay_level(pairs: Mapping[str, str]) -> int:
-    """Return the delay level in the properties, 0 or less for no delay. Raises InvalidMessage if it is no number."""
+    """Return the delay level in the properties, 0 or less for no delay.
+
+    Raises InvalidMessage if it is not a number.
+    """
     text = pairs.get(properties.DELAY, "0")
     try:
         return int(text)
@@ -57,10 +60,10 @@ def delay_level(pairs: Mapping[str, str]) -> int:
 
 
 def redirect_by_level(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
-    """Return the topic and queue id to store a message in: its own, or those of its delay level.
+    """Return the topic and queue id to store a message in.
 
-    If the message is delayed, its own queue is added to `pairs`. Levels above the highest count as the highest. Raises
-    InvalidMessage if DELAY is no number.
+    They are the message's own, or those of its delay level. If the message is delayed, its own queue is added to
+    `pairs`. Levels above the highest count as the highest. Raises InvalidMessage if DELAY is no number.
     """
     level = min(delay_level(pairs), level_count)
     if level <= 0:
@@ -114,7 +117,10 @@ class ScheduleMessageService:
         return {level: queue_offset for level, queue_offset in self._offsets.items() if queue_offset}
 
     def persist(self, offsets: Mapping[int, int]) -> None:
-        """Write offsets; the messages delivered up to them must be on disk. May be called in any thread."""
+        """Write offsets; the messages delivered up to them must be on disk.
+
+        May be called in any thread.
+        """
         config_files.write_config(self._path, {"offsetTable": dict(offsets)})
 
     def deliver(self, now_ms: int) -> int | None:
@@ -167,7 +173,10 @@ class ScheduleMessageService:
 
 
 def parse_delay_offsets(source: Path | str, document: object) -> dict[int, int]:
-    """Parse the delay offsets of a file or response, by level. StoreCorrupt names `source` if they are invalid."""
+    """Parse the delay offsets of a file or response, by level.
+
+    Raises StoreCorrupt, which names `source`, if they are invalid.
+    """
     try:
         return {int(level): int(offset) for level, offset in document["offsetTable"].items()}  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError) as error:

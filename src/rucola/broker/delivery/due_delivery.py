@@ -1,4 +1,4 @@
-"""Delivery of a due message: a put into its own queue, named by REAL_TOPIC and REAL_QID.
+"""Delivery of a due message: a put into its own queue (REAL_TOPIC, REAL_QID).
 
 A message may have been delivered before, since progress is written after deliveries and a crash may happen between the
 two. When that is possible, the message is looked up in the index by its unique key, and skipped if its own queue
@@ -58,7 +58,10 @@ def deliver(
 
 
 def _own_queue(message: MessageExt) -> tuple[str, int]:
-    """Return topic and queue id in REAL_TOPIC and REAL_QID. Raises InvalidMessage if they name no queue."""
+    """Return the topic and queue id in REAL_TOPIC and REAL_QID.
+
+    Raises InvalidMessage if they name no queue.
+    """
     names = (properties.REAL_TOPIC, properties.REAL_QID)
     topic, queue = (message.properties.get(name, "") for name in names)
     description = f"message {message.msg_id} at physical offset {message.physical_offset}"

@@ -67,12 +67,18 @@ class Backoff:
         self._wait_ms = self._until_ms = 0
 
     def next_ms(self, now_ms: int) -> int | None:
-        """Return the time of the next attempt, or None if it is due. A clock that was set back ends the wait."""
+        """Return the time of the next attempt, or None if it is due.
+
+        A clock that was set back ends the wait.
+        """
         return self._until_ms if 0 < self._until_ms - now_ms <= LAST_RETRY_MS else None
 
 
 class InternalPuts:
-    """Internal puts of one store. `on_buffered` receives the time at which `put_buffered` must be called next."""
+    """Internal puts of one store.
+
+    `on_buffered` receives the time at which `put_buffered` must be called next.
+    """
 
     def __init__(self, store: MessageStore, on_buffered: Callable[[int], None] = lambda due_ms: None) -> None:
         self.failures: Counter[str] = Counter()
@@ -88,7 +94,10 @@ class InternalPuts:
         self._backoff = Backoff()
 
     def put(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
-        """Put a message. A failure is logged and counted; the caller is responsible for the retry."""
+        """Put a message; log and count a failure.
+
+        The caller is responsible for the retry.
+        """
         result = self._store.put(message, now_ms)
         if result.status is PutMessageStatus.PUT_OK:
             if kind in self._failing:
@@ -113,10 +122,10 @@ class InternalPuts:
         return self._store.write_state.reason or _REASONS.get(result.status, result.status.name)
 
     def put_or_buffer(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
-        """Put a message, or buffer it in memory until a put succeeds. Buffered messages keep their order.
+        """Put a message, or buffer it in memory until a put succeeds.
 
-        For messages that cannot be recovered from the store. The buffer is bounded, and lost with the process; both
-        losses are logged.
+        For messages that cannot be recovered from the store. Buffered messages keep their order. The buffer is bounded,
+        and lost with the process; both losses are logged.
         """
         # While messages are buffered, new ones queue up behind them without an attempt: the order is kept, and a
         # full disk costs one attempt per backoff instead of one per message.

@@ -89,10 +89,10 @@ _Key = tuple[int, int]
 def redirect_delayed(
     topic: str, queue_id: int, pairs: dict[str, str], level_count: int, now_ms: int
 ) -> tuple[str, int]:
-    """Return the topic and queue id to store a message in: its own, a delay level's, or those of the timer topic.
+    """Return the topic and queue id to store a message in.
 
-    If the message is delayed, its own queue and its due time are added to `pairs`. Raises InvalidMessage if the delay
-    or the time is no number.
+    They are the message's own, a delay level's, or those of the timer topic. If the message is delayed, its own queue
+    and its due time are added to `pairs`. Raises InvalidMessage if the delay or the time is no number.
     """
     target = redirect_by_level(topic, queue_id, pairs, level_count)
     if target[0] == SCHEDULE_TOPIC or properties.TIMER_OUT_MS in pairs:  # delayed by level, or delivered by the timer
@@ -138,7 +138,7 @@ class _FarSegment:
 
 @dataclass(slots=True)
 class _Scan:
-    """A scan of the far segments in progress: the remaining segments, and the nearest messages found so far.
+    """Scan of the far segments in progress: the remaining ones, and the nearest messages found.
 
     The scan covers units before `end`; messages that arrive during the scan are added to `arrived`.
     """
@@ -230,7 +230,10 @@ class TimerMessageService:
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 
     def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
-        """Add the newest units of the queue. `end` is the queue offset behind the last of them."""
+        """Add the newest units of the queue.
+
+        `end` is the queue offset behind the last of them.
+        """
         # Step 1: below the horizon into the heap, else far.
         for queue_offset, due_ms in enumerate(due_times_ms, end - len(due_times_ms)):
             key = (due_ms, queue_offset)
@@ -249,7 +252,10 @@ class TimerMessageService:
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
     def persist(self, checkpoint: TimerCheckpoint) -> None:
-        """Write a checkpoint; the messages that it covers must be on disk. May be called in any thread."""
+        """Write a checkpoint; the messages that it covers must be on disk.
+
+        May be called in any thread.
+        """
         if not checkpoint.queue_offset and not self._path.exists():
             return  # no timer message yet: create no file that Apache's broker does not have
         config_files.write_config(
@@ -334,7 +340,10 @@ class TimerMessageService:
         return deliver(self._store, self._puts, "timer message", units[0][0], now_ms, check_duplicate=check_duplicate)
 
     def _roll_some(self, now_ms: int) -> bool | None:
-        """Roll a batch of units: return True when the file is done, None if more follow, False if a put failed."""
+        """Roll a batch of units.
+
+        Returns True when the file is done, None if more follow, False if a put failed.
+        """
         # The last file is never deleted, so nothing has to leave it.
         size = self._store.config.mapped_file_size_commit_log
         # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.

@@ -341,10 +341,10 @@ class TransactionalMessageService:
         return self._timeout_ms if value == -1 else value * 1000
 
     def _copy(self, half: MessageExt, now_ms: int) -> PutResult | None:
-        """Put a copy of the half message at the end of its queue; None if that failed.
+        """Put a copy of the half message at the end of its queue.
 
-        If the properties leave no space for those that a check adds (another broker admitted the message), the message
-        is discarded unchanged, and the result is PROPERTIES_SIZE_EXCEEDED.
+        Returns None if that failed. If the properties leave no space for those that a check adds (another broker
+        admitted the message), the message is discarded unchanged, and the result is PROPERTIES_SIZE_EXCEEDED.
         """
         try:
             renewed(half)

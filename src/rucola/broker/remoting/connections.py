@@ -125,5 +125,8 @@ class ConnectionAdapter:
 
 
 def _without_credentials(command: RemotingCommand) -> dict[str, str]:
-    """Return the ext fields that a client may see: with a signature, it could send the operator's request again."""
+    """Return the ext fields that a client may see.
+
+    With a signature, the client could send the operator's request again.
+    """
     return {name: value for name, value in command.ext_fields.items() if name not in CREDENTIAL_FIELDS}

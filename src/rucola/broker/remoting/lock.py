@@ -15,7 +15,7 @@ from rucola.remoting.endpoints import Endpoint
 
 
 def _locked_topics(request: LockBatchRequestBody) -> Iterator[Resource]:
-    """Yield the group with each topic of its queues; the group alone if it names no queue."""
+    """Yield the group with each topic of the request's queues; alone if there are none."""
     for topic in {queue.topic for queue in request.mq_set} or {""}:
         yield Resource(topic, request.consumer_group)
 

@@ -1,5 +1,8 @@
-"""Adapter of requests for offsets: consumer offsets (14, 15), ends of queues (30, 31), the offset at a time (29), the
-earliest time (32); the offsets of all groups (43), and those of delayed delivery (45)."""
+"""Adapter of requests for offsets.
+
+Consumer offsets (14, 15), ends of queues (30, 31), the offset at a time (29), the earliest time (32); the offsets of
+all groups (43), and those of delayed delivery (45).
+"""
 
 from __future__ import annotations
 

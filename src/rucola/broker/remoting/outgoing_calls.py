@@ -116,7 +116,7 @@ class RemotingClientCalls:
     async def forward(
         self, command: RemotingCommand, channel: ClientChannel, request: RemotingCommand, consumer: str
     ) -> RemotingCommand:
-        """Send an operator's request to a client, and return the client's response as that to `command`.
+        """Send an operator's request to a client, and return its response as that to `command`.
 
         `consumer` names the client in the text of a Refused, which is raised if it does not answer.
         """
@@ -132,6 +132,9 @@ class RemotingClientCalls:
 
 
 def _connection(channel: ClientChannel) -> Connection:
-    """Return the connection that a channel is. All clients of this broker are connected by remoting."""
+    """Return the connection that a channel is.
+
+    All clients of this broker are connected by remoting.
+    """
     assert isinstance(channel, Connection)
     return channel

@@ -72,7 +72,10 @@ class SendAnswers:
         self._batch_form = before + b"%b" + behind
 
     def formatted(self, command: RemotingCommand, published: Published) -> bytes:
-        """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`, in a sixth of the time."""
+        """Return the frame of a JSON response.
+
+        The bytes are those of `encoded(...).encode()`, made in a sixth of the time.
+        """
         queue_id, queue_offset = published.queue_id, published.queue_offset
         if published.physical_offsets:
             header = self._batch_form % (self._batch_id(published), queue_id, queue_offset, command.opaque)
@@ -156,7 +159,10 @@ class SendAdapter:
         return self._successful(command, published)
 
     def _answer_when_durable(self, connection: Connection, command: RemotingCommand, published: Published) -> None:
-        """Send the response later. A callback instead of a future: one iteration of the loop less, and half the CPU."""
+        """Send the response once the message is durable.
+
+        A callback takes one iteration of the loop less than a future, and half the CPU time.
+        """
 
         def done(missing: Missing | None) -> None:
             if missing is None:

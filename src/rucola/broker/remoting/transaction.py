@@ -12,7 +12,10 @@ from rucola.remoting.endpoints import Endpoint, server_resource
 
 
 class TransactionAdapter:
-    """Ends of transactions. The header names no topic: the half message is found by its physical offset."""
+    """Ends of transactions.
+
+    The header names no topic: the half message is found by its physical offset.
+    """
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service

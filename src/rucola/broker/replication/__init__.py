@@ -1,1 +1,4 @@
-"""Replication of one log to slaves: the HA service of a master, the HA client and table sync of a slave."""
+"""Replication of one log to slaves.
+
+A master has the HA service, a slave the HA client and the table sync.
+"""

@@ -37,7 +37,10 @@ _SIZE: Final = Struct(">H")
 
 
 async def prove(stream: Stream, credentials: Credentials, timeout_ms: int) -> None:
-    """Prove the identity of this slave to its master. RemotingConnectError if the master does not answer."""
+    """Prove the identity of this slave to its master.
+
+    Raises RemotingConnectError if the master does not respond.
+    """
     access_key = credentials.access_key.encode("utf-8")
     await stream.write(_REPORT.pack(HELLO) + _SIZE.pack(len(access_key)), access_key)
     challenge = await _read(stream, CHALLENGE_SIZE, timeout_ms)
@@ -45,7 +48,7 @@ async def prove(stream: Stream, credentials: Credentials, timeout_ms: int) -> No
 
 
 async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) -> bytes:
-    """Authenticate a slave on the master; return the bytes of its first report that were read.
+    """Authenticate a slave on the master; return the bytes read of its first report.
 
     Raises Refused, or RemotingConnectError if the slave is too slow or closes the connection. `control` is None
     without access control.

@@ -98,7 +98,10 @@ class Follower:
 
 
 class HAClient:
-    """Follows the master of one store, by TLS if `tls` is given. Belongs to one event loop."""
+    """Client that follows the master of one store, by TLS if `tls` is given.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -267,7 +270,10 @@ class _ReplicationSession:
         return first
 
     async def _adopt_epochs(self, end: int) -> None:
-        """Write the master's epochs of a log up to `end`, before the log has these bytes."""
+        """Write the master's epochs of a log up to `end`.
+
+        Called before the log has these bytes.
+        """
         # Epochs 7 at 0, 8 at 100 and 9 at 180, and a log up to 120: 7 and 8 are written now, 9 when the log reaches
         # 180.
         epochs = within(self._epochs, self._store.min_physical_offset, end)
@@ -299,7 +305,7 @@ class _ReplicationSession:
                 await asyncio.sleep(0)
 
     async def _take(self, physical_offset: int, piece: memoryview) -> None:
-        """Compare the part of a piece that the log had when the session began, then append the rest."""
+        """Compare what the log had of a piece at the session's start; append the rest."""
         end = physical_offset + len(piece)
         if not self._is_compared:
             # With a log up to 500, a piece of 300 bytes from 400 on has 100 to compare and 200 to append.

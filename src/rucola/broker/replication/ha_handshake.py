@@ -1,4 +1,4 @@
-"""HA handshake: how master and slave find out where their logs diverge, before anything is copied.
+"""HA handshake: master and slave find where their logs diverge, before anything is copied.
 
 Both sides exchange the epochs of their logs (`rucola.protocol.replication_epochs`). The slave compares:
 
@@ -36,7 +36,10 @@ _REPORT: Final = Struct(">q")
 
 
 class LogDiverged(StoreError):
-    """A log with bytes that its master lacks, from `physical_offset` on; from 0 on if nothing of it may be kept."""
+    """Log with bytes that its master lacks, from `physical_offset` on.
+
+    `physical_offset` is 0 if nothing of the log may be kept.
+    """
 
     def __init__(self, physical_offset: int, text: str) -> None:
         super().__init__(text)
@@ -47,9 +50,10 @@ class LogDiverged(StoreError):
 
 
 async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> tuple[Greeting | None, bytes]:
-    """Introduce a slave to its master; return the greeting, or None and the first bytes of a master without epochs.
+    """Introduce a slave to its master, and return the greeting.
 
-    `log_begin` is the begin of the slave's log. Raises LogDiverged and RemotingConnectError.
+    If the master has no epochs, the result is None and the master's first bytes. `log_begin` is the begin of the
+    slave's log. Raises LogDiverged and RemotingConnectError.
     """
     await stream.write(encode_report(KNOWS_EPOCHS) + encode_report(join.begin))
     first = await read_exactly(stream, INTRODUCTION.size, timeout_ms)

@@ -86,7 +86,10 @@ class _HAConnection:
 
 
 class HAService:
-    """Replicates one store to its slaves, with `tls` as on the broker's port. Belongs to one event loop."""
+    """Replication of one store to its slaves, with `tls` as on the broker's port.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -174,7 +177,10 @@ class HAService:
         ]
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId; nothing waits for any other slave."""
+        """Acknowledge only what all of these slaves have, by their brokerId.
+
+        Nothing waits for any other slave.
+        """
         if self._is_sync and not members:
             self._visible_end = NO_VISIBLE_END
         elif self._is_sync and self._visible_end == NO_VISIBLE_END:
@@ -192,14 +198,17 @@ class HAService:
         self._resolve_waiters(end, is_replicated=True)
 
     def disconnect_slave(self, member: int) -> None:
-        """Close the connections of a slave that knows epochs, and forget what it confirmed by them."""
+        """Close the connections of a slave that knows epochs, and forget its confirmations by them."""
         for connection in self._connections:
             if connection.member_id == member:
                 connection.member_id = None
                 connection.dropped.set()
 
     def _replicated_end(self) -> int:
-        """Return the physical offset up to which the log counts as replicated; -1 if nothing does."""
+        """Return the physical offset up to which the log counts as replicated.
+
+        It is -1 if nothing does.
+        """
         if self._in_sync is None:
             return max([connection.reported for connection in self._connections], default=-1)
         confirmed = self.confirmed()
@@ -208,7 +217,7 @@ class HAService:
         return min([confirmed.get(member, -1) for member in self._in_sync], default=-1)
 
     def log_replication_lag(self) -> None:
-        """Log the replication lag of each slave, and how far one that catches up has come."""
+        """Log the replication lag of each slave, and the progress of one that catches up."""
         end, now_s = self._store.max_physical_offset, asyncio.get_running_loop().time()
         for connection in self._connections:
             if connection.reported >= 0:
@@ -280,7 +289,10 @@ class HAService:
                 self._on_report(connection, physical_offset)
 
     async def _welcome(self, connection: _HAConnection, stream: Stream) -> bytes:
-        """Admit a slave, and exchange epochs with it if it knows them; return the bytes of its first report."""
+        """Admit a slave, and exchange epochs with it if it knows them.
+
+        Returns the bytes of its first report.
+        """
         received = b"" if self._admission is None else await self._admission(stream)
         mastership, store = self._mastership, self._store
         if not mastership.is_valid:
@@ -311,7 +323,10 @@ class HAService:
         return encode_report(join.begin)
 
     def _on_report(self, connection: _HAConnection, physical_offset: int) -> None:
-        """Process a report; the first one is the offset to begin at. Raises StoreError if the logs have diverged."""
+        """Process a report; the first one is the offset to begin at.
+
+        Raises StoreError if the logs have diverged.
+        """
         end = self._store.max_physical_offset
         if physical_offset > end:
             raise StoreError(
@@ -335,7 +350,10 @@ class HAService:
                 waiter[1].set_result(is_replicated)
 
     async def _send(self, connection: _HAConnection, stream: Stream) -> None:
-        """Send the log to one slave. Raises StoreError if retention has deleted the range that it needs."""
+        """Send the log to one slave.
+
+        Raises StoreError if retention has deleted the range that it needs.
+        """
         position = await self._begin(connection)
         loop = asyncio.get_running_loop()
         connection.progress = TransferProgress(position, loop.time())

@@ -1,4 +1,4 @@
-"""Table synchronization: copies the metadata tables of the master to a slave, with at most a second of delay.
+"""Table synchronization: copies a master's metadata tables to a slave, at most a second later.
 
     table                          request                                 effect on the slave
     topics                         GET_ALL_TOPIC_CONFIG (21)               replaced if the data version differs
@@ -126,7 +126,10 @@ class SlaveSynchronize:
     async def _copy(
         self, code: RequestCode, apply: Callable[[bytes, str], Awaitable[None]], version: str | None = None
     ) -> None:
-        """Request a table and apply the response, unless the master's version is `version`. An empty one is none."""
+        """Request a table and apply the response, unless the master's version is `version`.
+
+        An empty response is not applied.
+        """
         address = self._registration.master_address
         try:
             request = RemotingCommand.request(code, TableVersionHeader(table_version=version))

@@ -17,7 +17,10 @@ class Pace:
         self._paid_until = clock()
 
     def delay_s(self, size: int) -> float:
-        """Return the time to wait after a transfer of `size` bytes; pauses before it are not made up for."""
+        """Return the time to wait after a transfer of `size` bytes.
+
+        Pauses before it are not made up for.
+        """
         now = self._clock()
         self._paid_until = max(self._paid_until, now) + size / self._rate
         delay_s = self._paid_until - now
@@ -32,9 +35,10 @@ class TransferProgress:
         self._last = (begin, now_s)
 
     def text(self, reported: int, end: int, now_s: float) -> str:
-        """Return a text such as `; 40 % of the 2000000 bytes from 0 on, 20000 bytes/s, about 60 s left`.
+        """Return the progress as text; empty for a slave that has everything.
 
-        It is empty for a slave that has everything. The rate is that since the last call.
+        For example `; 40 % of the 2000000 bytes from 0 on, 20000 bytes/s, about 60 s left`. The rate is that since the
+        last call.
         """
         last, last_s = self._last
         self._last = (reported, now_s)

@@ -133,11 +133,11 @@ class AccessService:
 
 
 def _changer(caller: Caller) -> tuple[str, bool]:
-    """Return the name of the user that wants a change, and whether it may do everything."""
+    """Return the name of the user behind a change, and whether it may do everything."""
     user = caller.user
     return (user.name, user.is_admin) if isinstance(user, Principal) else (caller.address, False)
 
 
 def _split(text: str | None) -> list[str] | None:
-    """Return the parts of a list that is joined by commas; None if it is missing."""
+    """Return the parts of a comma-separated list; None if it is missing."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]

@@ -40,7 +40,10 @@ class InspectionService:
         self._calls = calls
 
     def consumer_connections(self, name: str) -> ConsumerConnection:
-        """Return the members of a consumer group and its subscriptions. Raises Refused if it has no members."""
+        """Return the members of a consumer group and its subscriptions.
+
+        Raises Refused if it has no members.
+        """
         group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(Reason.CLIENT_OFFLINE, f"the consumer group[{name}] not online")
@@ -60,7 +63,10 @@ class InspectionService:
         return ProducerConnection(connection_set=_connections(members))
 
     async def all_producers(self) -> ProducerTableInfo:
-        """Return the members of all producer groups. Raises Refused if they are too many for one response."""
+        """Return the members of all producer groups.
+
+        Raises Refused if they are too many for one response.
+        """
         count = sum(map(len, self._state.clients.producers.values()))
         if count > MAX_PRODUCERS:
             raise Refused(
@@ -87,7 +93,10 @@ class InspectionService:
         return ProducerTableInfo(data=data)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel:
-        """Return the channel of a member of a consumer group. Raises Refused if the client is not connected."""
+        """Return the channel of a member of a consumer group.
+
+        Raises Refused if the client is not connected.
+        """
         known = self._state.clients.consumers.get(group)
         for channel, member in known.members.items() if known else ():
             if member.client_id == client_id:
@@ -103,7 +112,7 @@ class InspectionService:
         return bytes(record)
 
     async def consumer_status(self, request: GetConsumerStatusRequestHeader) -> dict[str, dict[MessageQueue, int]]:
-        """Return the offsets at which the members of a group consume a topic, by client id.
+        """Return the offsets at which a group's members consume a topic, by client id.
 
         The broker asks all members at once, or the one that the request names; a member without an answer is left out.
         Raises Refused if the group has no members.

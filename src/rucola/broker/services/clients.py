@@ -29,9 +29,10 @@ class ClientService:
         self._state = state
 
     def heartbeat(self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int) -> None:
-        """Add or refresh a client in its groups. Raises Refused, before any change, for too many groups or topics.
+        """Add or refresh a client in its groups.
 
-        A group that would be one too many on this broker is not created; its pulls are refused by that limit.
+        Raises Refused, before any change, for too many groups or topics. A group that would be one too many on this
+        broker is not created; its pulls are refused by that limit.
         """
         self._state.limits.check_heartbeat(heartbeat, self._state.clients.other_groups(channel, heartbeat))
         now_ms = self._state.clock()

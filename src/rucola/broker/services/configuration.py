@@ -81,7 +81,7 @@ class ConfigurationService:
 
     @property
     def version(self) -> dict[str, int]:
-        """The number of changes since the start, and the time of the last one: a DataVersion."""
+        """The number of changes since the start and the time of the last: a DataVersion."""
         return {"counter": self._changes, "timestamp": self._changed_ms}
 
     def properties(self) -> dict[str, str]:
@@ -118,7 +118,7 @@ class ConfigurationService:
         await self._announce(wanted)
 
     async def reload(self) -> None:
-        """Read the configuration file again and apply the keys of `CHANGEABLE`, as a whole or not at all.
+        """Read the configuration file again and apply the keys of `CHANGEABLE`, all or none.
 
         A key that was removed from the file gets its default. Other keys that differ from the file at the start are
         named in the log, and apply after a restart. ConfigError if there is no file, or if it is invalid.

@@ -28,7 +28,7 @@ class ConsumeStatsService:
         self._state = state
 
     async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
-        """Return a group's offsets beside the ends of the queues, on one topic or on all."""
+        """Return a group's offsets beside the ends of the queues, on one or all topics."""
         return await in_slices(self._of_group(group, topic))
 
     def _of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
@@ -71,7 +71,10 @@ class ConsumeStatsService:
     def _of_topic(
         self, group: str, topic: str, only_ordered: bool = False
     ) -> Generator[None, None, ConsumeStats | None]:
-        """Return a group's offsets on a topic; None if the topic is deleted, or the clients do not subscribe to it."""
+        """Return a group's offsets on a topic.
+
+        None if the topic is deleted, or the clients do not subscribe to it.
+        """
         config = self._state.topics.get(topic)
         if config is None or not is_subscribed(self._state, group, topic) or (only_ordered and not config.order):
             return None
@@ -91,7 +94,10 @@ class ConsumeStatsService:
         )
 
     async def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
-        """Return the times of the first, last and last consumed message of every queue. Raises Refused."""
+        """Return the times of every queue's first, last and last consumed message.
+
+        Raises Refused if there is no such topic.
+        """
         return await in_slices(self._time_spans(group, topic))
 
     def _time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
@@ -126,7 +132,7 @@ class ConsumeStatsService:
         )
 
     async def least_offsets(self, topic: str, compare_group: str, excluded: set[str]) -> dict[int, int]:
-        """Return the least offset of all groups on each queue of a topic, except excluded groups.
+        """Return the least offset of all groups, except `excluded`, on each queue of a topic.
 
         A queue on which `compare_group` has consumed less than all of these gets the greatest number instead.
         """

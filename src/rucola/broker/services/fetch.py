@@ -114,7 +114,10 @@ class FetchService:
     def _admit(
         self, caller: Caller, request: PullMessageRequestHeader
     ) -> tuple[SubscriptionGroupConfig, MessageFilter]:
-        """Return the group of a pull, created now if that is allowed, and its filter. Raises Refused."""
+        """Return the group of a pull, created now if that is allowed, and its filter.
+
+        Raises Refused.
+        """
         groups, name = self._state.groups, request.consumer_group
         group = groups.get(name) or groups.find(name, self._state.clock())
         if group is None:
@@ -165,7 +168,10 @@ class FetchService:
         return MessageFilter(accepted_codes(wanted) if wanted.is_tag_type else None, matched)
 
     def _retry_filter(self, group: str) -> Matches:
-        """Return the filter of a retry topic: the group's filter for the topic from which each message came."""
+        """Return the filter of a retry topic.
+
+        It is the group's filter for the topic from which each message came.
+        """
 
         def matches_retry(pairs: Mapping[str, str]) -> bool:
             wanted = self._state.filters.matches(pairs.get(properties.RETRY_TOPIC, ""), group)
@@ -209,7 +215,7 @@ class FetchService:
         may_wait: bool,
         is_held: bool = False,
     ) -> Fetched | Waiting:
-        """Read from `queue_offset` on. Returns Waiting instead of a result if the pull shall be held."""
+        """Read from `queue_offset` on; return Waiting if the pull is to be held."""
         # 1. Read, and count what was found.
         state, codes = self._state, wanted.codes
         began_ms = state.clock()
@@ -260,7 +266,10 @@ class FetchService:
         return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
-        """Store a message in OFFSET_MOVED_EVENT: this group was moved to another offset. A slave stores nothing."""
+        """Store a message in OFFSET_MOVED_EVENT: this group was moved to another offset.
+
+        A slave stores nothing.
+        """
         if self._state.store.config.is_slave:
             return
         event = {

@@ -78,7 +78,10 @@ class GroupService:
                     yield
 
     async def reset_offsets(self, request: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
-        """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
+        """Have the clients of a group continue at other offsets of a topic.
+
+        Returns these offsets. Raises Refused.
+        """
         topic = self._state.topics.get(request.topic)
         if topic is None:
             raise Refused(
@@ -101,9 +104,10 @@ class GroupService:
     def _reset_targets(
         self, request: ResetOffsetRequestHeader, topic: TopicConfig
     ) -> Generator[None, None, dict[MessageQueue, int]]:
-        """Return the new offset of every queue, or of the one that the request names with an offset.
+        """Return the new offset of every queue.
 
-        Without `is_force` no offset moves forward.
+        If the request names a queue with an offset, only that one is returned. Without `is_force` no offset moves
+        forward.
         """
         if request.queue_id is not None and request.offset is not None:
             return {self._queue(request.topic, request.queue_id): request.offset}
@@ -127,6 +131,6 @@ class GroupService:
 
 
 def is_subscribed(state: BrokerState, group: str, topic: str) -> bool:
-    """Tell whether a group's clients subscribe to a topic. A group without clients counts as subscribed."""
+    """Return whether a group's clients subscribe to a topic; True without clients."""
     members = state.clients.consumers.get(group)
     return members is None or not members.subscriptions or topic in members.subscriptions

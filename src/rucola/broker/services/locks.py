@@ -21,7 +21,7 @@ class LockService:
         self._clock = state.clock
 
     def lock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Lock or renew queues for a client, and return those of them that it holds now.
+        """Lock or renew queues for a client, and return those that it holds now.
 
         Beyond maxQueueLocks, locks are renewed and none is added; Refused if that leaves the client without any.
         """

@@ -26,7 +26,10 @@ class OffsetService:
         self._limits = state.limits
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return a group's offset on a queue. Raises Refused if it has none and the client shall decide."""
+        """Return a group's offset on a queue.
+
+        Raises Refused if it has none and the client is to decide.
+        """
         queue_offset = self._offsets.get(group, topic, queue_id)
         if queue_offset >= 0:
             return queue_offset
@@ -38,7 +41,7 @@ class OffsetService:
         return 0
 
     def _is_old(self, topic: str, queue_id: int) -> bool:
-        """Tell whether a queue's first message is deleted, or so far back that it is read from disk."""
+        """Return whether a queue's first message is deleted, or would be read from disk."""
         store = self._store
         if store.min_offset(topic, queue_id) > 0:
             return True
@@ -46,12 +49,18 @@ class OffsetService:
         return bool(first) and store.config.is_on_disk(store.max_physical_offset - first[0][0])
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store a group's offset on a queue. Raises Refused if the table is full, unless it has an offset there."""
+        """Store a group's offset on a queue.
+
+        Raises Refused if the table is full, unless the group has an offset there.
+        """
         self._limits.check_offset(self._offsets, group, topic, queue_id)
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at a time, or nearest to it; 0 for an empty queue."""
+        """Return the queue offset of the first message stored at or nearest to a time.
+
+        It is 0 for an empty queue.
+        """
         return self._store.offset_by_time(topic, queue_id, timestamp_ms)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
@@ -67,9 +76,10 @@ class OffsetService:
         return self._store.earliest_store_time(topic, queue_id)
 
     def consumer_offsets_since(self, version: str | None) -> tuple[str, Mapping[str, Mapping[int, int]]]:
-        """Return the version of the table, and the offsets by "topic@group" and queue id that changed since `version`.
+        """Return the version of the table, and the offsets that changed since `version`.
 
-        All are returned without a version, or with that of another table.
+        The offsets are by "topic@group" and queue id. All are returned without a version, or with that of another
+        table.
         """
         return self._offsets.version, self._offsets.changes_since(version)
 

@@ -120,9 +120,10 @@ class PublishService:
     # Admission.
 
     def admit(self, caller: Caller, version: int, header: SendHeader, body: bytes, put: Put[T]) -> T | Awaitable[T]:
-        """Choose topic and queue for a message, and store it with `put`, one of the `put_...` methods.
+        """Choose topic and queue for a message, and store it with `put`.
 
-        An awaitable is returned if the topic is created. `version` is that of the client. Raises Refused.
+        `put` is one of the `put_...` methods. An awaitable is returned if the topic is created. `version` is that of
+        the client. Raises Refused.
         """
         topic = self._topic(header.topic)
         if topic is None:
@@ -138,9 +139,10 @@ class PublishService:
             raise self._illegal(error) from None
 
     def _other_queue(self, caller: Caller, header: SendHeader, topic: TopicConfig) -> int:
-        """Return the queue for a queue id that is none of the topic's write queues. Raises Refused.
+        """Return the queue for a queue id that is none of the topic's write queues.
 
-        A negative id leaves the choice to the broker; the id of a queue that is only read stays, as with Apache.
+        A negative id leaves the choice to the broker; the id of a queue that is only read stays, as with Apache. Raises
+        Refused.
         """
         if header.queue_id < 0:
             if topic.write_queue_nums < 1:
@@ -153,7 +155,10 @@ class PublishService:
         return header.queue_id
 
     async def _create_topic(self, caller: Caller, version: int, header: SendHeader, body: bytes, put: Put[T]) -> T:
-        """Create the topic, write the table, register, then store: a consumer that starts now finds the topic."""
+        """Create the topic, write the table, register, then store.
+
+        In this order, a consumer that starts now finds the topic.
+        """
         try:
             topics.check_topic(header.topic)
         except InvalidMessage as error:
@@ -237,7 +242,7 @@ class PublishService:
         )
 
     def _put_unusual(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
-        """Store a message that may wait or move to another topic, or whose property string is not well formed."""
+        """Store a message that may wait or change its topic, or has malformed properties."""
         # 1. The properties as pairs. The order of the steps matters: each may add properties that later ones read.
         now_ms = self._clock()
         pairs = properties.parse(header.properties)
@@ -280,7 +285,10 @@ class PublishService:
     def _target_queue(
         self, header: SendHeader, version: int, queue_id: int, pairs: dict[str, str], now_ms: int
     ) -> tuple[str, int]:
-        """Return the queue that a message is for: a retry that was retried too often is for the dead letter queue."""
+        """Return the queue that a message is for.
+
+        A message that was retried too often is for the dead letter queue.
+        """
         if not header.topic.startswith(topics.RETRY_PREFIX):
             return header.topic, queue_id
         name = header.topic.removeprefix(topics.RETRY_PREFIX)
@@ -295,7 +303,10 @@ class PublishService:
     def _waiting_queue(
         self, header: SendHeader, target: tuple[str, int], is_half: bool, pairs: dict[str, str], now_ms: int
     ) -> tuple[str, int]:
-        """Return the queue that a message is stored in: its target, or where it waits. Notes its target in `pairs`."""
+        """Return the queue to store a message in: its target, or where it waits.
+
+        Notes its target in `pairs`.
+        """
         if not is_half:
             if header.reconsume_times:  # a timer message had its time before it was consumed
                 return redirect_by_level(*target, pairs, self._delay_level_count)
@@ -314,7 +325,7 @@ class PublishService:
         return self._transactions.prepare(*target, pairs, now_ms)
 
     def _check_reserve(self, message: MessageInner) -> None:
-        """Raise InvalidMessage for a message that waits if its record could not be put again later."""
+        """Raise InvalidMessage for a waiting message whose record could not be put again later."""
         size = len(message.body) + len(message.properties)
         limit = self._store_config.mapped_file_size_commit_log - _RESERVE
         if size > limit:
@@ -372,7 +383,10 @@ class PublishService:
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
     def _check_count(self, header: SendHeader, count: int) -> None:
-        """Raise Refused for a batch of too many messages. Clients do not retry it, since no broker would take it."""
+        """Raise Refused for a batch of too many messages.
+
+        Clients do not retry it, since no broker would take it.
+        """
         if count > (limit := self._config.max_messages_per_batch):
             found = f"a batch of more than {limit} messages for topic {header.topic}"
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
@@ -413,7 +427,10 @@ class PublishService:
     # Durability and refusals.
 
     def when_durable(self, published: Published, done: Callable[[Missing | None], None]) -> None:
-        """Call `done` with None once the messages are durable, else with the status and text of the failure."""
+        """Call `done` with None once the messages are durable.
+
+        If that fails, it is called with the status and text of the failure.
+        """
         began_ms = self._clock()
 
         def end(missing: Missing | None) -> None:

@@ -27,7 +27,7 @@ class QueryService:
         self._check_read = check_read
 
     async def by_key(self, caller: Caller, request: QueryMessageRequestHeader) -> QueryResult:
-        """Return records whose key has the hash of the requested key; callers compare the keys themselves."""
+        """Return records whose key has the requested key's hash; callers compare the keys themselves."""
         max_num = self._config.default_query_max_num if is_true(request.unique_key_query) else request.max_num
         before = request.before_physical_offset
         found = await in_slices(

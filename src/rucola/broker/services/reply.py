@@ -1,4 +1,4 @@
-"""Replies: the response of a consumer to a request message reaches the client that sent the request.
+"""Replies: a consumer's response to a request message reaches the sender of the request.
 
 A reply is pushed at once to the requester, which is connected to this broker as a producer, with PUSH_REPLY_TIME among
 its properties. It is also stored in its topic (storeReplyMessageEnable), for later reading. A reply that cannot be

@@ -1,4 +1,7 @@
-"""Results of the services that move messages. Structs, since one is created per request: 0.1 µs each."""
+"""Results of the services that move messages.
+
+Structs, since one is created per request: 0.1 µs each.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,10 @@ class RetryService:
         self._delay_level_count = state.delay_level_count
 
     def retry(self, caller: Caller, request: ConsumerSendMsgBackRequestHeader, version: int) -> None:
-        """Store a message for another attempt of its group. `version` is that of the client. Raises Refused."""
+        """Store a message for another attempt of its group.
+
+        `version` is that of the client. Raises Refused.
+        """
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
         if group is None:
@@ -88,7 +91,10 @@ class RetryService:
         retry_queue: tuple[str, int] | None,
         now_ms: int,
     ) -> MessageInner:
-        """Return the message to put: delayed for the retry queue, or a dead letter if that is None."""
+        """Return the message to put: delayed for the retry queue, or a dead letter.
+
+        It is a dead letter if `retry_queue` is None.
+        """
         attempt = replace(message, prepared_transaction_offset=0)
         attempt.reconsume_times = min(message.reconsume_times + 1, MAX_RECONSUME_TIMES)
         pairs = attempt.properties = message.properties | {properties.WAIT: "false"}

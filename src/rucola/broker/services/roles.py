@@ -41,7 +41,10 @@ COUNTED_PER_ITERATION = 1000
 
 
 class RoleChanges(RoleControl, Protocol):
-    """A `RoleControl` that runs changes in the background, since the service that asks for one ends with it."""
+    """`RoleControl` that runs changes in the background.
+
+    They run there since the service that asks for a change ends with it.
+    """
 
     member_id: int
     role_since_ms: int
@@ -57,7 +60,10 @@ class RoleChanges(RoleControl, Protocol):
 
 
 class PeerCalls(Protocol):
-    """The requests of a master to the slave to which it hands over. Both methods raise RemotingError."""
+    """Requests of a master to the slave to which it hands over.
+
+    Both methods raise RemotingError.
+    """
 
     async def promote(self, address: str, epoch: int) -> None:
         """Ask a slave to become master in an epoch, although its master is connected."""
@@ -182,7 +188,10 @@ class RoleService:
         return epoch
 
     def demote(self, caller: Caller, broker_id: int) -> None:
-        """Become slave of the registered master, in the background. Raises Refused without an id above 0."""
+        """Become slave of the registered master, in the background.
+
+        Raises Refused without an id above 0.
+        """
         self._check_not_elected()
         if not (self._control.member_id or broker_id):
             raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
@@ -192,7 +201,10 @@ class RoleService:
         self._control.in_background(self._control.become_slave(epoch, broker_id, self._master_address("")))
 
     async def switch_over(self, caller: Caller, target: SwitchOverRequestHeader) -> tuple[int, int]:
-        """Hand over to a slave; return the new epoch and the pause in milliseconds. Raises Refused."""
+        """Hand over to a slave; return the new epoch and the pause in milliseconds.
+
+        Raises Refused.
+        """
         self._check_not_elected()
         mastership = self._mastership
         if not mastership.is_valid:
@@ -239,7 +251,10 @@ class RoleService:
         return "" if self._config.namesrv_addresses else ha_address or self._config.ha_master_address
 
     def _age_s(self, physical_offset: int) -> float:
-        """Return the age of the message at a physical offset, in seconds; 0 at the end of the log."""
+        """Return the age of the message at a physical offset, in seconds.
+
+        It is 0 at the end of the log.
+        """
         record = self._store.record_at(physical_offset)
         return 0 if record is None else max(0, self._clock() - peek(record).store_timestamp) / 1000
 

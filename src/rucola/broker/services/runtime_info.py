@@ -35,7 +35,10 @@ class RuntimeInfoService:
         return dict(sorted((self._process() | self._traffic() | self._space()).items()))
 
     def statistic(self, name: str, key: str) -> BrokerStatsData:
-        """Return the last minute, hour and day of a statistic. Raises Refused if nothing was counted under the key."""
+        """Return the last minute, hour and day of a statistic.
+
+        Raises Refused if nothing was counted under the key.
+        """
         self._store.reput()
         data = self._stats.view(name, key, self._clock())
         if data is None:

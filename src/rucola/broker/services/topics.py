@@ -1,4 +1,4 @@
-"""Topics: their settings, the ends of their queues, and the units of a ConsumeQueue, for operators.
+"""Topics: settings, ends of queues, and units of a ConsumeQueue, for operators.
 
 Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: a topic that is deleted
 leaves its ConsumeQueues until their messages expire. If it is created again before that, it continues at the queue
@@ -84,7 +84,7 @@ class TopicService:
         return offsets
 
     def consume_queue(self, request: QueryConsumeQueueRequestHeader) -> QueryConsumeQueueResponseBody | None:
-        """Return units of a ConsumeQueue, at most `MAX_UNITS`, with the subscription of a group to the topic.
+        """Return up to `MAX_UNITS` units of a ConsumeQueue, with a group's subscription to the topic.
 
         None if the requested index is not in the queue. Raises Refused if there is no such queue.
         """

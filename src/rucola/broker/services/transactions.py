@@ -27,7 +27,10 @@ class TransactionService:
         self._check_publish = check_publish
 
     def end(self, caller: Caller, request: EndTransactionRequestHeader) -> bool:
-        """Commit or roll back. Returns False if the producer does not know the outcome yet. Raises Refused."""
+        """Commit or roll back a transaction.
+
+        Returns False if the producer does not know the outcome yet. Raises Refused.
+        """
         outcome = request.commit_or_rollback
         if outcome == sysflag.TRANSACTION_NOT:
             return False

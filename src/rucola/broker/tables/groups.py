@@ -36,7 +36,10 @@ class SubscriptionGroupTable:
         self._table: dict[str, SubscriptionGroupConfig] = {}
 
     def load(self) -> None:
-        """Load the file, and add the system groups. Raises StoreCorrupt if the file cannot be parsed."""
+        """Load the file, and add the system groups.
+
+        Raises StoreCorrupt if the file cannot be parsed.
+        """
         value = self._file.read()
         if value:
             stored = to_body(SubscriptionGroupWrapper, value)

@@ -27,7 +27,10 @@ _SEPARATOR = "@"
 
 
 class ConsumerOffsetTable:
-    """Consumer offsets by topic, group and queue id. All methods must be called in one event loop."""
+    """Consumer offsets by topic, group and queue id.
+
+    All methods must be called in one event loop.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = ConfigFile(path)
@@ -155,13 +158,16 @@ class ConsumerOffsetTable:
 
     @property
     def version(self) -> str:
-        """The version of the table; that of another broker, or of this one before a restart, never equals it."""
+        """The version of the table.
+
+        That of another broker, or of this one before a restart, never equals it.
+        """
         return f"{self._incarnation}:{self._changes}"
 
     def changes_since(self, version: str | None) -> Mapping[str, Mapping[int, int]]:
-        """Return the offsets of each `topic@group` with a change since `version`; all for an unknown version.
+        """Return the offsets of each `topic@group` with a change since `version`.
 
-        Costs as much as there are changes, so that a slave can ask often.
+        For an unknown version, all are returned. Costs as much as there are changes, so that a slave can ask often.
         """
         incarnation, _, number = (version or "").partition(":")
         if incarnation != self._incarnation or not number.isdecimal():
@@ -207,7 +213,10 @@ def _split(key: str) -> tuple[str, str, str]:
 
 
 def parse_consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
-    """Parse the offsets of a file or response, by `topic@group`. StoreCorrupt names `source` if they are invalid."""
+    """Parse the offsets of a file or response, by `topic@group`.
+
+    Raises StoreCorrupt, which names `source`, if they are invalid.
+    """
     try:
         return {
             key: {int(queue_id): int(queue_offset) for queue_id, queue_offset in queues.items()}

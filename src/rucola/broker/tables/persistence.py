@@ -37,7 +37,10 @@ class TablePersistence:
             self._writing.add_done_callback(self._written)
 
     async def wait_persisted(self) -> None:
-        """Wait until every change up to now is on disk. Raises OSError if a write failed."""
+        """Wait until every change up to now is on disk.
+
+        Raises OSError if a write failed.
+        """
         writing = self._writing
         if writing is not None and not writing.done():
             await asyncio.wait([writing])  # a cancelled caller does not cancel the write

@@ -59,7 +59,10 @@ class TopicConfigTable:
         """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
     def load(self, now_ms: int) -> None:
-        """Load the file, and add the system topics. Raises StoreCorrupt if the file cannot be parsed."""
+        """Load the file, and add the system topics.
+
+        Raises StoreCorrupt if the file cannot be parsed.
+        """
         value = self._file.read()
         if value:
             stored = to_body(TopicConfigSerializeWrapper, value)
