@@ -1,4 +1,4 @@
-"""Messages in PySpark: the data source `rocketmq`, the lake of archived messages, and the pipeline's jobs.
+"""Messages in PySpark: the data source `rocketmq`, the lake of archived messages, and pipeline jobs.
 
     source/        the data source: batch and streaming reads of stores and live brokers, and writes
     lake/          archived messages as Parquet files with a key index, and their commit protocol

@@ -36,7 +36,7 @@ _QUIET: Final = "-Xlog:cds*=off"
 
 
 def java_options(java_home: Path) -> list[str]:
-    """Return runtime options that use the archive or, if there is none yet, write it at exit.
+    """Return runtime options that use the archive or, if missing, write it at exit.
 
     The list is empty if no archive can be used, or if another session is writing it.
     """
@@ -81,7 +81,7 @@ def _directory() -> Path:
 
 
 def _key(java_home: Path, spark_home: Path) -> str:
-    """Return a hash of the Java release and of path and time of the Spark installation."""
+    """Return a hash of the Java release and the Spark installation's path and time."""
     jars = spark_home / "jars"
     parts = (java_home / "release").read_bytes(), os.fsencode(jars), str(jars.stat().st_mtime_ns).encode()
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

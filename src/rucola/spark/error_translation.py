@@ -94,7 +94,7 @@ def translate_spark_errors() -> Iterator[None]:
 
 
 def _parse_error(text: str) -> errors.MQError | None:
-    """Return the Rucola error in the text of a Spark error, None if there is none."""
+    """Return the Rucola error in the text of a Spark error, or None."""
     found = _RUCOLA_ERROR.search(text)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Ctrl-C during a job: exit code 130 at once, without a traceback, and the Java runtime ends as well.
+"""Ctrl-C during a job: exit code 130 at once, without a traceback.
 
-Jobs can be interrupted anywhere: each is complete, or can be run again and continues. An orderly exit would go through
-the connection to the Java runtime, on which a call is waiting, and print a hundred lines. The runtime ignores SIGINT,
-exits when its standard input closes, and stops Spark's Python processes.
+The Java runtime ends as well. Jobs can be interrupted anywhere: each is complete, or can be run again and continues. An
+orderly exit would go through the connection to the Java runtime, on which a call is waiting, and print a hundred lines.
+The runtime ignores SIGINT, exits when its standard input closes, and stops Spark's Python processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def exit_now(number: int, _: object) -> None:
 
 @contextmanager
 def exiting_on_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process while the block runs, unless the program has a handler of its own."""
+    """Let Ctrl-C end the process during the block, unless the program handles SIGINT itself."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

@@ -145,7 +145,10 @@ def _set_environment(home: Path, *, is_local: bool) -> None:
 
 
 def _check_reachable(master: str) -> None:
-    """Raise ConfigError if no standalone master accepts a connection. Spark itself would retry for a minute."""
+    """Raise ConfigError if no standalone master accepts a connection.
+
+    Spark itself would retry for a minute.
+    """
     if not master.startswith("spark://"):
         return
     why: OSError | None = None
@@ -215,7 +218,7 @@ AnySession: TypeAlias = SparkSession | LazySession
 
 
 def runs_in_spark(spark: AnySession, size: Callable[[], int]) -> bool:
-    """Tell whether a job over messages of `size()` bytes runs in Spark, and not in this process."""
+    """Tell whether a job over `size()` bytes of messages runs in Spark, not in-process."""
     return not isinstance(spark, LazySession) or spark.is_needed(size)
 
 
@@ -225,7 +228,10 @@ def resolve_session(spark: AnySession) -> SparkSession:
 
 
 def java_home() -> Path:
-    """Return the home of a Java runtime that Spark can use. Raises ConfigError if there is none."""
+    """Return the home of a Java runtime that Spark can use.
+
+    Raises ConfigError if there is none.
+    """
     seen = []
     for home in _candidates():
         version = java_version(home)

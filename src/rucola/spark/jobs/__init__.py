@@ -1,4 +1,6 @@
-"""Jobs of the pipeline, one module each: a pure function over DataFrames or Arrow batches, and `run`, its driver.
+"""Jobs of the pipeline, one module each.
+
+A module has a pure function over DataFrames or Arrow batches, and `run`, its driver.
 
     archive   new messages of stores or live brokers into a lake
     compact   small files of a lake into few large ones

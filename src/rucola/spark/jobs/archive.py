@@ -1,4 +1,6 @@
-"""Archive job: appends new messages of a store or of live brokers to the lake, and their keys to the key index.
+"""Archive job: appends new messages of a store or live brokers to the lake.
+
+Their keys are appended to the key index.
 
 **Stores.** The log is one sequence, so its archive progress is one number: the physical offset after the last archived
 record. A run archives the complete records from there to the end of the log at its start; the store may be in use. A
@@ -132,12 +134,12 @@ def run(
     corrupt_records: str = "fail",
     fail_on_data_loss: bool = True,
 ) -> ArchiveResult:
-    """Archive the new messages of a store directory; a second run over the same log adds nothing.
+    """Archive the new messages of a store directory.
 
-    The options are those of the data source (see `rucola.spark.source.options`); without `fail_on_data_loss`, messages
-    that were deleted before they were archived only cause a warning. Raises StoreError if `store` is not a store
-    directory, is damaged, or is not the store that was archived under this name before; ConfigError if the lake cannot
-    be used. Nothing is archived on an error.
+    A second run over the same log adds nothing. The options are those of the data source (see
+    `rucola.spark.source.options`); without `fail_on_data_loss`, messages that were deleted before they were archived
+    only cause a warning. Raises StoreError if `store` is not a store directory, is damaged, or is not the store that
+    was archived under this name before; ConfigError if the lake cannot be used. Nothing is archived on an error.
     """
     check_store(store)
     directory = Path(store).absolute()
@@ -263,7 +265,10 @@ def _publish(
 
 
 def _archived_progress(lake: LakeWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:
-    """Return the archive progress of a store or live broker; StoreError if it was archived in the other way."""
+    """Return the archive progress of a store or live broker.
+
+    Raises StoreError if it was archived in the other way.
+    """
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
         kinds = ("live", "from its store directory") if known.is_live else ("from its store directory", "live")
@@ -277,7 +282,10 @@ def _archived_progress(lake: LakeWriter, name: str, *, is_live: bool) -> Archive
 def _live_ranges(
     bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: LakeWriter, fail_on_data_loss: bool
 ) -> dict[BrokerQueue, tuple[int, int]]:
-    """Return the half-open range of queue offsets to archive, by queue; queues without new messages are omitted."""
+    """Return by queue the half-open range of queue offsets to archive.
+
+    Queues without new messages are omitted.
+    """
     # A queue on a broker spans [least, most). With the archived offset `begin`, there are four cases:
     #   begin > most            the queue has fewer messages than the lake: it was deleted and created again
     #   begin < least           messages were deleted before they were archived
@@ -304,7 +312,10 @@ def _live_ranges(
 def _resume_offset(
     reader: StoreReader, known: ArchiveProgress | None, name: str, lake: LakeWriter, fail_on_data_loss: bool
 ) -> int:
-    """Return the physical offset to continue at; StoreError if this is not the store that was archived before."""
+    """Return the physical offset to continue at.
+
+    Raises StoreError if this is not the store that was archived before.
+    """
     begin = reader.min_physical_offset
     if known is None:
         return begin

@@ -1,4 +1,6 @@
-"""Audit job: statistics of the messages in a log. Each table is a pure function of DataFrames.
+"""Audit job: statistics of the messages in a log.
+
+Each table is a pure function of DataFrames.
 
     facts         one narrow row per message, from which all tables are computed; bodies are only hashed
     topics        by topic: messages, bytes, sizes, born-to-store latency, repeats
@@ -58,7 +60,7 @@ _COMMITS: Final = "brokerName string, `group` string, topic string, queueId int,
 
 
 def facts(messages: DataFrame) -> DataFrame:
-    """Reduce each message to the values that are counted: position, times, size, kind, group and a body hash."""
+    """Reduce messages to the counted values: position, times, size, kind, group and a body hash."""
     topic = F.col("topic")
     retry, dead = topic.startswith(RETRY_PREFIX), topic.startswith(DLQ_PREFIX)
     return messages.select(
@@ -104,7 +106,10 @@ def topics(facts: DataFrame) -> DataFrame:
 
 
 def hours(facts: DataFrame) -> DataFrame:
-    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
+    """Return one row per topic and hour.
+
+    Columns: messages, bytes, average and peak rate per second, born-to-store latency.
+    """
     hour = _step("hour", HOUR_MS)
     rows = facts.groupBy("topic", hour).agg(
         F.count("*").alias("messages"),
@@ -116,7 +121,10 @@ def hours(facts: DataFrame) -> DataFrame:
 
 
 def timeline(facts: DataFrame, step_ms: int) -> DataFrame:
-    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
+    """Return one row per topic and step of `step_ms`.
+
+    Columns: kind, group, messages, bytes, latency, peak rate per second.
+    """
     begin = _step("begin", step_ms)
     rows = facts.groupBy("topic", begin).agg(
         F.first("kind").alias("kind"),
@@ -129,13 +137,19 @@ def timeline(facts: DataFrame, step_ms: int) -> DataFrame:
 
 
 def _peaks(facts: DataFrame, step: Column, name: str) -> DataFrame:
-    """Return by topic and step the messages of the step's busiest second, for which seconds are counted first."""
+    """Return by topic and step the number of messages in the busiest second.
+
+    Messages are first counted by second.
+    """
     seconds = facts.groupBy("topic", step, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
     return seconds.groupBy("topic", name).agg(F.max("n").alias("peakPerSecond"))
 
 
 def failures(facts: DataFrame) -> DataFrame:
-    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
+    """Return one row per group, kind, original topic and hour.
+
+    The kind is `retry` or `dead letter`. Columns: messages, most retries.
+    """
     return (
         facts.where("kind <> 'message'")
         .groupBy("group", "kind", "originTopic", _step("hour", HOUR_MS))
@@ -144,13 +158,19 @@ def failures(facts: DataFrame) -> DataFrame:
 
 
 def sizes(facts: DataFrame) -> DataFrame:
-    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
+    """Return one row per topic and size class.
+
+    A size class has the records of more than `upto` / 2 and at most `upto` bytes.
+    """
     upto = F.pow(F.lit(2), F.ceil(F.log2("size"))).cast("bigint").alias("upto")
     return facts.groupBy("topic", upto).agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
 
 
 def hot_keys(facts: DataFrame, limit: int = HOT_KEYS) -> DataFrame:
-    """Return one row per topic and key, for the `limit` most frequent keys of each topic that occur more than once."""
+    """Return the `limit` most frequent keys of each topic that occur more than once.
+
+    There is one row per topic and key.
+    """
     keys = facts.select("topic", F.explode("keys").alias("key"))
     counted = keys.groupBy("topic", "key").agg(F.count("*").alias("messages")).where("messages > 1")
     rank = F.row_number().over(Window.partitionBy("topic").orderBy(F.desc("messages"), "key"))
@@ -190,7 +210,7 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
 
 
 def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return the backlog per group and queue: messages, bytes, and the waiting time of the oldest message.
+    """Return the backlog per group and queue: messages, bytes, and the oldest message's waiting time.
 
     `commits` has the committed offsets: brokerName, group, topic, queueId, committed.
     """
@@ -234,7 +254,10 @@ def _born_to_store() -> Column:
 
 
 def _percentiles(value: Column) -> list[Column]:
-    """Return the columns of `PERCENTILES`, accurate to a ten-thousandth of the rank, and `most`, the maximum."""
+    """Return the columns of `PERCENTILES`, and `most`, the maximum.
+
+    Percentiles are accurate to a ten-thousandth of the rank.
+    """
     found = [F.percentile_approx(value, share).alias(name) for name, share in PERCENTILES.items()]
     return [*found, F.max(value).alias("most")]
 
@@ -294,7 +317,7 @@ def run(
     hottest: int = HOT_KEYS,
     delay_levels: str | None = None,
 ) -> AuditResult:
-    """Audit store directories and lakes together, and write the tables and report.html into `out`, if given.
+    """Audit store directories and lakes together; write the tables and report.html into `out`, if given.
 
     `hottest` limits the hot keys per topic; `delay_levels` is the brokers' messageDelayLevel if it is not the default.
     Consumer offsets come from config/consumerOffset.json of the stores; lakes have none. Raises StoreError if a source
@@ -391,7 +414,7 @@ def union_all(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None:
-    """Return the messages of the trace topic, or None for a store that does not have the topic."""
+    """Return the messages of the trace topic, or None for a store without it."""
     if is_store(source):
         with StoreReader(source) as store:
             if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
@@ -400,7 +423,7 @@ def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None
 
 
 def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yield the committed offset of each group and queue of a store; nothing for a lake."""
+    """Yield the committed offsets of a store by group and queue; none for a lake."""
     if not is_store(source):
         return
     for group, topic, queue_id, committed in store_offsets.read(source):

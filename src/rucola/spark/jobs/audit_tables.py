@@ -50,7 +50,7 @@ _LAG_NUMBERS: Final = {
 
 
 def facts(messages: pa.RecordBatch) -> pa.Table:
-    """Reduce each message to the values that are counted: position, times, size, kind, group and a body hash."""
+    """Reduce messages to the counted values: position, times, size, kind, group and a body hash."""
     topic, pairs = messages["topic"], messages["properties"]
     retry, dead = bools(pc.starts_with(topic, RETRY_PREFIX)), bools(pc.starts_with(topic, DLQ_PREFIX))
     kind = _KINDS.take(arrow(np.where(retry, 1, np.where(dead, 2, 0))))
@@ -97,7 +97,10 @@ def topics(facts: pa.Table) -> pa.Table:
 
 
 def hours(facts: pa.Table) -> pa.Table:
-    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
+    """Return one row per topic and hour.
+
+    Columns: messages, bytes, average and peak rate per second, born-to-store latency.
+    """
     stored = ints(facts["storedMs"])
     timed = _with_step(facts, "hour", HOUR_MS)
     groups = Groups(timed, ["topic", "hour"])
@@ -111,7 +114,10 @@ def hours(facts: pa.Table) -> pa.Table:
 
 
 def timeline(facts: pa.Table, step_ms: int) -> pa.Table:
-    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
+    """Return one row per topic and step of `step_ms`.
+
+    Columns: kind, group, messages, bytes, latency, peak rate per second.
+    """
     timed = _with_step(facts, "begin", step_ms)
     groups = Groups(timed, ["topic", "begin"])
     return groups.table(
@@ -125,7 +131,10 @@ def timeline(facts: pa.Table, step_ms: int) -> pa.Table:
 
 
 def _peaks(groups: Groups, timed: pa.Table, step: str) -> Array:
-    """Return for each group, by topic and the column `step`, the messages of its busiest second."""
+    """Return the number of messages in each group's busiest second.
+
+    The groups are by topic and the column `step`.
+    """
     seconds = timed.append_column("second", arrow(ints(timed["storedMs"]) // 1000))
     within = Groups(seconds, ["topic", step, "second"])
     # `within` groups within `groups`: each second is assigned to the step of one of its rows, and the step keeps the
@@ -136,14 +145,20 @@ def _peaks(groups: Groups, timed: pa.Table, step: str) -> Array:
 
 
 def failures(facts: pa.Table) -> pa.Table:
-    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
+    """Return one row per group, kind, original topic and hour.
+
+    The kind is `retry` or `dead letter`. Columns: messages, most retries.
+    """
     failed = _with_step(facts.filter(mask(~_is(facts["kind"], "message"))), "hour", HOUR_MS)
     groups = Groups(failed, ["group", "kind", "originTopic", "hour"])
     return groups.table(messages=groups.count(), mostTries=groups.max(ints(failed["reconsumeTimes"])))
 
 
 def sizes(facts: pa.Table) -> pa.Table:
-    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
+    """Return one row per topic and size class.
+
+    A size class has the records of more than `upto` / 2 and at most `upto` bytes.
+    """
     size = ints(facts["size"])
     # The smallest power of two that is not below the size: 1000 and 1024 give 1024, 1025 gives 2048.
     upto = np.int64(1) << np.ceil(np.log2(size)).astype(np.int64)
@@ -152,7 +167,10 @@ def sizes(facts: pa.Table) -> pa.Table:
 
 
 def hot_keys(facts: pa.Table, limit: int) -> pa.Table:
-    """Return one row per topic and key, for the `limit` most frequent keys of each topic that occur more than once."""
+    """Return the `limit` most frequent keys of each topic that occur more than once.
+
+    There is one row per topic and key.
+    """
     keys = combined(facts["keys"])
     exploded = pa.table({"topic": facts["topic"].take(pc.list_parent_indices(keys)), "key": keys.flatten()})
     groups = Groups(exploded, ["topic", "key"])
@@ -217,7 +235,7 @@ def _consumed(traces: Iterable[bytes]) -> Iterator[tuple[str, str, int]]:
 
 
 def lags(facts: pa.Table, commits: Iterable[tuple[str, str, str, int, int]]) -> pa.Table:
-    """Return the backlog per group and queue: messages, bytes, and the waiting time of the oldest message.
+    """Return the backlog per group and queue: messages, bytes, and the oldest message's waiting time.
 
     `commits` has the committed offsets: brokerName, group, topic, queueId, committed.
     """

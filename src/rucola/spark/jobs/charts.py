@@ -1,7 +1,7 @@
-"""Inline SVG charts without scripts, external fonts or images; colours are CSS variables of the page.
+"""Inline SVG charts without scripts, external fonts or images.
 
-A chart scales with the width of its column. Every mark has a title, which browsers show as a tooltip. A chart without
-data is a sentence instead.
+Colours are CSS variables of the page. A chart scales with the width of its column. Every mark has a title, which
+browsers show as a tooltip. A chart without data is a sentence instead.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ def size_text(size: float) -> str:
 
 
 def duration_text(milliseconds: float | None) -> str:
-    """Format a duration: 12 ms, 3.4 s, 5.0 min, 2.1 h, 3.0 d; a dash for None."""
+    """Format a duration; a dash for None.
+
+    Examples: 12 ms, 3.4 s, 5.0 min, 2.1 h, 3.0 d.
+    """
     if milliseconds is None:
         return "–"
     for limit, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
@@ -129,7 +132,7 @@ def _digits(value: float) -> str:
 
 
 def _scale(most: float) -> tuple[float, list[float]]:
-    """Return the upper end of an axis that includes `most`, and its ticks at round numbers.
+    """Return the upper end of an axis that includes `most`, and its round ticks.
 
     The step is the smallest of 1, 2, 2.5, 5 and 10 times a power of ten that reaches `most` in `_TICKS` steps: for 930
     it is 250, with ticks at 0, 250, 500, 750 and 1000.

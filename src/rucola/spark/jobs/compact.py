@@ -1,4 +1,4 @@
-"""Compaction job: merges the small row files and key index files of a lake into few large ones.
+"""Compaction job: merges a lake's small row and key index files into few large ones.
 
     rows    files below `SMALL_SIZE` of one topic and day are merged, sorted by broker and physical offset, into files
             of about `TARGET_SIZE`
@@ -43,7 +43,10 @@ MIN_FILES: Final = 8
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """Numbers of row files and key files that a compaction replaced and wrote, and the `rows` it merged."""
+    """Numbers of row and key files that a compaction replaced and wrote.
+
+    `rows` is the number of rows it merged.
+    """
 
     lake: str
     rows: int = 0
@@ -69,7 +72,10 @@ def compact(rows: DataFrame, partitions: int) -> DataFrame:
 
 
 def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
-    """Return the files below `SMALL_SIZE` of every topic and day that has at least `min_files` of them."""
+    """Return the small files of every topic and day with at least `min_files` of them.
+
+    Files below `SMALL_SIZE` are small.
+    """
     # Files of different topics or days are never merged: both are partition columns, that is, directories.
     by_partition: dict[tuple[str, str], list[RowFile]] = {}
     for file in files:

@@ -66,23 +66,31 @@ class Groups:
         return np.maximum.reduceat(values[self._order], self.edges[:-1])
 
     def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the value of the first row of each group, in the order of the table."""
+        """Return the value of each group's first row in the order of the table."""
         return values.take(arrow(self._order[self.edges[:-1]]))
 
     def count_distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
-        """Count the distinct combinations of the columns `names` of `rows`, which is aligned with the grouped table."""
+        """Count the distinct combinations of the columns `names` of `rows`.
+
+        `rows` is aligned with the grouped table.
+        """
         inner = Groups(rows, names).codes
         both = np.unique(self.codes * (len(rows) + 1) + inner)
         return np.bincount(both // (len(rows) + 1), minlength=len(self.keys))
 
     def quantile(self, values: Array, share: float) -> Array:
-        """Return the smallest value that at least `share` (0 to 1) of the rows of a group do not exceed."""
+        """Return the smallest value that at least `share` of a group's rows do not exceed.
+
+        `share` is from 0 to 1.
+        """
         ordered = values[np.lexsort((values, self.codes))]
         return ordered[self.edges[:-1] + np.ceil(share * self.count()).astype(np.int64) - 1]
 
 
 def join(left: pa.Table, right: pa.Table, by: str) -> pa.Table:
-    """Return the inner join of two tables on the column `by`, with the columns of both; null matches nothing.
+    """Return the inner join of two tables on the column `by`.
+
+    The result has the columns of both; null matches nothing.
 
     1. Both columns get one common dictionary, so that equal values have equal integer codes.
     2. The right rows are sorted by code; each left row finds its matches as the range [begin, end) in that order.

@@ -1,4 +1,6 @@
-"""Rebuild job: builds ConsumeQueues and index of a store from its CommitLog in parallel, byte-identical to a broker's.
+"""Rebuild job: builds a store's ConsumeQueues and index from its CommitLog in parallel.
+
+The files are byte-identical to a broker's.
 
     1. units    by log file: the units of its records, in runs of consecutive units, and its number of index entries
     2. queues   by queue: the runs in log order are written as the files of the queue
@@ -70,7 +72,7 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True)
 class RebuildTasks:
-    """Functions of the three steps for `mapInArrow`; created on the driver and pickled to the workers."""
+    """Functions of the three steps for `mapInArrow`, pickled from the driver to the workers."""
 
     log: Path
     target: Path
@@ -99,15 +101,15 @@ class RebuildTasks:
 
 
 def extract_units(files: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
-    """Return the unit runs of `count` log files, and for each file one summary row with topic NULL.
+    """Return the unit runs of `count` log files, and one summary row per file.
 
-    `files` has the columns number and begin.
+    A summary row has the topic NULL. `files` has the columns number and begin.
     """
     return files.repartitionById(count, "number").mapInArrow(tasks.extract_units, from_arrow_schema(_UNITS_SCHEMA))
 
 
 def write_queues(runs: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
-    """Write the queues of these runs in `count` tasks, and return the number of units of each queue."""
+    """Write the queues of these runs in `count` tasks, and return their numbers of units."""
     return (
         runs.select(*UnitRun._fields)
         .repartition(count, "topic", "queue_id")
@@ -184,7 +186,10 @@ def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[Scann
 
 
 def _up_to_log_end(taken: Sequence[ScannedLogFile]) -> list[ScannedLogFile]:
-    """Return the files in order, up to the one with the end of the log; later files are not part of it."""
+    """Return the files in order, up to the one with the end of the log.
+
+    Later files are not part of the log.
+    """
     ordered = sorted(taken)
     last = next((number for number, each in enumerate(ordered) if each.is_last), len(ordered) - 1)
     return ordered[: last + 1]

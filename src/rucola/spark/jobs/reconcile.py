@@ -95,10 +95,11 @@ def run(
     policy: Policy | None = None,
     horizon_ms: int = HORIZON_MS,
 ) -> ReconcileResult:
-    """Reconcile a database, or an export of it, with a log, and write lists, counts and report.html into `out`.
+    """Reconcile a database, or an export of it, with a log.
 
-    `consumers` are further databases with the `done` rows of consumers that keep them in their own. `policy` is the
-    relay's. Raises SchemaError or ReliableError for a database, StoreError for an incomplete export.
+    Writes lists, counts and report.html into `out`. `consumers` are further databases with the `done` rows of consumers
+    that keep them in their own. `policy` is the relay's. Raises SchemaError or ReliableError for a database, StoreError
+    for an incomplete export.
     """
     session = resolve_session(spark)
     out = out.absolute()  # the Java runtime may have another working directory
@@ -207,7 +208,7 @@ class HandedOver:
 def hand_over(
     source: TableSource, out: Path, *, is_dry: bool = True, progress: ProgressCallback | None = None
 ) -> dict[str, HandedOver]:
-    """Make the stubs of a reconciliation due now, 500 in one transaction; return the counts by list.
+    """Make the stubs of a reconciliation due now, 500 per transaction; return counts by list.
 
     From `resend` these are the stubs that are not due yet, from `never_stored` the SENT ones, whose position is
     removed. Stubs that have changed since they were read are left alone, so it can be repeated.

@@ -134,7 +134,7 @@ def _by_topic(rows: Sequence[Row]) -> str:
 
 
 def _by_day(rows: Sequence[Row], name: str, names: Sequence[str]) -> str:
-    """Return a chart of messages by day; with more days than fit, of the latest ones."""
+    """Return a chart of messages by day; if not all fit, of the latest days."""
     if not rows:
         return charts.no_data()
     last: date = max(row["day"] for row in rows)

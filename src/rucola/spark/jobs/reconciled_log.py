@@ -126,7 +126,10 @@ class LogSources:
 
     @property
     def _pattern(self) -> str:
-        """Regular expression of the topics to read: a message of a retry topic is in its own topic, too."""
+        """Regular expression of the topics to read.
+
+        Retry topics are left out: a message of a retry topic is in its own topic, too.
+        """
         if self.topics is None:
             return f"(?!{re.escape(RETRY_PREFIX)}).*"
         return "|".join([*map(re.escape, self.topics), f"{re.escape(DLQ_PREFIX)}.*"])

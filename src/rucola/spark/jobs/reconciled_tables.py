@@ -97,7 +97,7 @@ def groups_of(awaiting: Column) -> Column:
 
 
 def checked(evidence: Evidence, policy: Policy) -> DataFrame:
-    """Return stubs with the decision of the relay: SEND, BLOCKED, MANUAL, or those about SENT stubs.
+    """Return stubs with the relay's decision: SEND, BLOCKED, MANUAL, or those about SENT stubs.
 
     The rows with `isDue` are what a relay would handle now. The others are SENT stubs that a group's offset has passed
     although the relay is not going to check them yet; their decision is RESEND.
@@ -175,7 +175,10 @@ def _group_states(evidence: Evidence, sent: DataFrame) -> DataFrame:
 
 
 def _end(evidence: Evidence) -> Column:
-    """Return the end of a stub's queue: 0 if its broker does not have the queue, null if the broker is not read."""
+    """Return the end of a stub's queue.
+
+    It is 0 if the stub's broker does not have the queue, and null if the broker is not read.
+    """
     return F.when(F.col("brokerName").isin(*evidence.brokers), F.coalesce("end", F.lit(0)))
 
 
@@ -211,7 +214,10 @@ def _decision(row: dict[str, Any], policy: Policy, now_ms: int) -> tuple[str, st
 
 
 def missing(evidence: Evidence) -> DataFrame:
-    """Return stubs with a position whose id is in no message; `reason` tells lost ones from unknown ones."""
+    """Return stubs with a position whose id is in no message.
+
+    `reason` tells lost ones from unknown ones.
+    """
     placed = evidence.stubs.where(F.col("brokerName").isNotNull() & F.col("queueOffset").isNotNull())
     placed = placed.where(F.col("status") != VOID).where(F.col("createdAt") <= evidence.now_ms - evidence.horizon_ms)
     absent = placed.join(evidence.log.select("messageId"), "messageId", "left_anti")
@@ -241,10 +247,11 @@ def missing(evidence: Evidence) -> DataFrame:
 
 
 def never_received(evidence: Evidence) -> DataFrame:
-    """Return a row per message and awaited group that has neither received nor done it, though it is in the log.
+    """Return a row per message and awaited group that has neither received nor done it.
 
-    `state` is `passed` if the group's offset is beyond every copy, so that it will not receive the message;
-    else `waiting`. An offset beyond the end of its queue has passed nothing, as in `policy.is_lost`.
+    Only messages in the log are included. `state` is `passed` if the group's offset is beyond every copy, so that it
+    will not receive the message; else `waiting`. An offset beyond the end of its queue has passed nothing, as in
+    `policy.is_lost`.
     """
     open_stubs = evidence.stubs.where(F.col("status").isin(SENT, MANUAL, STUCK, DEAD))
     rows = open_stubs.select(
@@ -272,9 +279,10 @@ def never_received(evidence: Evidence) -> DataFrame:
 
 
 def without_stub(evidence: Evidence, topics: Sequence[str] | None = None) -> DataFrame:
-    """Return effects and messages without a stub; `reason` is null unless the stub may have been purged.
+    """Return effects and messages without a stub.
 
-    Messages are compared in `topics`, by default the topics of the stubs.
+    `reason` is null unless the stub may have been purged. Messages are compared in `topics`, by default the topics of
+    the stubs.
     """
     ids = evidence.stubs.select("messageId")
     effects = evidence.done.join(ids, "messageId", "left_anti").select(
@@ -310,7 +318,7 @@ def _no_position() -> list[Column]:
 
 
 def counts(rows: DataFrame, name: str) -> DataFrame:
-    """Count a list by topic, group, status and day, with the age of the oldest message."""
+    """Count a list by topic, group, status and day, with the oldest message's age."""
     if "awaiting" in rows.columns:
         rows = rows.withColumn("group", F.expr("nullif(trim(BOTH ',' FROM awaiting), '')"))
     present = {"group", "status"} & {*rows.columns}

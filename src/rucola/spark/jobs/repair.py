@@ -161,7 +161,7 @@ def _find_losses(spark: AnySession, found: Inventory, plan: RepairPlan) -> tuple
 
 
 def _missing_messages(rows: DataFrame, entries: DataFrame) -> list[str]:
-    """Count the messages with an entry in the key index but without a row, by topic, day and broker."""
+    """Count messages with a key index entry but no row, by topic, day and broker."""
     # An anti join keeps the entries without a row. A message has one entry per key, hence the distinct addresses.
     gone = entries.select(*_ADDRESS).distinct().join(rows, list(_ADDRESS), "left_anti")
     counted = gone.groupBy("topic", "date", "brokerName").agg(
@@ -175,7 +175,7 @@ def _missing_messages(rows: DataFrame, entries: DataFrame) -> list[str]:
 
 
 def _missing_tails(rows: DataFrame, plan: RepairPlan) -> list[str]:
-    """Return sentences about queues whose last rows are before the end that their archive progress records."""
+    """Return sentences about queues whose last rows are before their recorded archive progress."""
     counted = rows.groupBy("brokerName", "topic", "queueId").agg(F.max("queueOffset").alias("last")).collect()
     ends = {(row.brokerName, row.topic, str(row.queueId)): row.last + 1 for row in counted}
     lost = []

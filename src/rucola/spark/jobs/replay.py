@@ -56,7 +56,7 @@ _SENT: Final = "sent bigint"
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """Messages to send from one queue: `rows` of them, `size` bytes, the last one at `last_physical_offset`."""
+    """Messages to send from one queue: `rows` of them, `size` bytes, the last at `last_physical_offset`."""
 
     broker_name: str
     topic: str
@@ -136,7 +136,10 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class PendingQueue:
-    """The unsent part of a queue: about `rows` messages with physical offsets greater than `after`, up to `upto`."""
+    """The unsent part of a queue: about `rows` messages.
+
+    Their physical offsets are greater than `after` and at most `upto`.
+    """
 
     queue: SourceQueue
     after: int
@@ -198,7 +201,10 @@ Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
 
 
 def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-    """Yield the messages within the bounds of their queues, in log order; rows of a lake are sorted in memory."""
+    """Yield the messages within the bounds of their queues, in log order.
+
+    Rows of a lake are sorted in memory.
+    """
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
         found, codes = replay_sender.queue_codes(batch)
@@ -221,7 +227,10 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
 def _send_lanes(
     task: ResendTask, messages: SelectedMessages, tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Read and send lanes of a store in a Spark task; each row carries the pickled bounds of a lane."""
+    """Read and send lanes of a store in a Spark task.
+
+    Each row carries the pickled bounds of a lane.
+    """
     for batch in tasks:
         for pickled in batch["bounds"].to_pylist():
             yield from task(in_log_order(messages, pickle.loads(pickled)))  # noqa: S301 - the driver's
@@ -261,7 +270,7 @@ def run(
     selection: Selection | None = None,
     progress: ProgressCallback | None = None,
 ) -> ReplayResult:
-    """Send the selected messages of a store directory or a lake; without options, only count them.
+    """Send the selected messages of a store directory or lake; without options, only count them.
 
     `progress` is called with the acknowledged and the planned number of messages. Raises StoreError if the source is
     neither store nor lake, is damaged, or is being replayed by another run with this ledger; ConfigError if the ledger
@@ -300,7 +309,10 @@ def _send(
     pending: Sequence[PendingQueue],
     rate: float | None,
 ) -> int:
-    """Send the pending messages in as many tasks as Spark runs at a time, and return their number."""
+    """Send the pending messages, and return their number.
+
+    There are as many tasks as Spark runs at a time.
+    """
     lanes = assign_lanes(pending, session.sparkContext.defaultParallelism)
     task = replace(task, rates=None if rate is None else _lane_rates(lanes, rate))
     if messages.is_lake:
@@ -337,7 +349,10 @@ def _count_queues(spark: AnySession, messages: SelectedMessages) -> tuple[QueueP
 def _load_plan(
     ledger: ReplayLedger, spark: AnySession, messages: SelectedMessages, target: SinkOptions
 ) -> tuple[QueuePlan, ...]:
-    """Return the plan of the ledger; for a new ledger, count the source and write the plan first."""
+    """Return the plan of the ledger.
+
+    For a new ledger, count the source and write the plan first.
+    """
     wanted = {
         "source": str(messages.source),
         "nameServer": target.name_server,
@@ -374,13 +389,19 @@ def assign_lanes(queues: Sequence[PendingQueue], count: int) -> list[list[Pendin
 
 
 def _lane_rates(lanes: Sequence[Sequence[PendingQueue]], rate: float) -> list[float]:
-    """Split the rate over the lanes in proportion to their rows, so that all lanes end at the same time."""
+    """Split the rate over the lanes in proportion to their rows.
+
+    All lanes then end at the same time.
+    """
     rows = [sum(each.rows for each in lane) for lane in lanes]
     return [rate * count / sum(rows) for count in rows]
 
 
 async def _check_topics(topics: set[str], target: SinkOptions) -> None:
-    """Raise TopicNotFound or RemotingError unless every topic has a route; called before any message is read."""
+    """Raise TopicNotFound or RemotingError unless every topic has a route.
+
+    Called before any message is read.
+    """
     async with Producer(target.producer_group, target.name_server) as producer:
         for topic in sorted(topics):
             await producer.queues(topic)

@@ -78,7 +78,10 @@ class AckReader:
         return sum(each.count for each in self.reached.values())
 
     def refresh(self) -> Mapping[SourceQueue, QueueProgress]:
-        """Read the lines added since the last refresh, and return the progress of each queue that has begun."""
+        """Read the lines added since the last refresh.
+
+        Returns the progress of each queue that has begun.
+        """
         for path in sorted(self._directory.glob("*.acks")):
             begin = self._read.get(path, 0)
             with path.open("rb") as file:
@@ -106,7 +109,7 @@ class AckReader:
 
 
 class ReplayLedger:
-    """The ledger of one replay, held by the run that has its lock. Created by `open_ledger`."""
+    """Ledger of one replay, held by the run with its lock; created by `open_ledger`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -204,7 +207,10 @@ class AckWriter:
 
 @contextmanager
 def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, AckReader]]:
-    """Open the ledger for a task attempt; yields its writer and the acknowledgements of all earlier attempts."""
+    """Open the ledger for a task attempt.
+
+    Yields its writer and the acknowledgements of all earlier attempts.
+    """
     with _open(directory / "senders") as senders:
         # Shared by all tasks, and released by the kernel when a task's process ends, however it ends: an exclusive lock
         # (`wait_for_senders`) therefore waits for exactly those that may still send.

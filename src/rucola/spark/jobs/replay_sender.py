@@ -1,4 +1,6 @@
-"""Sending side of a replay: rows of a partition, in order per queue, rate-limited and recorded in the ledger.
+"""Sending side of a replay.
+
+The rows of a partition are sent in order per queue, rate-limited, and recorded in the ledger.
 
 Rows arrive in log order, with the queues interleaved, and pass through four steps:
 
@@ -82,11 +84,14 @@ class RateLimiter:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows per chunk: at most a tenth of a second's worth, so that a low rate is smooth."""
+        """Rows per chunk: at most those of 0.1 s, to keep low rates smooth."""
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
     async def acquire(self, count: int) -> None:
-        """Wait until `count` more messages may be sent. Idle time earns no credit for a later burst."""
+        """Wait until `count` more messages may be sent.
+
+        Idle time earns no credit for a later burst.
+        """
         if self._per_second is None:
             return
         now = self._clock()
@@ -97,7 +102,7 @@ class RateLimiter:
 
 @dataclass(frozen=True)
 class ResendTask:
-    """Sender of the partitions of one run, pickled to Spark tasks or called in this process.
+    """Sender of one run's partitions, pickled to Spark tasks or called in this process.
 
     `run` identifies the run in the names of its files in the ledger; `rates` are the messages per second of each
     partition, or None without a limit.
@@ -109,7 +114,10 @@ class ResendTask:
     rates: Sequence[float] | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send the rows of a partition in a Spark task; yields one row with the number of messages sent."""
+        """Send the rows of a partition in a Spark task.
+
+        Yields one row with the number of messages sent.
+        """
         task = TaskContext.get()
         assert task is not None, "must be called in a Spark task"
         # attemptNumber() restarts at 0 when Spark repeats a stage; taskAttemptId() is unique in the session, and with
@@ -118,7 +126,7 @@ class ResendTask:
         yield pa.RecordBatch.from_pydict({"sent": [sent]})
 
     def send(self, batches: Iterator[pa.RecordBatch], partition: int = 0, attempt: int = 0) -> int:
-        """Send the rows of a partition that no earlier attempt has acknowledged, and return their number.
+        """Send a partition's rows that no earlier attempt has acknowledged, and return their number.
 
         Raises RemotingError if a message was rejected; acknowledgements up to then are in the ledger.
         """
@@ -181,7 +189,10 @@ async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are sent together, sorted by queue and then by log order; `bounds` is the row range of each queue."""
+    """Rows that are sent together, sorted by queue and then by log order.
+
+    `bounds` is the row range of each queue.
+    """
 
     rows: pa.RecordBatch
     encoded: EncodedMessages
@@ -202,7 +213,7 @@ def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress
 
 
 def queue_codes(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
-    """Return the distinct queues of these rows, and for each row the index of its queue in that list."""
+    """Return the distinct queues of these rows, and for each row its queue's index."""
     names, topics = rows["brokerName"].dictionary_encode(), rows["topic"].dictionary_encode()
     ids = ints(rows["queueId"]).astype(np.int64)
     # One int64 identifies a queue: (broker, topic) as a pair of dictionary codes above bit 32, the queue id below it.
@@ -244,7 +255,10 @@ class _OrderedSender:
         self._last: dict[SourceQueue, SendTask] = {}
 
     def start(self, chunk: Chunk) -> list[SendTask]:
-        """Start one task per queue; each waits until the rows of its queue in the previous chunk are acknowledged."""
+        """Start one task per queue.
+
+        Each waits until the rows of its queue in the previous chunk are acknowledged.
+        """
         for queue in chunk.bounds:
             self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
         return [self._last[queue] for queue in chunk.bounds]
@@ -252,7 +266,7 @@ class _OrderedSender:
     async def _send_after(
         self, previous: SendTask | None, chunk: Chunk, queue: SourceQueue
     ) -> tuple[Ack, MQError | None]:
-        """Send the rows of a queue after the previous chunk; return the acknowledged part and any error."""
+        """Send a queue's rows after the previous chunk; return the acknowledged part and any error."""
         if previous is not None:
             _, error = await previous
             if error is not None:

@@ -1,4 +1,6 @@
-"""Search job: finds messages of a lake by key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
+"""Search job: finds messages of a lake.
+
+Conditions are key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
 
 Files are pruned by the snapshot and the key index before anything is read:
 
@@ -53,7 +55,10 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
 
 @dataclass(frozen=True)
 class Candidates:
-    """Files of a lake that may contain results, and the physical offsets to look for; None means all rows."""
+    """Files of a lake that may contain results, and the physical offsets to find.
+
+    `offsets` is None for all rows.
+    """
 
     files: Sequence[RowFile]
     offsets: Sequence[int] | None = None
@@ -111,7 +116,10 @@ def run(
 
 
 def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int:
-    """Estimate the bytes to read; 0 for searches by key or offsetMsgId, which read single pages."""
+    """Estimate the bytes to read.
+
+    Searches by key or offsetMsgId count as 0, since they read single pages.
+    """
     if offset_msg_id is not None or selection.keys is not None:
         return 0
     return parquet_files.estimate_size(lake, selection.prune_files(read_snapshot(lake).rows))

@@ -1,4 +1,4 @@
-"""Selected messages of a store directory or a lake, as a DataFrame or as record batches of this process.
+"""Selected messages of a store directory or lake, as a DataFrame or in-process record batches.
 
 Both forms share one code path. For a store, the driver plans partitions, and `batch_reader.read` decodes them, in
 Spark tasks or sequentially in this process. For a lake, the snapshot names the files, and Spark or Arrow reads them.
@@ -99,7 +99,10 @@ class SelectedMessages:
         return sum(_size_of(partition) for partition in partitions)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read the columns `names` in this process, without Spark; messages of a store come in log order."""
+        """Read the columns `names` in this process, without Spark.
+
+        Messages of a store come in log order.
+        """
         if self._files is not None:
             rows = parquet_files.read_rows(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
             yield from (_filter_batch(batch, self.selection, names) for batch in rows)
@@ -113,7 +116,10 @@ class SelectedMessages:
             yield from (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
-        """Return the messages as a DataFrame with the columns `names`, and possibly those that the selection needs."""
+        """Return the messages as a DataFrame with the columns `names`.
+
+        It may also have columns that the selection needs.
+        """
         if self._files is not None:
             return self.selection.filter(read_lake(session, self.source, self._files))
         options, partitions = self._store
@@ -148,14 +154,17 @@ def partition_tasks(session: SparkSession, partitions: Sequence[InputPartition])
 def read_partitions(
     options: ReadOptions, names: Sequence[str], tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of the partitions of one task as record batches of the columns `names`."""
+    """Yield the messages of a task's partitions as record batches of the columns `names`."""
     for batch in tasks:
         for pickled in batch["partition"].to_pylist():
             yield from batch_reader.read(pickle.loads(pickled), options, names)  # noqa: S301 - the driver's
 
 
 def _size_of(partition: InputPartition) -> int:
-    """Return the bytes of records in a partition of a store, or a lower bound once that is large."""
+    """Return the bytes of records in a partition of a store.
+
+    If a lower bound is large already, it is returned instead.
+    """
     assert isinstance(partition, LogSplit)
     if partition.queues is None:
         return partition.end - partition.begin

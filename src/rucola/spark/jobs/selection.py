@@ -111,7 +111,10 @@ class Selection:
         return tuple(name for name, conditions in _COLUMN_CONDITIONS.items() if given & conditions)
 
     def matches(self, rows: pa.RecordBatch) -> Array:
-        """Return a mask of the matching rows; topics are not compared, since files and queues are pruned by topic."""
+        """Return a mask of the matching rows.
+
+        Topics are not compared, since files and queues are pruned by topic.
+        """
         found = np.ones(rows.num_rows, np.bool_)
         if (tags := self._tag_set()) is not None:
             found &= _is_in(rows["tags"], tags)
@@ -165,7 +168,7 @@ def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
 
 
 def _has_key(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
-    """Return a mask of the rows that have one of these keys, or one of them as their unique key."""
+    """Return a mask of rows with one of these keys as key or unique key."""
     found = _is_in(values_of(rows["properties"], properties.UNIQ_KEY), wanted)
     # The keys of all rows are compared in one flat array; the parent indices lead from a hit to its row.
     hits = _is_in(rows["keys"].flatten(), wanted)

@@ -61,7 +61,10 @@ _NO_COUNTS: Final = pa.Table.from_batches(
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """Messages of one queue that a run archived; queue offsets are half-open, `size` is bytes of records in the log."""
+    """Messages of one queue that a run archived.
+
+    Queue offsets are half-open; `size` is bytes of records in the log.
+    """
 
     broker_name: str
     topic: str
@@ -74,14 +77,17 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class StagedMessages:
-    """Staged messages by queue, and the largest physical offset among them; None if nothing was staged."""
+    """Staged messages by queue, and their largest physical offset, None if nothing was staged."""
 
     queues: tuple[ArchivedQueue, ...] = ()
     last_physical_offset: int | None = None
 
 
 def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
+    """Read messages by data source options and stage them, with Spark if `size` is large.
+
+    `size` is in bytes.
+    """
     read = parse_read_options(options)
     partitions, names = batch_reader.plan(read), tuple(COLUMNS)
     if runs_in_spark(spark, lambda: size):
@@ -101,7 +107,10 @@ def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> Sta
 
 
 def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
-    """Write messages and their keys to staging with Spark. `read` makes the messages of a task from its rows."""
+    """Write messages and their keys to staging with Spark.
+
+    `read` makes the messages of a task from its rows.
+    """
     counts = tasks.mapInArrow(partial(_stage_task, read, str(lake.staged_rows)), _REPORT).toArrow()
     if not len(counts):
         return StagedMessages()
@@ -114,7 +123,7 @@ def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> Staged
 
 
 def _stage_task(read: ReadTask, staged_rows: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the messages of one task in a directory of this attempt, and yield its counts."""
+    """Write one task's messages in a directory of this attempt, and yield its counts."""
     task = TaskContext.get()
     # In the order of the tasks, which is that of the log.
     attempt = f"{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
@@ -162,7 +171,10 @@ class _CountedMessages:
 
 
 def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
-    """Return one row for each queue of `rows`: the numbers of its rows added up, their least `begin`, and so on."""
+    """Return one row for each queue of `rows`.
+
+    It has the numbers of the queue's rows added up, their least `begin`, and so on.
+    """
     groups = Groups(rows, _QUEUE)
     combine = {"begin": groups.min, "end": groups.max, "physicalOffset": groups.max}
     return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})

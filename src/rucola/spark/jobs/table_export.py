@@ -113,9 +113,9 @@ class ExportMark(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def source_of(source: TableSource, is_written: bool = False) -> TableSource:
-    """Return a source whose prefix and URL are valid; with `is_written` one that can change stubs.
+    """Return a source whose prefix and URL are valid.
 
-    Does not connect. Raises ReliableError otherwise.
+    With `is_written`, it can change stubs. Does not connect. Raises ReliableError otherwise.
     """
     source.tables  # noqa: B018 - raises for an invalid prefix
     if not source.is_jdbc:
@@ -195,7 +195,10 @@ def write_in_spark(
     directory: Path,
     commits: Callable[[], Sequence[Commit]],
 ) -> None:
-    """Export tables in Spark tasks, which connect to the databases; `sources` has the databases of each table."""
+    """Export tables in Spark tasks, which connect to the databases.
+
+    `sources` has the databases of each table.
+    """
     read_at = 0
     _write_commits(directory, commits())
     for table in ORDER:
@@ -207,7 +210,7 @@ def write_in_spark(
 
 
 def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], int]:
-    """Return the tables and offsets of an export, and the database's time when its stubs were read.
+    """Return an export's tables and offsets, and the database's time when its stubs were read.
 
     Raises StoreError if there is no complete export.
     """
@@ -310,7 +313,10 @@ def _read_at(session: SparkSession, source: TableSource) -> int:
 
 
 def _loaded(rows: DataFrameReader) -> DataFrame:
-    """Return what Spark reads over JDBC. ConfigError if it lacks the driver, ReliableError for what the driver says."""
+    """Return the rows that Spark reads over JDBC.
+
+    Raises ConfigError if Spark lacks the driver, ReliableError for errors of the driver.
+    """
     try:
         return rows.load()
     except (Py4JJavaError, PySparkException) as error:
@@ -323,7 +329,10 @@ def _loaded(rows: DataFrameReader) -> DataFrame:
 
 
 def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
-    """Return a table read by Spark's JDBC reader, in tasks that share the range of its key evenly."""
+    """Return a table read by Spark's JDBC reader.
+
+    The tasks share the range of its key evenly.
+    """
     whole = TableRange(table, None, None)
     query = table_ranges.query(source.tables, whole)
     key = {"stub": "seq", "receipt": "received_at", "done": "done_at"}[table]

@@ -1,6 +1,6 @@
-"""Time axis of a chart: steps of a round length, from seconds to weeks, chosen by the span of the data.
+"""Time axis of a chart: steps of a round length, from seconds to weeks.
 
-Steps are aligned to UTC: a step of 5 minutes begins at 10:00, 10:05 and so on.
+The data's span determines the length. Steps are aligned to UTC: a step of 5 minutes begins at 10:00, 10:05 and so on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data files of a lake: their layout, how they are opened, and their entries in a snapshot.
+"""Data files of a lake: layout, opening, and entries in a snapshot.
 
 A lake has two kinds of Parquet files: row files with messages, partitioned by topic and UTC date, and key files with
 the key index. An entry (`RowFile`, `KeyFile`) is made from the footer alone: row count, file size, and the range of the
@@ -80,7 +80,7 @@ def column_bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int]:
 
 
 def row_group_bounds(footer: pq.FileMetaData, column: str) -> list[tuple[Any, Any]]:
-    """Return the minimum and maximum of a column in each row group, from the footer's statistics."""
+    """Return a column's minimum and maximum in each row group, from the footer's statistics."""
     index = next(number for number, name in enumerate(footer.schema.names) if name == column)
     statistics: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
     return [(each.min, each.max) for each in statistics]

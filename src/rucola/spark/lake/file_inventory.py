@@ -119,7 +119,7 @@ def take_inventory(root: Path) -> Inventory:
 
 
 def commit_of(path: str) -> int:
-    """Return the number of the commit that wrote a data file, 0 for a foreign file."""
+    """Return the number of the commit that wrote a data file, 0 for foreign files."""
     match = _COMMIT.fullmatch(Path(path).name)
     return int(match[1]) if match else 0
 
@@ -144,7 +144,7 @@ def _copy(path: Path) -> Path:
 
 
 def brokers_of(found: Inventory, file: RowFile) -> frozenset[str] | None:
-    """Return the brokers of a file's messages by the footer's statistics, None if these do not tell."""
+    """Return the brokers of a file's messages by footer statistics, None if these are inconclusive."""
     footer = pq.read_metadata(found.current_path(file.path))
     names: set[str] = set()
     for least, most in row_group_bounds(footer, "brokerName"):

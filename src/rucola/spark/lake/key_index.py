@@ -1,4 +1,6 @@
-"""The key index of a lake: from message key to the location of the message. The lake's counterpart of IndexFiles.
+"""Key index of a lake: from message key to the location of the message.
+
+It is the lake's counterpart of IndexFiles.
 
     <lake>/_rucola/keys/<commit>-<number>.parquet
         hash             bigint    CRC-32 of the key's UTF-8
@@ -54,7 +56,10 @@ def key_hash(key: str) -> int:
 
 
 def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
-    """Write about `count` entries as one run: sorted, and cut by hash into files of `ENTRIES_PER_FILE`."""
+    """Write about `count` entries as one sorted run.
+
+    The run is cut by hash into files of `ENTRIES_PER_FILE`.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - imported here, because lookups need no Spark
 
     # The file of an entry: equal ranges of hashes, (hash * files) / 2^32.
@@ -65,7 +70,10 @@ def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
 
 
 def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -> DataFrame:
-    """Return the entries of at least one key file. Raises StoreCorrupt if a file is missing or truncated."""
+    """Return the entries of at least one key file.
+
+    Raises StoreCorrupt if a file is missing or truncated.
+    """
     root, chosen = Path(root).absolute(), list(files)
     check_files(root, chosen)
     return spark.read.schema(_DDL).parquet(*(str(root / file.path) for file in chosen))
@@ -83,7 +91,7 @@ def key_entries(rows: DataFrame) -> DataFrame:
 
 
 def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[int]:
-    """Return the runs that compaction merges into one; none if no tier has `least_runs` of them.
+    """Return the runs that compaction merges into one; none if no tier has `least_runs`.
 
     If the merged run completes the next tier, the runs of that tier are merged as well. Example with `TIER` 8: eight
     runs in tier 0 and seven in tier 1 become one run of tier 2.

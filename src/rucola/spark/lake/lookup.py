@@ -67,7 +67,7 @@ def by_key(
     days: tuple[str, str] = ("", "9999"),
     matches: Callable[[MessageExt], bool] = lambda _: True,
 ) -> SearchResult:
-    """Return the newest `most` messages that have one of the keys as key or unique key.
+    """Return the newest `most` messages with one of the keys as key or unique key.
 
     `unique` restricts the comparison: True to unique keys, False to keys. Messages must also be of one of the `topics`,
     stored from the first to the second of `days` (ISO dates, UTC, inclusive), and satisfy `matches`. Raises StoreError
@@ -98,7 +98,10 @@ def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | 
 
 
 def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None) -> bool:
-    """Tell whether a message has one of the keys, as key or unique key. See `by_key` for `unique`."""
+    """Tell whether a message has one of the keys, as key or unique key.
+
+    See `by_key` for `unique`.
+    """
     words = set() if unique is False else {message.unique_key}
     if not unique:
         words.update((message.keys or "").split(KEY_SEPARATOR))
@@ -106,7 +109,10 @@ def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None
 
 
 def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> CandidateOffsets:
-    """Return where the index has the hash of one of the keys. Messages with other keys may be among them."""
+    """Return the locations that the index has for the hashes of these keys.
+
+    Messages with other keys may be among them.
+    """
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
     for file in snapshot.keys:
@@ -166,7 +172,10 @@ def newest(
     matches: Callable[[pa.RecordBatch], Array],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages of these files whose rows match. `matches` gets batches of the columns `names`."""
+    """Return the newest messages of these files whose rows match.
+
+    `matches` gets batches of the columns `names`.
+    """
 
     def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
         needed = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
@@ -185,7 +194,10 @@ def _newest(
     matches: Callable[[MessageExt], bool],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages in the rows that `rows_in` finds, if they match. `files` are newest date first."""
+    """Return the newest messages in the rows that `rows_in` finds, if they match.
+
+    `files` are ordered by date, newest first.
+    """
     found: list[ArchivedMessage] = []
     for _, of_date in groupby(files, key=lambda file: file.date):
         # 1. Order the rows of a date, over all of its files, newest first.

@@ -1,4 +1,4 @@
-"""Parquet files of a lake read and written by Arrow, in this process or a task of Spark.
+"""Parquet files of a lake, read and written by Arrow in-process or in Spark tasks.
 
 The output equals that of Spark's own writer (see `data_files` and `key_index`): the same columns, partitions and order
 of entries. Timestamps are INT64 microseconds here, and INT96 in files that Spark has compacted; readers accept both.
@@ -59,7 +59,10 @@ def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Ite
 
 
 def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of one lake file, one batch per row group. Raises StoreCorrupt if it is damaged."""
+    """Yield the columns `names` of one lake file, one batch per row group.
+
+    Raises StoreCorrupt if it is damaged.
+    """
     with open_parquet(root, file) as opened:
         yield from _row_groups(opened, file.topic, names)
 
@@ -71,7 +74,7 @@ def read_staged_rows(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatc
 
 
 def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the row groups of a file, with the topic, which the file does not contain."""
+    """Yield the row groups of a file, with the topic, which the file lacks."""
     schema = columns.schema_of(tuple(names))
     stored = [name for name in schema.names if name != "topic"]
     for group in range(opened.num_row_groups):
@@ -150,7 +153,7 @@ def _leaves(names: Iterable[str]) -> list[str]:
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordBatch]]:
-    """Yield the rows of each topic and date, in their order, with the columns of row files."""
+    """Yield rows of each topic and date in order, with the columns of row files."""
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
     days = ints(batch["storeTimestamp"].view(pa.int64())) // _MICROSECONDS_PER_DAY
@@ -225,7 +228,7 @@ def read_key_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
 
 
 def write_key_entries(found: pa.Table, directory: Path) -> None:
-    """Write entries as one run: sorted, and cut by hash into files of about `ENTRIES_PER_FILE` entries."""
+    """Write entries as one sorted run, cut by hash into files of about `ENTRIES_PER_FILE`."""
     if not len(found):
         return
     directory.mkdir(parents=True)

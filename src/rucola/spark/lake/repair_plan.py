@@ -1,4 +1,4 @@
-"""Plan of a repair: the lake that can be restored from its own files, and the losses.
+"""Plan of a repair: the lake restorable from its own files, and the losses.
 
 Made from an inventory in these steps:
 
@@ -184,7 +184,7 @@ class RepairPlanner:
         return [file for file in entries if file is not None and (file.topic, file.date) in places]
 
     def _name_missing(self, missing: Sequence[RowFile], rows: Sequence[RowFile], added: Sequence[RowFile]) -> None:
-        """Tell by row counts which messages of missing files are in no file that takes their place."""
+        """Tell by row counts which messages of missing files are in no replacement file."""
 
         def count(files: Iterable[RowFile], place: tuple[str, str]) -> int:
             return sum(file.rows for file in files if (file.topic, file.date) == place)
@@ -198,7 +198,7 @@ class RepairPlanner:
                 self._findings.append(f"messages of {', '.join(paths)} are in other files, which take its place")
 
     def _is_whole(self, file: RowFile | KeyFile, entries: Mapping[str, RowFile] | Mapping[str, KeyFile]) -> bool:
-        """Tell whether a file exists and equals its entry in the snapshot; if not, add a finding."""
+        """Tell whether a file exists and equals its snapshot entry; if not, add a finding."""
         entry = entries.get(file.path)
         if entry == file:
             return True
@@ -290,7 +290,7 @@ class RepairPlanner:
     # Keys
 
     def _keys(self, rows: Sequence[RowFile], added: Collection[RowFile]) -> tuple[list[KeyFile], set[str], bool, bool]:
-        """Return the kept key files, the replaced files, and whether the index is rebuilt, and whether completed."""
+        """Return kept and replaced key files, and whether to rebuild or complete the index."""
         found = self._found
         in_use = {file.path for file in rows}
         replaced = {each.path for each in self._known.replaced if (found.root / each.path).exists()} - in_use
@@ -331,7 +331,7 @@ class RepairPlanner:
         return known
 
     def _is_covered(self, file: RowFile, progress: Mapping[str, ArchiveProgress]) -> bool:
-        """Tell by a file's footer whether all of its messages are before the progress of their stores."""
+        """Tell by a file's footer whether all its messages are before their stores' progress."""
         ends = [
             progress[name].physical_offset if name in progress and not progress[name].is_live else 0
             for name in self._brokers(file.path) or ()
@@ -339,7 +339,10 @@ class RepairPlanner:
         return bool(ends) and file.most < min(ends)
 
     def _is_live(self, name: str) -> bool:
-        """Tell whether a broker was archived live. A name that is a path is the default name of a store."""
+        """Tell whether a broker was archived live.
+
+        A name that is a path is the default name of a store.
+        """
         if name in self._kinds or name.startswith("/"):
             return self._kinds.get(name, False)
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The snapshot of a lake: its files, and the archive progress of each store and broker.
+"""Snapshot of a lake: its files, and the archive progress of each store and broker.
 
     <lake>/_rucola/snapshot.json    {"number": 7, "rows": [...], "keys": [...], "progress": {...}, "replaced": [...]}
     <lake>/_rucola/pending.json     the commit in progress (see `writer`)
@@ -55,9 +55,10 @@ class ArchiveProgress:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of messages of one topic and one UTC date. `path` is relative to the lake.
+    """A file of messages of one topic and one UTC date.
 
-    `least` and `most` are the minimum and maximum physical offset, inclusive; messages may be from several brokers.
+    `path` is relative to the lake. `least` and `most` are the minimum and maximum physical offset, inclusive; messages
+    may be from several brokers.
     """
 
     path: str
@@ -155,7 +156,10 @@ class PendingCommit:
 
 
 def _check_inside(*paths: str) -> None:
-    """Raise ValueError for a path that is not below the lake; msgspec reports it as a validation error."""
+    """Raise ValueError for a path that is not below the lake.
+
+    msgspec reports it as a validation error.
+    """
     for path in paths:
         parts = PurePosixPath(path)
         if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in path:
@@ -240,7 +244,7 @@ def list_data_files(root: Path) -> list[str]:
 
 
 def check_files(root: Path, files: Iterable[RowFile | KeyFile]) -> None:
-    """Raise StoreCorrupt for the first file that is missing or has another size than its entry."""
+    """Raise StoreCorrupt for the first file missing or with another size than its entry."""
     for file in files:
         check_file(root, root / file.path, file.size)
 
@@ -256,7 +260,10 @@ def check_file(root: Path, path: Path, size: int) -> None:
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """Decode a JSON file of the lake. Return None if it does not exist; raise StoreCorrupt if it cannot be read."""
+    """Decode a JSON file of the lake; return None if it does not exist.
+
+    Raises StoreCorrupt if it cannot be read.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:

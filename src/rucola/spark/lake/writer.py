@@ -1,4 +1,4 @@
-"""Writer of a lake, and the protocol by which a run's files become part of it.
+"""Writer of a lake, and the protocol that makes a run's files part of it.
 
     <lake>/topic=<topic>/date=<UTC date of storeTimestamp>/<commit>-<number>.parquet    messages
     <lake>/_rucola/keys/<commit>-<number>.parquet    key index (see `key_index`)
@@ -86,7 +86,10 @@ class LakeInUse(StoreError):
 
 
 class LakeWriter:
-    """Writer of the lake in one directory, made by `open_lake`. Its methods require the lock (`locked`)."""
+    """Writer of the lake in one directory, made by `open_lake`.
+
+    Its methods require the lock (`locked`).
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -129,9 +132,10 @@ class LakeWriter:
         return commit
 
     def staged_row_files(self, number: int) -> tuple[tuple[RowFile, ...], dict[str, str]]:
-        """Return entries for the staged row files, and their moves {path below staging: path in the lake}.
+        """Return entries for the staged row files, and their moves.
 
-        `number` is that of the commit, which is part of the file names.
+        The moves are {path below staging: path in the lake}. `number` is that of the commit, which is part of the file
+        names.
         """
         rows, moves = [], {}
         for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
@@ -151,7 +155,10 @@ class LakeWriter:
         return tuple(keys), moves
 
     def commit(self, commit: PendingCommit) -> None:
-        """Carry out steps 2 to 7 of the protocol. Raises StoreCorrupt if the commit would overwrite a file."""
+        """Carry out steps 2 to 7 of the protocol.
+
+        Raises StoreCorrupt if the commit would overwrite a file.
+        """
         # Step 2. A file that is not in staging is at its path already.
         for staged, target in commit.moves.items():
             source, path = self._staging / staged, self.root / target
@@ -163,7 +170,7 @@ class LakeWriter:
         self.finish()
 
     def finish(self) -> None:
-        """Complete a pending commit (steps 4 to 7), if there is one, and clear the staging directory.
+        """Complete any pending commit (steps 4 to 7), and clear the staging directory.
 
         Raises StoreCorrupt if the pending commit does not follow the snapshot, or if one of its files is damaged.
         """
@@ -208,7 +215,7 @@ class LakeWriter:
                 raise lake_damage(self.root, snapshot_path(self.root), 0, why)
 
     def move_staged(self, commit: PendingCommit) -> None:
-        """Move staged files to their paths, except those moved before a crash, and fsync the directories."""
+        """Move staged files to their paths, unless moved before a crash, and fsync the directories."""
         files: tuple[RowFile | KeyFile, ...] = (*commit.rows, *commit.keys)
         sizes = {file.path: file.size for file in files}
         for staged, target in commit.moves.items():
@@ -224,7 +231,7 @@ class LakeWriter:
         self.sync_parents(commit.moves.values())
 
     def _set_aside(self, asides: Mapping[str, str]) -> None:
-        """Move files that a repair rejects, except those moved before a crash, and fsync the directories."""
+        """Move files that a repair rejects, unless moved before a crash, and fsync the directories."""
         for source, target in asides.items():
             path, aside = self.root / source, self.root / target
             if not aside.exists():
@@ -242,7 +249,7 @@ class LakeWriter:
 
 @contextmanager
 def open_lake(root: str | Path) -> Iterator[LakeWriter]:
-    """Open a lake for writing: create it if needed, lock it, and complete an interrupted commit.
+    """Open a lake for writing: create it if needed, lock it, complete an interrupted commit.
 
     Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, StoreError if other
     users can change it, and StoreCorrupt if it is damaged: the messages of a missing file must not count as archived.

@@ -17,7 +17,10 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def arrow(numbers: Array, valid: Array | None = None) -> pa.Array:
-    """Return native-endian numbers as an Arrow array without copying. Elements that are not `valid` are null."""
+    """Return native-endian numbers as an Arrow array without copying.
+
+    Elements that are not `valid` are null.
+    """
     buffers = [None if valid is None else _bits(valid), pa.py_buffer(np.ascontiguousarray(numbers))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
 

@@ -1,4 +1,4 @@
-"""Batch reads: options become partitions on the driver, and partitions become record batches on the workers."""
+"""Batch reads: options become partitions on the driver, then record batches on the workers."""
 
 from __future__ import annotations
 

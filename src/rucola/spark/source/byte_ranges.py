@@ -1,4 +1,4 @@
-"""Vectorised access to byte ranges of a buffer: numpy and Arrow primitives of the record decoder.
+"""Vectorised access to byte ranges of a buffer: the record decoder's numpy and Arrow primitives.
 
 Each function handles a whole batch in a constant number of numpy or Arrow calls. Per-row Python would cost about a
 microsecond for every value.

@@ -50,7 +50,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 
 def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, str] | None:
-    """Return the options of a table that is being created, None if Spark's call has another purpose.
+    """Return the options of a table being created, None if Spark's call has another purpose.
 
     Spark passes the table's own properties as well, which are ignored. Raises ConfigError for unknown options.
     """
@@ -101,7 +101,7 @@ def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> Struc
 
 
 def options_in(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options in the metadata of these columns, unless the options `given` name another source.
+    """Return the options in these columns' metadata, unless the options `given` name another source.
 
     Raises ConfigError for a table without options if none are given.
     """

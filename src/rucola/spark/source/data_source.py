@@ -58,7 +58,7 @@ FORMAT = "rocketmq"
 
 @without_tracebacks
 class RocketMQSource(DataSource):
-    """The data source. Spark creates an instance from the options of each read, write or table."""
+    """Data source that Spark instantiates with the options of each read, write or table."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -128,7 +128,10 @@ def _refuse_overwriting(overwrite: bool) -> None:
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:
-    """Return the columns of a schema, which a user may have given. Raises ConfigError for other columns or types."""
+    """Return the columns of a schema, which a user may have given.
+
+    Raises ConfigError for other columns or types.
+    """
     unknown = set(schema.names) - set(TYPES)
     if unknown:
         raise ConfigError(

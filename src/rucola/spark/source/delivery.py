@@ -86,7 +86,7 @@ def matching_queue(queues: Sequence[MessageQueue], queue_id: int, broker_name: s
 
 
 def split_requests(messages: Sequence[Message], most: int = MESSAGES_PER_REQUEST) -> Iterator[tuple[int, int]]:
-    """Cut messages of one topic into requests of at most `most`, and yield their (begin, end).
+    """Cut one topic's messages into requests of at most `most`; yield their (begin, end).
 
     A large message, which is worth compressing, and one that brokers do not accept in a batch get their own request.
     """

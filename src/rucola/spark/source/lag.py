@@ -1,4 +1,4 @@
-"""The lag of a stream: messages not read yet when Spark reported the progress of its query.
+"""Lag of a stream: messages not read yet when Spark reported its query's progress.
 
 Spark's Python data sources report offsets but no metrics. `lag_of` computes the metrics of Spark's Kafka source from
 two offsets: `endOffset`, at which the batch ended, and `latestOffset`, the end of every queue when the batch was
@@ -40,7 +40,10 @@ def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the offsets in nested maps with their paths. A list is a range [begin, offset]."""
+    """Yield the offsets in nested maps with their paths.
+
+    A list is a range [begin, offset].
+    """
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*path, name))

@@ -1,4 +1,4 @@
-"""Live brokers as a message source: bounds of their queues, missing brokers, offsets at times, and partitions.
+"""Live brokers as a message source: queue bounds, missing brokers, offsets at times, and partitions.
 
 The driver asks the name servers for the routes of the chosen topics, and every master for the bounds of its queues. The
 answers freeze the end of a batch. `pull_partitions` packs and reads the partitions.
@@ -54,7 +54,7 @@ class LiveSource:
         self._options = options
 
     def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
-        """Return the bounds of every chosen queue, and the brokers missing for other queues that are `known`.
+        """Return the bounds of every chosen queue, and brokers missing for other `known` queues.
 
         Raises TopicNotFound or ConfigError if the options name topics or queues that do not exist.
         """
@@ -186,7 +186,7 @@ def _queue_key(queue: MessageQueue) -> BrokerQueue:
 async def _queue_bounds(
     consumer: PullConsumer, queues: Collection[BrokerQueue]
 ) -> tuple[dict[Origin, tuple[int, int]], dict[str, str]]:
-    """Return the bounds of queues, and by broker name the reason why a broker did not answer."""
+    """Return the bounds of queues, and by broker name the reasons for missing responses."""
     missing: dict[str, str] = {}
 
     async def ends(queue: BrokerQueue) -> tuple[int, int] | None:
@@ -227,7 +227,10 @@ async def _store_time(consumer: PullConsumer, queue: BrokerQueue, queue_offset: 
 
 
 def commit_offsets(options: ReadOptions, offsets: Offsets) -> None:
-    """Commit queue offsets to brokers as those of the consumer group. Raises RemotingError if a broker fails."""
+    """Commit queue offsets to brokers as those of the consumer group.
+
+    Raises RemotingError if a broker fails.
+    """
 
     async def run() -> None:
         async with consumer_of(options) as consumer:

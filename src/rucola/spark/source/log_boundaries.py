@@ -1,4 +1,4 @@
-"""Record boundaries in a store's CommitLog: its end, the next record, the address after n records.
+"""Record boundaries in a CommitLog: its end, the next record, the address after n records.
 
 Records are chained: the size in a record's frame is the distance to the next one. A walk along the chain
 (`StoreReader.runs`) yields runs of whole records and ends with a `ScanEnd` where no whole record begins. ConsumeQueue
@@ -38,7 +38,7 @@ def _chain_end(reader: StoreReader, begin: int) -> int:
 
 
 def queue_log_end(reader: StoreReader, topic: str, queue_id: int) -> int:
-    """Return the physical offset after the last record of a queue, 0 if the queue is empty."""
+    """Return the physical offset after a queue's last record, 0 for an empty queue."""
     _, end = reader.queues()[topic, queue_id]
     last = reader.units(topic, queue_id, end - 1, end)
     return int(last["physical_offset"][0] + last["size"][0]) if len(last) else 0
@@ -84,9 +84,9 @@ def _next_in_queue(
 
 
 def search_queue(reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int) -> int:
-    """Return the first queue offset in [begin, end) whose record is at or after `physical_offset`, else `end`.
+    """Return the first queue offset whose record is at or after `physical_offset`.
 
-    A binary search: units of a queue ascend by physical offset.
+    It is in [begin, end), or `end` if there is none. A binary search: units of a queue ascend by physical offset.
     """
     while begin < end:
         middle = (begin + end) // 2

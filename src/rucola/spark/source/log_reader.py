@@ -133,7 +133,10 @@ def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator
 
 
 def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) -> LogSplit:
-    """Return the part of a split that the store still has. Raises StoreError for a loss, unless it is allowed."""
+    """Return the part of a split that the store still has.
+
+    Raises StoreError for a loss, unless it is allowed.
+    """
     least = reader.min_physical_offset
     if split.queues is None:
         left = replace(split, begin=min(max(split.begin, least), split.end))
@@ -156,7 +159,7 @@ def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) 
 def _follow_log(
     reader: StoreReader, split: LogSplit, _: ReadOptions, handler: _DamageHandler
 ) -> Iterator[ExpectedRecords]:
-    """Yield the records of a split of the whole log, at most a batch at a time."""
+    """Yield the records of a whole-log split, at most a batch at a time."""
     offset = split.begin
     hints = _dispatched_offsets(reader, split)
     while offset < split.end:
@@ -213,7 +216,7 @@ def _queue_addresses(reader: StoreReader, topic: str, queue_id: int, least: int,
 
 
 def _confirm_chain(log: memoryview, positions: Array, end: int) -> tuple[Array, int]:
-    """Return the leading positions that are records without gaps between them, and the position after the last one.
+    """Return the leading positions of gapless records, and the position after the last one.
 
     For positions 0, 100, 250 with sizes 100, 150, 90, the ends are 100, 250, 340: each position but the first equals
     the end before it, so all three are confirmed. Less than half of the positions confirmed counts as none, which
@@ -232,10 +235,11 @@ def _confirm_chain(log: memoryview, positions: Array, end: int) -> tuple[Array, 
 
 
 def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]:
-    """Return the positions of records from `position` to `end`, at most a batch, and the position after the last one.
+    """Return the positions of at most a batch of records from `position` to `end`.
 
-    That is before `end` if no record begins there. The loop is the only one over single records in a read of the whole
-    log, so it does only what finds the next record; `locate` validates.
+    The second value is the position after the last record. That is before `end` if no record begins there. The loop is
+    the only one over single records in a read of the whole log, so it does only what finds the next record; `locate`
+    validates.
     """
     positions: list[int] = []
     append, unpack = positions.append, FRAME.unpack_from
@@ -296,7 +300,7 @@ def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRan
 
 
 def _drop_damaged_units(reader: StoreReader, addresses: Array, order: Array, handler: _DamageHandler) -> Array:
-    """Report and drop units that point at the record of another unit, or outside the log."""
+    """Report and drop units that point at another unit's record, or outside the log."""
     queues = LogFile(reader.path / "consumequeue", 0, 0)  # the damaged file is a ConsumeQueue, not the log
     twice = np.flatnonzero(np.diff(addresses[order]) == 0)
     why = "two units of ConsumeQueues point at this physical offset"

@@ -60,10 +60,10 @@ class QueueRange(NamedTuple):
 
 @dataclass
 class LogSplit(InputPartition):
-    """One partition: a store's log from physical offset `begin` to `end`, half-open. Pickled to a worker.
+    """One partition: a store's log from physical offset `begin` to `end`, half-open.
 
-    With `queues`, only the records of these ranges are read; all of them are inside the split. Without, every record is
-    read, and one begins exactly at `begin`.
+    It is pickled to a worker. With `queues`, only the records of these ranges are read; all of them are inside the
+    split. Without, every record is read, and one begins exactly at `begin`.
     """
 
     broker_name: str
@@ -101,7 +101,10 @@ def split_whole_log(
 def split_queues(
     reader: StoreReader, broker_name: str, ranges: list[QueueRange], options: ReadOptions
 ) -> Iterator[LogSplit]:
-    """Yield splits that hold the records of these queue ranges, with nearly equal bytes of chosen records."""
+    """Yield splits that hold the records of these queue ranges.
+
+    The splits have nearly equal bytes of chosen records.
+    """
     log_begin = reader.min_physical_offset
     log_size = max([queue_log_end(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
     slice_size = max(1, -(-log_size // _SLICES))
@@ -133,7 +136,7 @@ def split_queues(
 def _count_slices(
     reader: StoreReader, ranges: list[QueueRange], log_begin: int, slice_size: int
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
-    """Return the bytes of chosen records by slice, and the number of messages by range and slice."""
+    """Return the bytes of chosen records by slice, and message counts by range and slice."""
     sizes = np.zeros(_SLICES, np.int64)
     counts = np.zeros((len(ranges), _SLICES), np.int64)
     for number, (topic, queue_id, begin, end) in enumerate(ranges):
@@ -171,9 +174,10 @@ def restrict_to_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozen
 def _index_hits(
     reader: StoreReader, topics: Iterable[str], keys: frozenset[str]
 ) -> tuple[int, int, dict[tuple[str, int], set[int]]] | None:
-    """Return the part of the log that the index covers, as physical offsets, and its hits: queue offsets by queue.
+    """Return the part of the log that the index covers, and the index's hits.
 
-    The first and the last indexed message are not covered: some of their keys may be in a deleted or a future file.
+    The part is in physical offsets; the hits are queue offsets by queue. The first and the last indexed message are not
+    covered: some of their keys may be in a deleted or a future file.
     """
     hits: dict[tuple[str, int], set[int]] = {}
     try:
@@ -214,7 +218,7 @@ def drop_other_times(reader: StoreReader, splits: list[LogSplit], options: ReadO
 
 
 def _first_store_time(reader: StoreReader, split: LogSplit) -> int | None:
-    """Return the storeTimestamp of the first message of a split, None if it cannot be read."""
+    """Return the storeTimestamp of a split's first message, None if it is unreadable."""
     address = split.begin
     if split.queues is not None:
         units = [reader.units(each.topic, each.queue_id, each.begin, each.begin + 1) for each in split.queues]

@@ -111,7 +111,7 @@ def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryAr
 
 
 def _regular(joined: pa.StringArray, counts: Array, names: pa.Array, values: pa.Array, row: Array) -> Array:
-    """Tell which strings have exactly the separators of `counts` pairs, and no empty name or value.
+    """Tell which strings have separators for exactly `counts` pairs, and no empty name or value.
 
     A name or value that contains a separator adds one, so counting them finds it.
     """

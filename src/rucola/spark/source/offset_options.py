@@ -21,7 +21,10 @@ QueueOffsets = Mapping[tuple[str, str | None, int], int]
 
 
 def parse_queues(text: str) -> Iterator[tuple[str, str | None, int]]:
-    """Yield the queues of the option `assign` as (topic, broker name, queue id). None as broker is every broker."""
+    """Yield the queues of the option `assign` as (topic, broker name, queue id).
+
+    None as broker is every broker.
+    """
     for topic, brokers in json.loads(text).items():
         by_broker: dict[str | None, Any] = brokers if isinstance(brokers, dict) else {None: brokers}
         for broker, queue_ids in by_broker.items():

@@ -38,7 +38,10 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def path(text: str) -> list[str]:
-    """Parse a path as Spark passes it. For LOCATION and for tables it has the scheme `file`."""
+    """Parse a path as Spark passes it.
+
+    For LOCATION and for tables it has the scheme `file`.
+    """
     scheme, _, rest = text.partition(":")
     if scheme == "file" and rest.startswith("/"):
         return ["/" + rest.lstrip("/")]

@@ -175,11 +175,12 @@ def _intersection(known: frozenset[T] | None, further: Iterable[T] | None) -> fr
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read, validated one by one and against each other. See the module docstring for each.
+    """Options of a read, validated one by one and against each other.
 
-    `stores` is {broker name: store directory}, empty for live brokers. At most one of `topics`, `pattern` and
-    `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is EARLIEST or LATEST
-    for these words, and None if the option is not given. `queue_filter` narrows the selection further.
+    See the module docstring for each. `stores` is {broker name: store directory}, empty for live brokers. At most one
+    of `topics`, `pattern` and `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is
+    EARLIEST or LATEST for these words, and None if the option is not given. `queue_filter` narrows the selection
+    further.
     """
 
     stores: Mapping[str, str]
@@ -321,7 +322,10 @@ SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
 
 
 def with_default_source(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options, with the name servers in the environment as nameServer if they name neither store nor brokers."""
+    """Return options, with the name servers in the environment by default.
+
+    They become nameServer if the options name neither store nor brokers.
+    """
     default = name_servers_in_environment()
     if default is None or {name.lower() for name in SOURCE_OPTION_NAMES} & {name.lower() for name in options}:
         return dict(options)
@@ -355,7 +359,10 @@ def connection_of(options: ReadOptions | SinkOptions) -> ConnectionOptions:
 
 
 def _credentials(given: _OptionParser) -> Credentials | None:
-    """Return the credentials of the options, or else of this process: workers get them with the options."""
+    """Return the credentials of the options, or else of this process.
+
+    Workers get them with the options.
+    """
     access_key, secret_key = given.take("accessKey", str, ""), given.take("secretKey", str, "")
     given.exclude("accessKey", "credentialsFile")
     if access_key or secret_key:
@@ -489,12 +496,18 @@ def _check_consistency(options: ReadOptions) -> None:
 
 
 def is_store(directory: Path) -> bool:
-    """Tell whether a directory is a store. Before the first message it has no CommitLog, but other files."""
+    """Tell whether a directory is a store.
+
+    Before the first message it has no CommitLog, but other files.
+    """
     return (directory / "commitlog").is_dir() or any((directory / name).is_file() for name in ("lock", "checkpoint"))
 
 
 def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
-    """Return store directories by broker name. Raises ConfigError if one is not a store, or names do not match."""
+    """Return store directories by broker name.
+
+    Raises ConfigError if one is not a store, or names do not match.
+    """
     if not paths:
         raise ConfigError(
             "neither option storePath nor nameServer is given: storePath names a store directory, which holds "

@@ -28,9 +28,10 @@ _PAIR: Final = 2
 
 @dataclass(frozen=True)
 class PropertyColumns:
-    """The properties of a batch, column by column: row k has the pairs from offsets[k] to offsets[k+1].
+    """Properties of a batch, column by column.
 
-    `names` are dictionary-encoded, since a batch has few distinct names: a look-up compares integers, not strings.
+    Row k has the pairs from offsets[k] to offsets[k+1]. `names` are dictionary-encoded, since a batch has few distinct
+    names: a look-up compares integers, not strings.
     """
 
     offsets: Array
@@ -52,7 +53,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(arrow(self.offsets), self.names.dictionary_decode(), self.values)
 
     def values_of(self, name: str) -> pa.StringArray:
-        """Return the value of one property per row, null if the row does not have it."""
+        """Return the value of one property per row, null if the row lacks it."""
         code = self._codes.get(name, -1)
         # The pairs are of rows 0 0 1 2 2, and TAGS is in pairs 1 and 4: `index` is 1 -1 4, where -1 becomes null.
         pairs = np.flatnonzero(ints(self.names.indices) == code)
@@ -171,7 +172,10 @@ def _malformed_rows(kinds: Array, empty: Array, of_row: Array) -> Array:
 
 
 def _undecodable_rows(offsets: Array, data: Array) -> Array:
-    """Return the rows that are not UTF-8. ASCII and valid batches are recognised as a whole."""
+    """Return the rows that are not UTF-8.
+
+    ASCII and valid batches are recognised as a whole.
+    """
     if not len(data) or data.max() < 0x80:
         return np.empty(0, np.int64)
     strings = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))

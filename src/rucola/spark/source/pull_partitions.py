@@ -1,4 +1,4 @@
-"""Partitions of live brokers: which queues a task reads, and how a worker pulls and decodes them.
+"""Partitions of live brokers: packing of queues, and pulling and decoding by workers.
 
 Workers pull without joining the consumer group: they take no queue from the group's members and commit nothing.
 
@@ -95,9 +95,10 @@ async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tup
 
 
 def pack(ranges: OffsetRanges, sizes: Mapping[tuple[str, str], int], min_partitions: int) -> list[PullPartition]:
-    """Pack ranges into partitions of nearly equal bytes, at least `min_partitions` if there are that many messages.
+    """Pack ranges into partitions of nearly equal bytes.
 
-    `sizes` has the record size by (topic, broker name). Queues are packed in the order of their names.
+    There are at least `min_partitions` if there are that many messages. `sizes` has the record size by (topic, broker
+    name). Queues are packed in the order of their names.
     """
     by_broker: dict[str, list[QueueRange]] = {}
     for queue, (begin, end) in sorted(ranges.items()):
@@ -122,10 +123,10 @@ def pack(ranges: OffsetRanges, sizes: Mapping[tuple[str, str], int], min_partiti
 
 
 def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list[list[QueueRange]]:
-    """Cut a row of ranges into `count` parts of equal weight. Parts can be empty, because no message is divided.
+    """Cut a row of ranges into `count` parts of equal weight.
 
-    Ranges of 6 and 4 messages of size 1, cut into 2 parts: the cut is at weight 5, inside the first range, so the parts
-    are [0:5] and [5:6] plus [0:4].
+    Parts can be empty, because no message is divided. Ranges of 6 and 4 messages of size 1, cut into 2 parts: the cut
+    is at weight 5, inside the first range, so the parts are [0:5] and [5:6] plus [0:4].
     """
     total = sum((each.end - each.begin) * size for each, size in zip(ranges, sizes, strict=True))
     parts: list[list[QueueRange]] = [[]]
@@ -159,7 +160,7 @@ class _PulledRecords(NamedTuple):
 
 
 def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the selected messages of a partition as record batches, in the order of each queue.
+    """Yield the selected messages of a partition as record batches, in each queue's order.
 
     The event loop runs only while a batch is pulled; it is idle while Spark consumes the rows.
     """
@@ -215,7 +216,7 @@ async def _check_routes(consumer: PullConsumer, partition: PullPartition) -> Non
 async def _pull_ranges(
     consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
 ) -> AsyncGenerator[_PulledRecords, None]:
-    """Pull every range completely, in sequence, with the first pulls of the next ranges in flight."""
+    """Pull every range completely, in sequence, with first pulls of the next ranges in flight."""
     ranges = iter(partition.ranges)
     ahead: deque[asyncio.Task[_PulledRecords]] = deque()
     try:

@@ -34,7 +34,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[ReadOptions, list[Filter]]:
-    """Return options that select only rows matching the filters, and the filters that Spark must evaluate."""
+    """Return options that select only matching rows, and the filters that Spark must evaluate."""
     left: list[Filter] = []
     queue_filter = options.queue_filter
     for each in filters:
@@ -81,7 +81,10 @@ def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[Read
 
 
 def filter_ranges(queue_filter: QueueFilter, ranges: OffsetRanges) -> dict[Origin, tuple[int, int]]:
-    """Return the parts of the ranges that match a queue filter. Ranges of logs are not changed."""
+    """Return the parts of the ranges that match a queue filter.
+
+    Ranges of logs are not changed.
+    """
     left: dict[Origin, tuple[int, int]] = {}
     for origin, (begin, end) in ranges.items():
         if isinstance(origin, BrokerQueue):

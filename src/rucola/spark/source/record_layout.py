@@ -189,7 +189,7 @@ class Records:
         return pc.coalesce(unique, self.offset_msg_ids()) if unique.null_count else unique
 
     def keys(self) -> pa.ListArray:
-        """Return the keys of each record, split at blanks; null if it has no property KEYS."""
+        """Return the keys of each record, split at blanks; null without the property KEYS."""
         lists = pc.split_pattern(self.properties.values_of(properties.KEYS), properties.KEY_SEPARATOR)
         words = lists.flatten()
         # Repeated blanks give empty words. They are rare, so the lists are filtered in Python only then.
@@ -200,7 +200,7 @@ class Records:
 
 
 def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) -> tuple[Records, list[DamagedRecord]]:
-    """Validate the records expected at `positions` of a file; return the valid ones and the damaged ones.
+    """Validate the records expected at `positions` of a file; return valid and damaged ones.
 
     `log` holds the bytes of a CommitLog file that begins at physical offset `log_offset`; it is None for records that
     were taken out of their log: own addresses are not checked, and damage is reported by position. `positions` must be
@@ -215,7 +215,7 @@ def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) 
 
 
 class _Locator:
-    """The steps of `locate`. Each step narrows `heads` and `layout` to the records that are still valid."""
+    """Steps of `locate`, each of which narrows `heads` and `layout` to still valid records."""
 
     def __init__(self, file: Array, log_offset: int | None, positions: Array, sizes: Array) -> None:
         self.file = file
@@ -226,7 +226,7 @@ class _Locator:
         self._log_offset = log_offset
 
     def _reject(self, wrong: Array, why: str) -> Array | None:
-        """Exclude and report the records that are wrong. Return which were kept, None if all of them."""
+        """Exclude and report the wrong records; return which were kept, None if all."""
         if not wrong.any():
             return None
         begins = self.layout["begin"][wrong].tolist()
@@ -251,7 +251,10 @@ class _Locator:
         )
 
     def find_bodies(self) -> Array:
-        """Step 2: find storeHost and body. Return both ports of each record, combined by a bitwise or."""
+        """Step 2: find storeHost and body.
+
+        Returns both ports of each record, combined by a bitwise or.
+        """
         if (self.heads["sys_flag"] & sysflag.HOSTS_V6).any():
             return self._find_bodies_after_ipv6()
         begin = self.layout["begin"]

@@ -76,7 +76,10 @@ def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:
 
 
 def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition: int) -> Message:
-    """Return the message of a row, for `topic` or else the row's topic. Raises InvalidMessage, which names the row."""
+    """Return the message of a row, for `topic` or else the row's topic.
+
+    Raises InvalidMessage, which names the row.
+    """
     topic, body = topic or row.get("topic"), row["body"]
     if topic is None or body is None:
         missing = "topic" if topic is None else "body"

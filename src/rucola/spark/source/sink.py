@@ -118,7 +118,7 @@ class _RowMessage(NamedTuple):
 
 
 class _ChunkSender:
-    """Sends the rows of one task, chunk by chunk. All methods run in the event loop."""
+    """Sender of one task's rows, chunk by chunk; all methods run in the event loop."""
 
     def __init__(self, producer: Producer, options: SinkOptions, origin: str, partition: int) -> None:
         self.sent = SinkTaskResult()
@@ -280,7 +280,10 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
 
 
 def report_result(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Log what the tasks of a batch sent. `what` names the batch; a failed task has no result."""
+    """Log what the tasks of a batch sent.
+
+    `what` names the batch; a failed task has no result.
+    """
     topics: dict[str, int] = {}
     unsafe = failed = skipped = 0
     first_skip_reason = ""

@@ -59,7 +59,10 @@ OffsetRanges: TypeAlias = Mapping[Origin, tuple[int, int]]
 
 @dataclass(frozen=True)
 class SourceBounds:
-    """The current bounds of a source. A known origin that is neither in `ranges` nor `unavailable` was deleted."""
+    """The current bounds of a source.
+
+    A known origin that is neither in `ranges` nor `unavailable` was deleted.
+    """
 
     ranges: OffsetRanges
     """The first and the next offset of every chosen origin that can be read."""
@@ -80,7 +83,7 @@ class SourceBounds:
 
 
 def _queues_text(queues: Iterable[BrokerQueue]) -> str:
-    """Return `queues 0 to 3 of topic 'T'` and the like for sorted queues, topic by topic."""
+    """Describe sorted queues topic by topic, as in `queues 0 to 3 of topic 'T'`."""
     texts = []
     for topic, of_topic in groupby(queues, lambda queue: queue.topic):
         ids = [queue.queue_id for queue in of_topic]
@@ -101,10 +104,16 @@ class MessageSource(Protocol):
     """Store directories or live brokers to read from."""
 
     def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
-        """Return the bounds of every chosen origin, and the state of the origins `known` from earlier batches."""
+        """Return the bounds of every chosen origin, and the state of `known` origins.
+
+        `known` has the origins of earlier batches.
+        """
 
     def plan(self, ranges: OffsetRanges) -> Sequence[InputPartition]:
-        """Return partitions that hold the chosen messages of these ranges, which must be within the bounds."""
+        """Return partitions that hold the chosen messages of these ranges.
+
+        The ranges must be within the bounds.
+        """
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
         """Return offsets by queue for times in milliseconds.
@@ -139,7 +148,7 @@ def is_chosen_topic(options: ReadOptions, topic: str) -> bool:
 
 
 def resolve_offsets(options: ReadOptions, source: MessageSource, bounds: SourceBounds) -> ReadOptions:
-    """Return the options with times replaced by offsets, and with the broker of every queue filled in."""
+    """Return the options with times replaced by offsets, and every queue's broker filled in."""
 
     def offsets(times: QueueOffsets) -> QueueOffsets:
         queues: dict[BrokerQueue, int] = {}
@@ -165,7 +174,10 @@ def resolve_offsets(options: ReadOptions, source: MessageSource, bounds: SourceB
 
 
 def _with_brokers(given: QueueOffsets, bounds: SourceBounds) -> dict[BrokerQueue, int]:
-    """Return values by queue, with the broker filled in. Raises ConfigError if several brokers have the topic."""
+    """Return values by queue, with the broker filled in.
+
+    Raises ConfigError if several brokers have the topic.
+    """
     brokers: dict[str, set[str]] = {}
     for origin in (*bounds.ranges, *bounds.unavailable):
         if isinstance(origin, BrokerQueue):
@@ -372,7 +384,7 @@ def _report_loss(options: ReadOptions, what: str, error: type[ConfigError] | typ
 
 
 def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, int]]:
-    """Return the beginnings of ranges with `count` offsets in all, divided in proportion to their sizes.
+    """Return the beginnings of ranges, `count` offsets in all, in proportion to their sizes.
 
     Rounding errors are carried over, so that the sum is exact: 5 offsets of ranges of 3, 3 and 3 are 1, 2 and 2.
     """
@@ -407,7 +419,10 @@ def to_json(offsets: Offsets, begins: Offsets | None = None) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, int]:
-    """Return the offsets given to `to_json`. Raises ConfigError if a stream was restarted with other options."""
+    """Return the offsets given to `to_json`.
+
+    Raises ConfigError if a stream was restarted with other options.
+    """
     return {origin: offset for origin, (_, offset) in _pairs_from_json(value, by_queue).items()}
 
 

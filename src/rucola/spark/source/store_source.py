@@ -33,13 +33,19 @@ from rucola.store.directory_reader import StoreReader
 
 
 class StoreSource:
-    """The logs or queues of store directories that the options choose. Holds no open files between calls."""
+    """The logs or queues of store directories that the options choose.
+
+    Holds no open files between calls.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
-        """Return the bounds of every log or chosen queue. Nothing in a store that can be opened is unavailable."""
+        """Return the bounds of every log or chosen queue.
+
+        Nothing in a store that can be opened is unavailable.
+        """
         bounds: dict[Origin, tuple[int, int]] = {}
         present: set[tuple[str, int]] = set()
         for broker_name, path in self._options.stores.items():

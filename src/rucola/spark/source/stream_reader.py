@@ -183,7 +183,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch_reader.read(partition, self._options, self._columns)
 
     def _refuse_missing(self, bounds: SourceBounds) -> None:
-        """Raise RemotingError if brokers are missing; if that is allowed, warn whenever the missing brokers change."""
+        """Raise RemotingError if brokers are missing.
+
+        If that is allowed, warn whenever the missing brokers change.
+        """
         refuse_missing(self._options, bounds)
         if bounds.missing.keys() != self._warned:
             self._warned = set(bounds.missing)
