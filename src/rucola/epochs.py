@@ -33,7 +33,7 @@ NO_EPOCH: Final = Epoch(0, 0)
 
 
 def divergence(mine: Sequence[Epoch], my_end: int, theirs: Sequence[Epoch], their_end: int) -> int:
-    """Return the physical offset up to which two logs with these epochs and ends are equal."""
+    """Return the physical offset up to which logs with these epochs and ends are equal."""
     shared = max({NO_EPOCH, *mine} & {NO_EPOCH, *theirs})
     return min(_end_of(shared, mine, my_end), _end_of(shared, theirs, their_end))
 
@@ -44,14 +44,14 @@ def _end_of(epoch: Epoch, epochs: Sequence[Epoch], log_end: int) -> int:
 
 
 def appended(epochs: Iterable[Epoch], epoch: Epoch) -> tuple[Epoch, ...]:
-    """Return the epochs with another one at the end; those that it leaves without a byte are dropped."""
+    """Return the epochs with another one at the end, dropping those left without bytes."""
     # Epoch 9 at 100 after 7 at 0 and 8 at 100: 8 has no byte, so 7 and 9 are left.
     kept = [known for known in epochs if known.begin < epoch.begin and known.number < epoch.number]
     return (*kept[1 - MAX_EPOCHS :], epoch)
 
 
 def within(epochs: Iterable[Epoch], begin: int, end: int) -> tuple[Epoch, ...]:
-    """Return the epochs of a log from `begin` to `end`: none that begins later, or ends before it."""
+    """Return a log's epochs from `begin` to `end`: none begins later or ends before."""
     kept = [epoch for epoch in epochs if epoch.begin <= end]
     # Epochs 7 at 0, 8 at 100 and 9 at 180, in a log from 120 to 170: 8 alone has bytes.
     while len(kept) > 1 and kept[1].begin <= begin:

@@ -75,7 +75,7 @@ class StoreCorrupt(StoreError):
 
 
 class StoreLocked(StoreError):
-    """The store directory is locked by another process, since only one broker may write to it."""
+    """The store directory is locked by another process; only one broker may write to it."""
 
 
 class ConfigError(MQError):

@@ -47,7 +47,7 @@ _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 
 
 class ObjectKey(tuple[tuple[str, Any], ...]):
-    """An object used as a key of a map: its members as pairs, sorted by name, which makes it hashable."""
+    """An object as a map's key: its members as pairs sorted by name, hence hashable."""
 
     __slots__ = ()
 

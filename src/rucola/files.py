@@ -37,10 +37,10 @@ DIRECTORY_MODE: Final = 0o700
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file by `content` and keep its previous content in .bak; do nothing if they are equal.
+    """Replace a file by `content` and keep its previous content in .bak.
 
-    On return the new content is on disk. After an OSError the file has its previous content. Missing directories are
-    created.
+    Does nothing if they are equal. On return the new content is on disk. After an OSError the file has its previous
+    content. Missing directories are created.
     """
     try:
         before = path.read_bytes()
@@ -57,7 +57,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory and its parents if they are missing, for their owner only; fsync the names of those."""
+    """Create a directory and its missing parents, for their owner only.
+
+    The names of those created are synced (fsync).
+    """
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(DIRECTORY_MODE, exist_ok=True)
@@ -76,7 +79,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def check_ownership(directory: Path) -> None:
-    """Raise StoreError, with the command that mends it, if other users can change an existing directory."""
+    """Raise StoreError if other users can change an existing directory.
+
+    The error names the command that mends it.
+    """
     try:
         status = directory.stat()
     except FileNotFoundError:

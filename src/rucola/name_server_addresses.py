@@ -25,7 +25,10 @@ def default_name_servers() -> str:
 
 
 def origin(addresses: str) -> str:
-    """Return where addresses come from, for the error when no name server answers; empty if the caller gave them."""
+    """Return where addresses come from; empty if the caller gave them.
+
+    For the error when no name server answers.
+    """
     for name in NAMESRV_VARIABLES:
         if value := os.environ.get(name):
             return f" (the address is that of the environment variable {name})" if value == addresses else ""

@@ -61,7 +61,7 @@ class Outages:
         return self._failing > 0
 
     def is_line_due(self, subject: str) -> bool:
-        """Tell whether a failure now would be logged, for details that are costly to find out."""
+        """Tell whether a failure now would be logged, for details costly to find out."""
         outage = self._outages.get(subject)
         return outage is None or self._clock_s() >= outage.next_line_s
 

@@ -1,6 +1,6 @@
-"""Rates of counters over the last minute, hour and day. Pure: the time is passed in.
+"""Rates of counters over the last minute, hour and day.
 
-A statistic is a total that only grows, with samples of it from the past, in three series:
+Pure: the time is passed in. A statistic is a total that only grows, with samples of it from the past, in three series:
 
     minute   every 10 s, the last 6 and the one before
     hour     every 10 min, the last 6 and the one before
@@ -27,7 +27,10 @@ _Moment = tuple[int, int, int]
 
 
 class Window(NamedTuple):
-    """Totals of a window: the `sum` of values, the number of `times` they were added, and the sum per second, `tps`."""
+    """Totals of a window: `sum`, `times` and `tps`.
+
+    They are the sum of values, the number of times that values were added, and the sum per second.
+    """
 
     sum: int
     times: int
@@ -40,7 +43,7 @@ class Window(NamedTuple):
 
 
 class StatsItem:
-    """One statistic: the `sum` of all values and the number of `times` that one was added."""
+    """One statistic: the `sum` of all values and the number of `times` one was added."""
 
     __slots__ = ("_day", "_hour", "_minute", "sum", "times")
 

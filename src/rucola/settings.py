@@ -99,7 +99,10 @@ class Secret:
         return hash(self._source)
 
     def reveal(self) -> str:
-        """Return the secret, read at each call. ConfigError, which does not contain it, if there is none."""
+        """Return the secret, read at each call.
+
+        ConfigError, which does not contain it, if there is none.
+        """
         kind, _, name = self._source.partition(":")
         if kind == "file":
             try:
@@ -132,7 +135,10 @@ def parse(text: str) -> dict[str, str]:
 
 
 def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, str]:
-    """Parse the settings in the body of a request. RemoteProtocolError for a larger body, or one that is no UTF-8."""
+    """Parse the settings in the body of a request.
+
+    Raises RemoteProtocolError for a larger body, or one that is no UTF-8.
+    """
     if len(body) > max_size:
         raise RemoteProtocolError(f"settings of {len(body)} bytes; the limit is {max_size} (maxJsonBodySize)")
     try:
@@ -142,7 +148,7 @@ def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, st
 
 
 def read(path: Path) -> dict[str, str]:
-    """Parse a properties file. Raises ConfigError if it cannot be read or is not UTF-8 text."""
+    """Parse a properties file; ConfigError if it is unreadable or not UTF-8 text."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -155,9 +161,10 @@ def render(properties: Mapping[str, str]) -> str:
 
 
 def replaced(text: str, changes: Mapping[str, str]) -> str:
-    """Return the text of a properties file with changed values, in the line of their key or else at the end.
+    """Return the text of a properties file with changed values.
 
-    Comments, other keys and their order are preserved. Of two lines with the same changed key the last remains.
+    Each is in the line of its key, or else at the end. Comments, other keys and their order are preserved. Of two lines
+    with the same changed key the last remains.
     """
     lines: list[str] = []
     at: dict[str, int] = {}
@@ -212,7 +219,7 @@ def changes(config: Any, properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
-    """Build the dataclass `kind` from properties; `defaults` are fields by name for keys that are missing."""
+    """Build the dataclass `kind` from properties; `defaults` are fields for missing keys."""
 
     def present(field: dataclasses.Field[Any]) -> Any:
         return defaults[field.name] if field.name in defaults else _default(field)
@@ -223,7 +230,10 @@ def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
 def _changes(
     kind: type[Any], properties: Mapping[str, str], present: Callable[[dataclasses.Field[Any]], Any]
 ) -> dict[str, Any]:
-    """Convert properties to fields; `present` returns the group in which the values of a field are changed."""
+    """Convert properties to fields.
+
+    `present` returns the group in which the values of a field are changed.
+    """
     hints = _hints[kind]
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
@@ -271,7 +281,7 @@ def _ranges(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Any, Range]]:
 
 
 def range_of(hint: Any) -> Range | None:
-    """Return the range in the annotation of a setting, the last if there are several; None without one."""
+    """Return the range in a setting's annotation, the last of several; None without one."""
     ranges = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range)]
     return ranges[-1] if ranges else None
 
@@ -325,7 +335,7 @@ def _spellings(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a file; settings with their continuations, and without white space in front."""
+    """Yield a file's lines; settings with continuations and without leading white space."""
     lines = iter(text.splitlines())
     for line in lines:
         stripped = line.lstrip()

@@ -1,4 +1,4 @@
-"""Slices: long work on an event loop, divided so that other requests are served in between.
+"""Slices: long work on an event loop, divided to serve other requests in between.
 
 Work that may take longer than `SLICE_S` is written as a generator that yields at every small step. `in_slices` drives
 it on the event loop: when a slice is used up, the loop serves what is ready, and the work continues after a pause, at

@@ -1,4 +1,6 @@
-"""System calls for files, with one promise on Linux and macOS; the variant is chosen at import.
+"""System calls for files, with one promise on Linux and macOS.
+
+The variant is chosen at import.
 
     call             Linux              macOS
     sync_data        fdatasync          F_FULLFSYNC: fsync leaves the bytes in the cache of the drive there, which a
@@ -67,7 +69,10 @@ def check_platform() -> None:
 
 
 def c_library() -> Any:
-    """Return the C library of this process; functions are loaded by name, and set errno for `ctypes.get_errno`."""
+    """Return the C library of this process.
+
+    Functions are loaded by name, and set errno for `ctypes.get_errno`.
+    """
     return ctypes.CDLL(None, use_errno=True)
 
 
@@ -80,14 +85,20 @@ def descriptor_limit() -> int | None:
 
 
 def keep_freed_memory(size: int) -> None:
-    """Let the allocator keep up to `size` freed bytes, instead of giving them back to the kernel. Only with glibc."""
+    """Let the allocator keep up to `size` freed bytes.
+
+    Otherwise they are given back to the kernel. Only with glibc.
+    """
     if sys.platform == "linux" and hasattr(library := c_library(), "mallopt"):
         library.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
         library.mallopt(_M_TRIM_THRESHOLD, size)
 
 
 def sync_data(fd: int) -> None:
-    """Wait until the data of a file, and the metadata to read them, are on the drive. Raises OSError."""
+    """Wait until a file's data, and the metadata to read them, are on the drive.
+
+    Raises OSError.
+    """
     if _FULL_SYNC is not None:
         fcntl.fcntl(fd, _FULL_SYNC)
     elif hasattr(os, "fdatasync"):
@@ -97,7 +108,10 @@ def sync_data(fd: int) -> None:
 
 
 def sync_all(fd: int) -> None:
-    """Wait until a file with its metadata, or a directory, is on the drive. Raises OSError."""
+    """Wait until a file with its metadata, or a directory, is on the drive.
+
+    Raises OSError.
+    """
     if _FULL_SYNC is not None:
         fcntl.fcntl(fd, _FULL_SYNC)
     else:
@@ -105,9 +119,10 @@ def sync_all(fd: int) -> None:
 
 
 def allocate(fd: int, begin: int, size: int) -> None:
-    """Give blocks to a range of a file; its content and the size of the file stay. Raises OSError (ENOSPC, EDQUOT).
+    """Give blocks to a range of a file; its content and size stay.
 
-    The range must be within the file. No other thread may write to it unless `ALLOCATES_BESIDE_WRITER`.
+    Raises OSError (ENOSPC, EDQUOT). The range must be within the file. No other thread may write to it unless
+    `ALLOCATES_BESIDE_WRITER`.
     """
     if ALLOCATES_BESIDE_WRITER:
         os.posix_fallocate(fd, begin, size)
@@ -125,7 +140,7 @@ def allocate(fd: int, begin: int, size: int) -> None:
 
 
 def data_ranges(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges between `begin` and `end` that may hold anything but zeros, as (begin, end)."""
+    """Yield the ranges between `begin` and `end` that may hold nonzero bytes, as (begin, end)."""
     while begin < end:
         if not _FINDS_HOLES:
             yield begin, end
@@ -144,7 +159,7 @@ def data_ranges(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def copy_bytes(source: int, target: int, size: int) -> None:
-    """Copy the first `size` bytes of a file over those of another, fewer if the source is shorter."""
+    """Copy a file's first `size` bytes over another's, fewer if the source is shorter."""
     position = 0
     while position < size:
         if _SENDS_FILES:
@@ -157,7 +172,10 @@ def copy_bytes(source: int, target: int, size: int) -> None:
 
 
 def exchange_names(one: Path, other: Path) -> None:
-    """Exchange the names of two directories in one step. Raises OSError: ENOSYS or EINVAL if that is not possible."""
+    """Exchange the names of two directories in one step.
+
+    Raises OSError: ENOSYS or EINVAL if that is not possible.
+    """
     library, names = c_library(), (os.fsencode(one), os.fsencode(other))
     if _IS_MACOS:
         failed = library.renamex_np(*names, _RENAME_EXCHANGE)

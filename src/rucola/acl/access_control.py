@@ -110,7 +110,7 @@ class AccessControl:
         return caller if caller.user is user else caller.as_user(user)
 
     def renew(self, caller: Caller) -> Caller:
-        """Return the caller of an earlier request with its permissions of now. Raises Refused if it has lost all."""
+        """Return an earlier request's caller with its current permissions; Refused if none are left."""
         user = caller.user
         if user is WHITE and self._accounts.is_white(caller.host):
             return caller

@@ -94,7 +94,7 @@ class AuditLog:
         self._put(_line(self._clock(), caller, code, action, resources, outcome, reason))
 
     def denied(self, caller: Caller, code: int, action: Action, resources: Iterable[Resource], reason: str) -> None:
-        """Record a denied request, unless its peer has had too many of them in this minute."""
+        """Record a denied request, unless its peer had too many in this minute."""
         now_ms = self._clock()
         if not 0 <= now_ms - self._window_begin_ms < DENIED_WINDOW_MS:
             self._end_window()

@@ -53,7 +53,7 @@ class Credentials:
         fields[SIGNATURE] = self._signer.sign(fields, body)
 
     def proof(self, challenge: bytes) -> bytes:
-        """Return the proof that this user knows the secret key, for the peer that sent the challenge."""
+        """Return the proof for a peer's challenge that this user knows the secret key."""
         return self._signer.proof(challenge, self.access_key)
 
     def __repr__(self) -> str:
@@ -70,7 +70,10 @@ class Credentials:
 
 
 def credentials_of_file(path: Path) -> Credentials:
-    """Return the credentials in a file like tools.yml. ConfigError if it cannot be read or lacks a key."""
+    """Return the credentials in a file like tools.yml.
+
+    Raises ConfigError if it cannot be read or lacks a key.
+    """
     document = read_yaml(path)
     keys = document if isinstance(document, Mapping) else {}
     access_key, secret_key, token = (_text(keys.get(name)) for name in ("accessKey", "secretKey", "securityToken"))

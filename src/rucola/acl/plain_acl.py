@@ -120,7 +120,10 @@ class PlainAclFile:
 
 
 def parse_file(document: Any, path: Path) -> PlainAclFile:
-    """Return the content of a file from its YAML document. ConfigError says what is wrong and where."""
+    """Return a file's content from its YAML document.
+
+    ConfigError says what is wrong and where.
+    """
     if document is None:
         return PlainAclFile()
     if not isinstance(document, dict):

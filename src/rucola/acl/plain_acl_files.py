@@ -86,7 +86,10 @@ class PlainAclFiles:
         return {str(path): known.content.version for path, known in self._known.items()}
 
     def refresh(self) -> bool:
-        """Read the files that changed; tell whether that changed anything. Blocks on the disk: call it in a thread."""
+        """Read the files that changed; tell whether that changed anything.
+
+        Blocks on the disk: call it in a thread.
+        """
         with self._lock:
             return self._refresh()
 
@@ -208,7 +211,10 @@ class PlainAclFiles:
         return PlainAcl(WhiteAddresses(patterns), accounts)
 
     def _paths(self) -> list[Path]:
-        """Return the files in their order. Symbolic links to files are followed, links to directories are not."""
+        """Return the files in their order.
+
+        Symbolic links to files are followed, links to directories are not.
+        """
         found: list[Path] = []
         for directory, directories, names in os.walk(self._directory):
             directories.sort()

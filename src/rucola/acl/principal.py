@@ -12,7 +12,7 @@ MAX_DECISIONS: Final = 10_000
 
 
 class Principal:
-    """A user as requests see it: a name, and a decision for each action and resource.
+    """A user as requests see it: a name, and decisions by action and resource.
 
     Allowed requests are remembered in `allowed`, since permissions never change within one object: a change of the
     accounts creates new ones. That takes 0.1 µs; a decision takes several.
@@ -29,7 +29,7 @@ class Principal:
         """Number of the action, resource, and address of the peer."""
 
     def check(self, action: Action, resource: Resource, host: str) -> None:
-        """Raise Refused unless the user may carry out an action on a resource from an address."""
+        """Raise Refused unless the user is allowed an action on a resource from an address."""
         if not self.is_admin:
             denial = self._decide(action, resource, host)
             if denial:

@@ -42,7 +42,10 @@ class ResourceType(Enum):
 
 
 class Right(Flag):
-    """The actions of ACL 2.0. ACL 1.0 knows PUB and SUB; the others belong to its admin accounts."""
+    """The actions of ACL 2.0.
+
+    ACL 1.0 knows PUB and SUB; the others belong to its admin accounts.
+    """
 
     PUB = auto()
     SUB = auto()

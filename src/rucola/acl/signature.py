@@ -60,15 +60,18 @@ class Signer:
         self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in key), usedforsecurity=False)
 
     def sign(self, fields: Mapping[str, str], body: bytes) -> str:
-        """Return the signature of a request with these ext fields; `Signature` itself is not among the content."""
+        """Return the signature of a request with these ext fields, except `Signature` itself."""
         return self._signature(signed_text(fields), body).decode("ascii")
 
     def verifies(self, text: bytes, body: bytes, signature: str) -> bool:
-        """Tell, in a time that does not depend on the signature, whether it is that of a signed text and a body."""
+        """Tell whether a signature is that of a signed text and a body.
+
+        The time it takes does not depend on the signature.
+        """
         return compare_digest(self._signature(text, body), signature.encode("utf-8", "replace"))
 
     def proof(self, challenge: bytes, access_key: str) -> bytes:
-        """Return the proof of a replication peer: HMAC-SHA256, which no signature of a request can equal."""
+        """Return a replication peer's proof: HMAC-SHA256, which no request's signature can equal."""
         return hmac.digest(self._key, challenge + access_key.encode("utf-8", "surrogatepass"), "sha256")
 
     def __repr__(self) -> str:
@@ -126,5 +129,8 @@ def _values_getter(names: Iterable[str]) -> Callable[[Mapping[str, str]], tuple[
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Return names as Java compares them, by UTF-16 units; that differs from code points beyond U+FFFF only."""
+    """Return names in Java's order, by UTF-16 units.
+
+    That differs from the order of code points beyond U+FFFF only.
+    """
     return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

@@ -42,7 +42,10 @@ _structs: dict[tuple[str, ...], _Decode] = {}
 
 
 class SignedContent(msgspec.Struct, gc=False):
-    """The user that a request names, and the content of its signature. A struct, since one is made per request."""
+    """The user that a request names, and the content of its signature.
+
+    A struct, since one is made per request.
+    """
 
     access_key: str
     signature: str
@@ -53,7 +56,10 @@ class SignedContent(msgspec.Struct, gc=False):
 
 
 def signed_content(command: RemotingCommand) -> SignedContent:
-    """Return the signed content of a received request; access key and signature are empty if they are missing."""
+    """Return the signed content of a received request.
+
+    Access key and signature are empty if they are missing.
+    """
     decode = _kinds.get((command.code, command.language))
     if decode is not None and command.ext is None:
         try:
@@ -70,7 +76,10 @@ def signed_content(command: RemotingCommand) -> SignedContent:
 
 
 def remember(command: RemotingCommand, fields: Mapping[str, str]) -> None:
-    """Decode later requests of the same kind in one pass. `command` is authentic, and has these ext fields."""
+    """Decode later requests of the same kind in one pass.
+
+    `command` is authentic, and has these ext fields.
+    """
     names = tuple(ordered(name for name in fields if name not in (ACCESS_KEY, SIGNATURE)))
     if command.ext is not None or UNIQUE_MSG_QUERY_FLAG in names:
         return  # no JSON, or signed in two ways
@@ -88,7 +97,7 @@ def remember(command: RemotingCommand, fields: Mapping[str, str]) -> None:
 
 
 def _decoder(names: tuple[str, ...]) -> _Decode:
-    """Return the decoder of headers with these ext fields, the access key and the signature, and no others."""
+    """Return the decoder of headers with exactly these ext fields, access key and signature."""
     # In the signed order, and the signature last: of AccessKey, queueId, topic and Signature the first three values are
     # the signed text.
     every = [

@@ -55,7 +55,9 @@ class AuthFile(Body, kw_only=True):
 
 
 class UserStore:
-    """Users by name, with their policies. ConfigError if the file is broken, or if there is no super user.
+    """Users by name, with their policies.
+
+    Raises ConfigError if the file is broken, or if there is no super user.
 
     `current` is replaced as a whole by every change. Changes block on the disk for one small file.
     """
@@ -127,7 +129,7 @@ class UserStore:
     # Policies.
 
     def set_policies(self, subject: str, acl: AclInfo) -> None:
-        """Add entries to the policies of a user; an entry for the same resource is replaced. Raises Refused."""
+        """Add entries to a user's policies, replacing those for the same resource. Raises Refused."""
         name = self._user_of(subject)
         if not acl.policies:
             raise Refused(Reason.INVALID, "the policies are empty")

@@ -134,7 +134,10 @@ def _range_v6(text: str) -> Ranges:
 
 
 def _ranges(parts: list[str], base: int, highest: int) -> Ranges:
-    """Return the ranges of all parts; behind the first that is not a number, only `*` may follow."""
+    """Return the ranges of all parts.
+
+    After the first part that is not a number, only `*` may follow.
+    """
     # 10.1.2-9.* gives (10, 10), (1, 1), (2, 9), (0, 255).
     ranges: list[tuple[int, int]] = []
     only_wildcards = False

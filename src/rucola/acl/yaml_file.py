@@ -17,7 +17,10 @@ MAX_SIZE = 4 * 1024 * 1024
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the document of a file with all scalars as text; None if it is empty. ConfigError names file and line."""
+    """Return the document of a file with all scalars as text; None if empty.
+
+    ConfigError names file and line.
+    """
     try:
         if path.stat().st_size > MAX_SIZE:
             raise ConfigError(f"{path} is larger than {MAX_SIZE} bytes")
@@ -27,7 +30,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
-    """Return the document in `content`; `path` is for errors, which contain no part of the content."""
+    """Return the document in `content`.
+
+    `path` is for errors, which contain no part of the content.
+    """
     yaml = _yaml()
     try:
         # With libyaml, 256 KB take 25 ms instead of 600.
@@ -45,9 +51,10 @@ def parse_yaml(content: bytes, path: Path) -> Any:
 
 
 def _document(yaml: Any, loader: Any, path: Path) -> Any:
-    """Return the document in the events of a loader: dictionaries, lists and text. ConfigError, or an error of yaml.
+    """Return the document in a loader's events: dictionaries, lists and text.
 
-    The events are taken one by one: libyaml would compose the whole document without giving other threads a turn.
+    Raises ConfigError, or an error of yaml. The events are taken one by one: libyaml would compose the whole document
+    without giving other threads a turn.
     """
     values: list[list[Any]] = [[]]  # of the stream, and of each collection that is open
     while loader.check_event():

@@ -60,9 +60,10 @@ def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
 
 
 def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], list[bytes], list[bytes], int]:
-    """Decode up to `max_count` messages from `position` on, and return the position after them as well.
+    """Decode up to `max_count` messages from `position` on.
 
-    Otherwise like `decode_batch`. Indexing and small slices of bytes are cheaper than those of a memoryview.
+    Returns the position after them as well. Otherwise like `decode_batch`. Indexing and small slices of bytes are
+    cheaper than those of a memoryview.
     """
     end = len(data)
     flags, bodies, strings = [], [], []

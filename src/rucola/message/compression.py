@@ -48,7 +48,7 @@ class ExpansionLimits(NamedTuple):
         return min(self.max_size, max(self.free_size, self.max_ratio * compressed_size))
 
     def exceeded(self, kind: str, compressed_size: int) -> InvalidMessage:
-        """Return the error for a body that exceeds the limit: it names the limit and how to raise it."""
+        """Return the error for an oversized body, naming the limit and how to raise it."""
         limit = self.of(compressed_size)
         if limit == self.max_size:
             rule = f"the limit of a decompressed body; {SIZE_VARIABLE} raises it"
@@ -59,7 +59,7 @@ class ExpansionLimits(NamedTuple):
 
 @lru_cache(maxsize=1)
 def expansion_limits() -> ExpansionLimits:
-    """Return the limits of this process. Raises ConfigError for a variable that is no positive number."""
+    """Return the limits of this process; ConfigError for a variable that is no positive number."""
     default = ExpansionLimits()
     return default._replace(
         max_size=_from_environment(SIZE_VARIABLE, default.max_size),
@@ -108,10 +108,10 @@ def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: i
 
 
 def decompress(body: bytes | memoryview, sys_flag: int, limits: ExpansionLimits | None = None) -> bytes:
-    """Decompress the body of a record with this sysFlag; without the compressed bit, return a copy.
+    """Decompress the body of a record with this sysFlag.
 
-    Raises InvalidMessage if the bytes are not one complete stream of the type, or if the result would exceed `limits`,
-    by default those of the process.
+    Without the compressed bit, returns a copy. Raises InvalidMessage if the bytes are not one complete stream of the
+    type, or if the result would exceed `limits`, by default those of the process.
     """
     if not sys_flag & sysflag.COMPRESSED:
         return bytes(body)

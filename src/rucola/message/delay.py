@@ -38,5 +38,5 @@ def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
 
 
 def due_time_ms(levels: Sequence[int], level: int, store_timestamp: int) -> int:
-    """Return the time at which a message of this level is due. Both times are in milliseconds."""
+    """Return when a message of this level is due; both times in milliseconds."""
     return store_timestamp + levels[min(level, len(levels)) - 1]

@@ -54,7 +54,7 @@ def _stem_hash(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def tags_code(tags: str | None) -> int:
-    """Return the tagsCode of a ConsumeQueue unit: the hash of the tags, or 0 without tags."""
+    """Return the tagsCode of a ConsumeQueue unit: the tags' hash, or 0 without tags."""
     return string_hash(tags) if tags else 0
 
 

@@ -35,7 +35,10 @@ def encode_host(host: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """Decode the 8 or 20 bytes of a host field. Raises InvalidMessage for another size or an invalid port."""
+    """Decode the 8 or 20 bytes of a host field.
+
+    Raises InvalidMessage for another size or an invalid port.
+    """
     if len(data) == 8:
         a, b, c, d, port = struct.unpack(">4BI", data)
         address = f"{a}.{b}.{c}.{d}"

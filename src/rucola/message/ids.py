@@ -42,12 +42,12 @@ OFFSET_DIGITS: Final = b"%016X"
 
 
 def host_digits(store_host: bytes) -> bytes:
-    """Return the common prefix of all offsetMsgIds of a broker, given its storeHost of 8 or 20 bytes."""
+    """Return the prefix of a broker's offsetMsgIds from its storeHost (8 or 20 bytes)."""
     return store_host.hex().upper().encode()
 
 
 def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the id of the record at `physical_offset`, given the storeHost of 8 or 20 bytes."""
+    """Return a record's id from its physical offset and storeHost (8 or 20 bytes)."""
     return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
 
 
@@ -93,7 +93,7 @@ class UniqueIds:
 
 
 def _month_of(now_ms: int, later: int) -> int:
-    """Return the beginning, in local time, of the month that is `later` months after the one of `now_ms`."""
+    """Return the beginning, in local time, of the month `later` months after `now_ms`."""
     local = time.localtime(now_ms / 1000)
     return int(time.mktime((local.tm_year, local.tm_mon + later, 1, 0, 0, 0, 0, 0, -1))) * 1000
 

@@ -37,7 +37,7 @@ class HasProperties:
 
     @property
     def keys(self) -> str | None:
-        """The keys by which the message can be queried, separated by spaces; None if there are none."""
+        """The keys by which the message can be queried, separated by spaces, or None."""
         return self.properties.get(properties.KEYS)
 
     @keys.setter
@@ -81,10 +81,10 @@ class HasProperties:
 
 
 class Message(HasProperties):
-    """A message to be sent: a topic, a body of bytes, and properties. InvalidMessage for values of other types.
+    """A message to be sent: a topic, a body of bytes, and properties.
 
-    `tags`, `keys`, `unique_key` and `delay_level` are stored in `properties`. `flag` is a 32-bit number of the
-    application, which the system carries and does not interpret.
+    Raises InvalidMessage for values of other types. `tags`, `keys`, `unique_key` and `delay_level` are stored in
+    `properties`. `flag` is a 32-bit number of the application, which the system carries and does not interpret.
     """
 
     __slots__ = ("body", "flag", "properties", "topic")
@@ -193,10 +193,10 @@ class MessageInner(msgspec.Struct, gc=False):
 
 
 class MessageInnerBatch(msgspec.Struct):
-    """A batch of messages that a broker puts into one queue, all or none, as columns.
+    """A batch of messages that a broker puts into one queue, as columns.
 
-    All sequences have the same length; a field that is not a sequence holds for every message. Fields have the meaning
-    of those of `MessageInner`.
+    All or none of the messages are put there. All sequences have the same length; a field that is not a sequence holds
+    for every message. Fields have the meaning of those of `MessageInner`.
     """
 
     topic: str

@@ -81,7 +81,7 @@ RESERVED: Final = frozenset(
 
 
 def parse(data: bytes | memoryview | str) -> dict[str, str]:
-    """Parse a property string into a dictionary, in the order in which the names first appear.
+    """Parse a property string into a dictionary, in order of the names' first appearance.
 
     Never raises: malformed segments are ignored, as described in the module's docstring.
     """
@@ -98,10 +98,10 @@ _ALL_BUT_SEPARATORS: Final = bytes(byte for byte in range(256) if byte not in (1
 
 
 def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
-    """Parse many property strings into one list of values for each name, or return None if they differ in shape.
+    """Parse many property strings into one list of values for each name.
 
-    Each list is as long as `strings`. The messages of a batch mostly have the same names in the same order, and
-    parsing them together costs a third of `parse` for each:
+    Returns None if they differ in shape. Each list is as long as `strings`. The messages of a batch mostly have the
+    same names in the same order, and parsing them together costs a third of `parse` for each:
 
         1. join all strings; only the separators 0x01 and 0x02 remain after `translate`
         2. if these alternate as often as the first string predicts, every string has as many properties as it
@@ -125,7 +125,10 @@ def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
 
 
 def is_true(value: bool | str | None) -> bool:
-    """Tell whether a boolean property or ext field is true by Java's rule: only the word `true`, in any case."""
+    """Tell whether a boolean property or ext field is true by Java's rule.
+
+    Only the word `true` is, in any case.
+    """
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 

@@ -1,4 +1,4 @@
-"""Record: the encoding of one message, in a CommitLog, in a pull response and for Spark.
+"""Record: the encoding of one message, in a CommitLog, a pull response and for Spark.
 
 All numbers are big-endian and signed. With IPv4 hosts, the usual case, 88 bytes precede the body:
 
@@ -108,9 +108,9 @@ _HOSTS_V4: Final = ~_HOSTS_V6
 
 
 class Peek(NamedTuple):
-    """The fields of a record that dispatch and scans need, without decoding body, hosts and properties.
+    """The fields of a record that dispatch and scans need.
 
-    Positions are relative to the start of the buffer.
+    Body, hosts and properties are not decoded. Positions are relative to the start of the buffer.
     """
 
     size: int
@@ -159,7 +159,10 @@ def _topic_text(data: bytes) -> str:
 
 
 class RecordParts:
-    """A record in parts, in order, the second of which is the body. Its length is that of all."""
+    """A record in parts, in order, the second of which is the body.
+
+    Its length is that of all parts.
+    """
 
     __slots__ = ("_size", "parts")
 
@@ -251,7 +254,7 @@ def _parts(
 def encode_many(
     batch: MessageInnerBatch, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
-    """Encode a batch as contiguous records and return them with the size of each, see `encode`.
+    """Encode a batch as contiguous records; return them with each one's size, see `encode`.
 
     The offsets are those of the first record; each of the others follows its predecessor in queue and log.
     """

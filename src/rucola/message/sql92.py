@@ -1,4 +1,6 @@
-"""SQL92 filters: expressions over a message's properties, such as `price > 5 AND region IN ('eu', 'us')`.
+"""SQL92 filters: expressions over a message's properties.
+
+For example, `price > 5 AND region IN ('eu', 'us')`.
 
     selector    or             a OR b OR ...
     or          and            a AND b AND ...
@@ -152,7 +154,10 @@ def compile(expression: str) -> Expression:
 
 @cache
 def _parser() -> Lark:
-    """Return the parser, built once in about 20 ms. ASCII matching keeps other letters from folding into keywords."""
+    """Return the parser, built once in about 20 ms.
+
+    ASCII matching keeps other letters from folding into keywords.
+    """
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Compiler(), g_regex_flags=re.ASCII)
 
 
@@ -193,7 +198,10 @@ _NUMBERS = (_Type.INT, _Type.LONG, _Type.DOUBLE)
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A compiled part of an expression. `constant` is its value if that does not depend on the message."""
+    """A compiled part of an expression.
+
+    `constant` is its value if that does not depend on the message.
+    """
 
     position: int
     role: _Role
@@ -217,7 +225,10 @@ class _MeaninglessError(Exception):
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, _Term]):
-    """Transformer of the parser's reductions into terms, innermost first. Methods have the names of grammar rules."""
+    """Transformer of the parser's reductions into terms, innermost first.
+
+    Methods have the names of grammar rules.
+    """
 
     def string(self, token: Token) -> _Term:
         return _constant(_start(token), _Role.CONSTANT, _Type.TEXT, _text(token))
@@ -343,7 +354,10 @@ def _nest(position: int, role: _Role, type: _Type, evaluate: _Evaluate, *parts: 
 
 
 def _condition(term: _Term) -> _Term:
-    """Return `term` as a condition. A property becomes one that is never TRUE, since it is a string."""
+    """Return `term` as a condition.
+
+    A property becomes one that is never TRUE, since it is a string.
+    """
     if term.role is _Role.CONDITION or (term.role is _Role.CONSTANT and term.type in (_Type.BOOLEAN, _Type.NOTHING)):
         return term
     if term.role is not _Role.PROPERTY:
@@ -367,7 +381,10 @@ def _not(condition: _Term, position: int) -> _Term:
 
 
 def _chain(terms: tuple[_Term, ...], *, decisive: bool) -> _Term:
-    """Join conditions by OR (`decisive` is True) or AND (False): the first decisive value ends the evaluation."""
+    """Join conditions by OR (`decisive` is True) or AND (False).
+
+    The first decisive value ends the evaluation.
+    """
     conditions = tuple([_condition(term) for term in terms])
     evaluates = tuple([condition.evaluate for condition in conditions])
 
@@ -507,7 +524,10 @@ def _boolean(text: str) -> bool:
 
 
 def _rank(number: float) -> int:
-    """Map a double to an integer with Java's order: -0.0 is below 0.0, NaN equals itself and is above all others."""
+    """Map a double to an integer with Java's order.
+
+    -0.0 is below 0.0, NaN equals itself and is above all others.
+    """
     bits: int = _LONG_BITS.unpack(_DOUBLE_BITS.pack(number))[0] if number == number else _LONG_END - 1
     return bits if bits >= 0 else ~bits - _LONG_END
 

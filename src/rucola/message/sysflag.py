@@ -53,5 +53,8 @@ def is_dispatched(sys_flag: int) -> bool:
 
 
 def host_sizes(sys_flag: int) -> tuple[int, int]:
-    """Return the sizes of bornHost and storeHost in bytes: 8 with IPv4, 20 with IPv6, port included."""
+    """Return the sizes of bornHost and storeHost in bytes, port included.
+
+    They are 8 with IPv4, 20 with IPv6.
+    """
     return (20 if sys_flag & BORN_HOST_V6 else 8), (20 if sys_flag & STORE_HOST_V6 else 8)

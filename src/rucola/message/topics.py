@@ -76,7 +76,7 @@ def reply_topic(cluster: str) -> str:
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether the topic is reserved, so that it can be neither created nor deleted by a request."""
+    """Return whether the topic is reserved: no request can create or delete it."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 

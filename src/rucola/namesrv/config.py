@@ -112,7 +112,7 @@ class NamesrvConfig:
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:
-    """Parse a namesrv.conf: return the settings, and Apache's keys in it that have no effect here.
+    """Parse a namesrv.conf: return the settings, and Apache's keys without effect here.
 
     Raises ConfigError, which names the key, for an invalid value or an unknown key.
     """

@@ -23,7 +23,10 @@ from rucola.protocol.kv import KVConfigSerializeWrapper
 
 
 class KVConfig:
-    """The key-value table. Belongs to the event loop of its server. `limits` returns the settings that apply now."""
+    """The key-value table.
+
+    Belongs to the event loop of its server. `limits` returns the settings that apply now.
+    """
 
     def __init__(self, path: Path | None = None, limits: Callable[[], NamesrvConfig] = NamesrvConfig) -> None:
         self._path = path
@@ -48,12 +51,15 @@ class KVConfig:
         return self._namespaces.get(namespace, {}).get(key)
 
     def namespace(self, name: str) -> dict[str, str] | None:
-        """Return the keys and values of a namespace; None if nothing was ever put into it."""
+        """Return a namespace's keys and values; None if nothing was ever put into it."""
         table = self._namespaces.get(name)
         return None if table is None else dict(table)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises Refused if the table would be too large, ConfigError if the file cannot be written."""
+        """Set a value.
+
+        Raises Refused if the table would be too large, ConfigError if the file cannot be written.
+        """
         table = self._namespaces.get(namespace)
         before = None if table is None else table.get(key)
         if before is not None:
@@ -69,7 +75,10 @@ class KVConfig:
         self._write()
 
     def delete(self, namespace: str, key: str) -> None:
-        """Delete a value; its namespace stays, as with Apache. Raises ConfigError if the file cannot be written."""
+        """Delete a value; its namespace stays, as with Apache.
+
+        Raises ConfigError if the file cannot be written.
+        """
         value = self._namespaces.get(namespace, {}).pop(key, None)
         if value is not None:
             self._size -= _size(key) + _size(value)
@@ -77,7 +86,10 @@ class KVConfig:
             self._write()
 
     def _make_room(self, size: int, count: int) -> None:
-        """Raise Refused unless so many bytes and entries fit in. Empty namespaces are removed if that helps."""
+        """Raise Refused unless so many bytes and entries fit in.
+
+        Empty namespaces are removed if that helps.
+        """
         limits = self._limits()
         if self._size + size > limits.max_kv_size or self._count + count > limits.max_kv_entries:
             self._namespaces = {name: table for name, table in self._namespaces.items() if table}

@@ -27,7 +27,7 @@ _PREFIX = "rocketmq_namesrv_"
 
 
 class NamesrvCollector:
-    """Collects the metrics of one name server. `denied` returns the number of requests that were denied."""
+    """Collector of one name server's metrics; `denied` returns the number of denied requests."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class _Live:
 
 @dataclass(slots=True, eq=False)
 class _Broker:
-    """A broker name: its cluster, its master and slaves by broker id, and its queues by topic.
+    """A broker name: cluster, master and slaves by broker id, and queues by topic.
 
     Without an address it is gone: a broker that registers under the name later is another one.
     """
@@ -200,7 +200,10 @@ class RouteTable:
         return None if master is None else (self._live[master].ha_server_addr, master)
 
     def _admit(self, address: str, broker_name: str, broker_id: int, topics: Set[str]) -> None:
-        """Raise Refused for a registration beyond a bound, or with a second address of a broker, before any change."""
+        """Raise Refused for a registration beyond a bound or with a broker's second address.
+
+        Called before any change.
+        """
         limit = self._limits().max_brokers
         if address not in self._live and len(self._live) >= limit:
             raise _beyond(broker_name, address, f"{len(self._live)} others are registered", limit, "maxBrokers")
@@ -212,7 +215,7 @@ class RouteTable:
     def _add_topics(
         self, broker: _Broker, address: str, registered: _Live, topics: Mapping[str, TopicConfig], is_changed: bool
     ) -> Generator[None, None, None]:
-        """Add the topics that a broker has not registered yet and, with `is_changed`, replace the others."""
+        """Add the topics that a broker has not registered yet; with `is_changed`, replace the others."""
         for topic in topics.values():
             # Between two steps, the address may have registered again, with the same topics or with others.
             live = self._live.get(address)
@@ -229,7 +232,7 @@ class RouteTable:
             yield
 
     def _check_room(self, address: str, broker_name: str, topics: Set[str]) -> None:
-        """Raise Refused if there is no room for those of the topics that a broker has not registered yet."""
+        """Raise Refused without room for those topics that a broker has not registered yet."""
         limit = self._limits().max_topics
         if self._queues_count + len(topics) > limit:
             broker = self._brokers.get(broker_name)
@@ -238,7 +241,10 @@ class RouteTable:
                 raise _beyond(broker_name, address, f"{count} topics beside {self._queues_count}", limit, "maxTopics")
 
     def _check_address(self, address: str, broker_name: str, broker_id: int) -> None:
-        """Raise Refused if another address has this name and id, unless this one is the newest master."""
+        """Raise Refused if another address has this name and id.
+
+        The newest master is not refused.
+        """
         broker = self._brokers.get(broker_name)
         known = address if broker is None else broker.addresses.get(broker_id, address)
         if known != address and not (broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address):
@@ -247,7 +253,7 @@ class RouteTable:
             raise Refused(Reason.FAILED, text)
 
     def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
-        """Note the epoch of a master; raise Refused if another address was master in the same or a later one.
+        """Note a master's epoch; raise Refused if another address had it or a later one.
 
         For each registration of a master with an epoch, before it.
         """
@@ -267,7 +273,7 @@ class RouteTable:
         raise Refused(Reason.FAILED, text, {"masterEpoch": str(newest), "masterAddr": at})
 
     def newest_master(self, broker_name: str) -> tuple[int, str]:
-        """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
+        """Return epoch and address of a broker name's newest master; (0, "") without epochs."""
         return self._masters.get(broker_name, (0, ""))
 
     def unregister(self, address: str) -> None:
@@ -276,7 +282,7 @@ class RouteTable:
             self._remove(address, "unregistered")
 
     def data_version(self, address: str) -> DataVersion | None:
-        """Return the version of the topics that a broker registered last; None for an unknown address."""
+        """Return the version of a broker's last registered topics; None for an unknown address."""
         live = self._live.get(address)
         return live.data_version if live else None
 
@@ -346,9 +352,9 @@ class RouteTable:
         return slices.run(self.topics_steps())
 
     def topics_steps(self, accepts: Callable[[QueueData], bool] | None = None) -> Generator[None, None, list[str]]:
-        """Find the topics of which `accepts` accepts the queues on some broker, a generator of small steps.
+        """Find the topics of which `accepts` accepts the queues on some broker.
 
-        All topics without `accepts`.
+        A generator of small steps. All topics without `accepts`.
         """
         if accepts is None and not self._gone:
             return list(self._topics)
@@ -368,7 +374,10 @@ class RouteTable:
         return broker is not None and broker.cluster == cluster
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the names of clusters and brokers, which are topics, and the address of a broker that has more."""
+        """Return the names of clusters and brokers, which are topics, and a broker's address.
+
+        That broker has more topics.
+        """
         clusters = self.clusters().cluster_addr_table
         names = dict.fromkeys(name for cluster, brokers in clusters.items() for name in (cluster, *brokers))
         first = next(iter(self._brokers.values()), None)
@@ -377,9 +386,9 @@ class RouteTable:
     # Changes by operators.
 
     def set_writable_steps(self, broker_name: str, writable: bool) -> Generator[None, None, int]:
-        """Grant or revoke write permission on all topics of a broker name, until it registers changed topics.
+        """Grant or revoke write permission on all topics of a broker name.
 
-        Returns the number of its topics. A generator of small steps.
+        Applies until it registers changed topics. Returns the number of its topics. A generator of small steps.
         """
         broker = self._brokers.get(broker_name)
         if broker is None:
@@ -395,14 +404,14 @@ class RouteTable:
         return count
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Remove a topic, on the brokers of one cluster or on all, until a broker registers it again."""
+        """Remove a topic on one cluster's brokers or all, until a broker registers it again."""
         for broker in list(self._topics.get(topic, ())):
             if cluster is None or broker.cluster == cluster:
                 del broker.queues[topic]
                 self._removed_queues(broker, topic)
 
     def sweep_steps(self) -> Generator[None, None, None]:
-        """Free the queues of brokers that are gone, a generator of small steps. Several may run at once."""
+        """Free the queues of gone brokers in small steps; several sweeps may run at once."""
         while self._gone:
             broker = self._gone[-1]
             if not broker.queues:
@@ -421,7 +430,10 @@ class RouteTable:
             del self._topics[topic]
 
     def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
-        """Log that an address registers again with an id that `present` has taken since: both are alive."""
+        """Log that an address registers again with an id that `present` has since taken.
+
+        Both are alive.
+        """
         if present != address and (broker_name, broker_id) not in self._conflicts:
             self._conflicts.add((broker_name, broker_id))
             logger.error(
@@ -453,7 +465,10 @@ def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) ->
 
 
 def _check_lengths(**fields: str) -> None:
-    """Raise Refused for a name or address that is longer than any that brokers have; by the fields of the request."""
+    """Raise Refused for a name or address that is longer than any broker's.
+
+    `fields` are the request's fields by name.
+    """
     for field_name, text in fields.items():
         if len(text) > MAX_NAME_LENGTH:
             raise Refused(Reason.FAILED, f"{field_name} has {len(text)} characters; the limit is {MAX_NAME_LENGTH}")

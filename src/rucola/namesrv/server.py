@@ -144,7 +144,10 @@ class Namesrv:
         return 0 if self._metrics is None else self._metrics.port
 
     async def start(self) -> None:
-        """Read the key-value table and listen. Raises ConfigError, or RemotingError if an address is in use."""
+        """Read the key-value table and listen.
+
+        Raises ConfigError, or RemotingError if an address is in use.
+        """
         config = self._configuration.config
         check_exposure(
             "the name server",
@@ -174,7 +177,10 @@ class Namesrv:
         self._configuration.reload()
 
     def reload_certificates(self) -> None:
-        """Load the certificates now, if there are any. ConfigError, and then the ones before stay in use."""
+        """Load the certificates now, if there are any.
+
+        On ConfigError the previous ones stay in use.
+        """
         if self._tls is not None:
             self._tls.reload()
 

@@ -91,7 +91,7 @@ class RouteService:
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
 
     def newest_master(self, broker_name: str) -> tuple[int, str]:
-        """Return epoch and address of the newest master of a broker name; (0, "") if none had an epoch."""
+        """Return epoch and address of a broker name's newest master; (0, "") without epochs."""
         return self._routes.newest_master(broker_name)
 
     def unregister(self, address: str) -> None:
@@ -99,12 +99,15 @@ class RouteService:
         self._routes.unregister(address)
 
     def confirm(self, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
-        """Return whether a broker's topics have this version, and the registered one. If they do, refresh it."""
+        """Return whether a broker's topics have this version, and the registered one.
+
+        If they do, refreshes the registration.
+        """
         confirmed = self._routes.confirm(address, version, self._clock_ms())
         return confirmed, self._routes.data_version(address)
 
     async def set_writable(self, caller: Caller, broker_name: str, writable: bool) -> int:
-        """Grant or revoke write permission on all topics of a broker name; return the number of topics."""
+        """Grant or revoke write permission on all topics of a broker name; return their number."""
         count = await in_slices(self._routes.set_writable_steps(broker_name, writable))
         done = "granted to" if writable else "revoked from"
         logger.info("%s: write permission on %d topics %s broker %s", caller.address, count, done, broker_name)
@@ -134,7 +137,7 @@ class RouteService:
         return await in_slices(self._routes.topics_of_cluster_steps(cluster))
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the topics of the system, and the address of a broker that knows more of them."""
+        """Return the system's topics, and the address of a broker that knows more of them."""
         return self._routes.system_topics()
 
     async def unit_topics(self) -> list[str]:
@@ -164,7 +167,10 @@ class KVService:
         self._kv_config = kv_config
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises Refused if the table would be too large, ConfigError if it cannot be written."""
+        """Set a value.
+
+        Raises Refused if the table would be too large, ConfigError if it cannot be written.
+        """
         self._kv_config.put(namespace, key, value)
 
     def get(self, namespace: str, key: str) -> str:

@@ -42,7 +42,10 @@ class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, kw_only=True):
 
 
 class GetBrokerAclConfigResponseHeader(Header, kw_only=True):
-    """Versions of the files: `version` is the DataVersion of plain_acl.yml as JSON, the other an object by path."""
+    """Versions of the files, as JSON.
+
+    `version` is the DataVersion of plain_acl.yml, `all_acl_file_version` an object by path.
+    """
 
     version: str
     all_acl_file_version: str | None = None

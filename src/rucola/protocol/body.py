@@ -23,7 +23,10 @@ MAX_JSON_BODY_SIZE: Final = 256 * 1024
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
-    """The base of JSON bodies. A field without a default is required; unknown members are ignored."""
+    """The base of JSON bodies.
+
+    A field without a default is required; unknown members are ignored.
+    """
 
 
 B = TypeVar("B", bound=Body)
@@ -49,10 +52,10 @@ def decode_body(body_type: type[B], data: bytes, max_tolerant_size: int | None =
 
 
 def decode_request(body_type: type[B], data: bytes, max_size: int = MAX_JSON_BODY_SIZE) -> B:
-    """Return the body of a request at a server, which others wait for: `decode_body` within limits.
+    """Return the body of a request at a server: `decode_body` within limits.
 
-    RemoteProtocolError for more than `max_size` bytes, or more than `fastjson.MAX_TOLERANT_SIZE` that are not plain
-    JSON.
+    Others wait for the decoding. RemoteProtocolError for more than `max_size` bytes, or more than
+    `fastjson.MAX_TOLERANT_SIZE` that are not plain JSON.
     """
     if len(data) > max_size:
         raise RemoteProtocolError(
@@ -62,7 +65,10 @@ def decode_request(body_type: type[B], data: bytes, max_size: int = MAX_JSON_BOD
 
 
 def decode_strictly(body_type: type[B], data: bytes) -> B:
-    """Return a large body of plain JSON as its struct, without the slow path. RemoteProtocolError for any other."""
+    """Return a large body of plain JSON as its struct, without the slow path.
+
+    RemoteProtocolError for any other body.
+    """
     try:
         return msgspec.json.decode(data, type=body_type, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -90,7 +96,10 @@ def encode_body(body: Body, *, quote_keys: bool = False) -> bytes:
 
 
 def decode_object(data: bytes, what: str) -> dict[Any, Any]:
-    """Return a JSON object that has no struct. RemoteProtocolError, which names `what`, for any other value."""
+    """Return a JSON object that has no struct.
+
+    RemoteProtocolError, which names `what`, for any other value.
+    """
     value = fastjson.loads(data)
     if not isinstance(value, dict):
         raise RemoteProtocolError(f"body {what}: expected an object, found {type(value).__name__}")
@@ -102,7 +111,7 @@ _encode_plain: Final = msgspec.json.Encoder().encode
 
 @lru_cache(maxsize=256)
 def _is_plain_type(body_type: Any) -> bool:
-    """Return whether the plain encoding of a type is that of fastjson: no None, and only text as keys of maps."""
+    """Return whether a type's plain encoding is fastjson's: no None, only text map keys."""
     return _is_plain_info(msgspec.inspect.type_info(body_type))
 
 

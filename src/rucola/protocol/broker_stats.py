@@ -48,5 +48,5 @@ class BrokerStatsData(Body, kw_only=True):
 
     @property
     def day_count(self) -> int:
-        """The sum of the last day. Of a shorter window in the first hour of Apache's broker."""
+        """The sum of the last day; in an Apache broker's first hour, a shorter window."""
         return self.stats_day.sum or self.stats_hour.sum or self.stats_minute.sum

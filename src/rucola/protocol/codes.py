@@ -224,7 +224,7 @@ NAME_SERVER_REQUESTS = frozenset(
 
 
 def misdirected(code: int, address: str) -> str | None:
-    """Return what to do about a request that a server does not support, if it belongs to the other kind of server."""
+    """Return advice on an unsupported request, if it is for the other kind of server."""
     if code in NAME_SERVER_REQUESTS:
         return f"{address} is a broker, and {name_of(code)} is for name servers: give the address of one, port 9876"
     if any(code == known for known in RequestCode):  # or it is a broker of a version without this request

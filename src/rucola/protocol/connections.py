@@ -82,7 +82,10 @@ class ProducerConnection(Body, kw_only=True):
 
 
 class ProducerInfo(Body, kw_only=True):
-    """One client of a producer group. `last_update_timestamp` is the time of its last heartbeat, in milliseconds."""
+    """One client of a producer group.
+
+    `last_update_timestamp` is the time of its last heartbeat, in milliseconds.
+    """
 
     client_id: str
     language: str
@@ -191,7 +194,10 @@ class ConsumeStatus(Body, kw_only=True):
 
 
 class ConsumerRunningInfo(Body, kw_only=True):
-    """The state of a consumer: properties, subscriptions, process queues, rates. Keyed by queues, see the module."""
+    """The state of a consumer: properties, subscriptions, process queues, rates.
+
+    Keyed by queues, see the module.
+    """
 
     # Stack traces, only on request.
     jstack: str | None = None

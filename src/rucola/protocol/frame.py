@@ -125,7 +125,7 @@ class FrameDecoder:
         return commands
 
     def _large_frame(self) -> list[RemotingCommand] | None:
-        """Return the command of the frame that is buffered whole, and those in the bytes behind it.
+        """Return the commands of the completely buffered frame and of the bytes behind it.
 
         None, and nothing is done, unless its header is in the first part.
         """
@@ -151,7 +151,10 @@ class FrameDecoder:
             raise FrameError(str(error), [command, *error.commands]) from None
 
     def _usual(self, data: bytes | memoryview) -> list[RemotingCommand] | None:
-        """Do steps 2 and 3 by the accelerator; return None, and do nothing, if something about a frame is unusual."""
+        """Do steps 2 and 3 by the accelerator.
+
+        Returns None, and does nothing, if something about a frame is unusual.
+        """
         assert speed.split_frames is not None
         split = speed.split_frames(data, self._max_frame_size, MAX_HEADER_SIZE)
         if split is None:

@@ -142,12 +142,12 @@ class ConsumeStatsList(msgspec.Struct, kw_only=True):
 
 
 def encode_offset_table(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """Return the body of request 220 and response 222 at once. `as_list` is for C++ clients."""
+    """Return the body of request 220 and response 222 at once; `as_list` for C++ clients."""
     return slices.run(reset_table_steps(offsets, as_list=as_list))
 
 
 def reset_table_steps(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> Generator[None, None, bytes]:
-    """Encode the body of request 220 and response 222, a generator of small steps (see `rucola.slices`)."""
+    """Encode the body of request 220 and response 222 in small steps (see `rucola.slices`)."""
     if not as_list:
         return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
     rows: list[bytes] = []

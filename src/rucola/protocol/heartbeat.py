@@ -183,7 +183,7 @@ def check_tags(expression: str) -> None:
 
 
 def _name(value: str | int, names: tuple[str, ...]) -> str:
-    """Return the name of an enum's value, from a name or an ordinal. ValueError for an unknown ordinal."""
+    """Return an enum value's name, from name or ordinal; ValueError for an unknown ordinal."""
     if isinstance(value, str) and not value.isdigit():
         return value
     if not 0 <= int(value) < len(names):

@@ -1,6 +1,6 @@
-"""ASK_PROMISE (20005): a master asks another member of its group not to be elected for a while.
+"""ASK_PROMISE (20005): a master asks another member not to be elected for a while.
 
-Rucola's own, between brokers whose master is elected by etcd (`rucola.coordination`).
+Both are of one group. Rucola's own, between brokers whose master is elected by etcd (`rucola.coordination`).
 """
 
 from __future__ import annotations

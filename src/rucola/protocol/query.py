@@ -61,7 +61,10 @@ class QueryConsumeQueueRequestHeader(Header, kw_only=True):
 
 
 class ConsumeQueueData(Body, kw_only=True):
-    """One ConsumeQueue unit. `eval` is the result of a bloom filter, which units do not have here."""
+    """One ConsumeQueue unit.
+
+    `eval` is the result of a bloom filter, which units do not have here.
+    """
 
     eval: bool = False
     physic_offset: int

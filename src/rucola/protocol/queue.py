@@ -16,7 +16,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
-    """The identity of a queue. Ordered by topic, broker name and queue id, as rebalance requires."""
+    """The identity of a queue, ordered by topic, broker name and queue id for rebalance."""
 
     topic: str
     broker_name: str

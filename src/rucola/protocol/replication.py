@@ -43,12 +43,18 @@ MAX_TRANSFER_SIZE: Final = 4 * 1024 * 1024 - _HEADER.size
 
 
 def encode_report(physical_offset: int) -> bytes:
-    """Return a report. It acknowledges all bytes before `physical_offset`; the first one says where to begin."""
+    """Return a report, which acknowledges all bytes before `physical_offset`.
+
+    The first report says where to begin.
+    """
     return _REPORT.pack(physical_offset)
 
 
 def encode_header(physical_offset: int, size: int, visible_end: int | None = None) -> bytes:
-    """Return the header of a transfer of `size` bytes; with a visible end, for a slave that knows epochs."""
+    """Return the header of a transfer of `size` bytes.
+
+    With a visible end, it is for a slave that knows epochs.
+    """
     if visible_end is None:
         return _HEADER.pack(physical_offset, size)
     return _HEADER_WITH_END.pack(physical_offset, size, visible_end)

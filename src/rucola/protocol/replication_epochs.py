@@ -1,4 +1,4 @@
-"""Epochs on the replication connection: the part of the protocol that both sides use only if both know it.
+"""Epochs on the replication connection, used only if both sides know them.
 
 The protocol of `rucola.protocol.replication` is unchanged for a peer that knows no epochs, in particular for Apache
 RocketMQ 4.9.8. Numbers below 0, which it never uses as offsets, introduce what is new:
@@ -63,7 +63,10 @@ class Greeting(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The state of a slave, likewise; `begin` is the physical offset from which on it wants the log."""
+    """The state of a slave, likewise.
+
+    `begin` is the physical offset from which on it wants the log.
+    """
 
     member_id: int
     newest_epoch: int

@@ -11,7 +11,10 @@ from rucola.protocol.command import Header
 
 
 class ConsumerSendMsgBackRequestHeader(Header, kw_only=True):
-    """The message and the group. `offset` is the physical offset in the log of the receiving broker."""
+    """The message and the group.
+
+    `offset` is the physical offset in the log of the receiving broker.
+    """
 
     # Physical offset.
     offset: int

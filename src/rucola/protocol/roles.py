@@ -1,6 +1,7 @@
-"""Requests about the roles of the brokers of one name; Rucola's own, which Apache's brokers do not support.
+"""Requests about the roles of the brokers of one name.
 
-GET_HA_STATUS (20001), PROMOTE_BROKER (20002), DEMOTE_BROKER (20003), SWITCH_OVER (20004).
+Rucola's own, which Apache's brokers do not support: GET_HA_STATUS (20001), PROMOTE_BROKER (20002), DEMOTE_BROKER
+(20003), SWITCH_OVER (20004).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class HaStatusRequestHeader(Header, kw_only=True):
 
 
 class PromoteBrokerRequestHeader(Header, kw_only=True):
-    """PROMOTE_BROKER: become master in this epoch or, if it is not new, in a later one.
+    """PROMOTE_BROKER: become master in this epoch, or a later one if it is not new.
 
     A slave that is connected to its master refuses unless `force`.
     """

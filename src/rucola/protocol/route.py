@@ -55,7 +55,7 @@ _LEVEL = 9
 
 
 def vip_port(listen_port: int) -> int:
-    """Return the port of a broker's VIP channel, as clients and slaves of Apache compute it."""
+    """Return the port of a broker's VIP channel, as Apache's clients and slaves compute it."""
     return listen_port - 2
 
 
@@ -69,7 +69,7 @@ class BrokerData(Body, kw_only=True):
 
 
 class QueueData(Body, kw_only=True):
-    """The queues of a topic on one broker name. `perm` is a sum of the PERM_ values."""
+    """A topic's queues on one broker name; `perm` is a sum of PERM_ values."""
 
     broker_name: str
     perm: int
@@ -104,7 +104,10 @@ class TopicList(Body, kw_only=True):
 
 
 def encode_topic_list(topics: list[str], broker_addr: str | None = None) -> bytes:
-    """Return a TopicList as `encode_body` does, in a fortieth of the time: a name server may have 100,000 topics."""
+    """Return a TopicList as `encode_body` does, in a fortieth of the time.
+
+    A name server may have 100,000 topics.
+    """
     encoded = msgspec.json.encode(topics)
     if broker_addr is None:
         return b'{"topicList":%b}' % encoded
@@ -161,7 +164,10 @@ class BrokerRequestHeader(Header, kw_only=True):
 
 
 class RegisterBrokerRequestHeader(Header, kw_only=True):
-    """REGISTER_BROKER. `body_crc32` is the CRC-32 of the body as sent, `compressed` means that it is a zlib stream."""
+    """REGISTER_BROKER: the registration of a broker, and the encoding of its body.
+
+    `body_crc32` is the CRC-32 of the body as sent, `compressed` means that it is a zlib stream.
+    """
 
     broker_name: str
     broker_addr: str
@@ -226,9 +232,10 @@ def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> Reg
 def registration_steps(
     header: RegisterBrokerRequestHeader, data: bytes, max_topics: int = 100_000
 ) -> Generator[None, None, RegisterBrokerBody]:
-    """Decode the body of REGISTER_BROKER, a generator of small steps (see `rucola.slices`); empty means no topics.
+    """Decode the body of REGISTER_BROKER in small steps (see `rucola.slices`).
 
-    RemoteProtocolError if the CRC in the header differs, for a malformed body, or for more than `max_topics` topics.
+    An empty body means no topics. RemoteProtocolError if the CRC in the header differs, for a malformed body, or for
+    more than `max_topics` topics.
     """
     if header.body_crc32:
         crc = 0
@@ -284,7 +291,10 @@ class _Topics(Body, kw_only=True):
 
 
 class _Registration(Body, kw_only=True):
-    """`RegisterBrokerBody` with its long parts as received. To find their ends takes a tenth of decoding them."""
+    """`RegisterBrokerBody` with its long parts as received.
+
+    To find their ends takes a tenth of decoding them.
+    """
 
     filter_server_list: msgspec.Raw = msgspec.Raw(b"[]")
     topic_config_serialize_wrapper: _Topics

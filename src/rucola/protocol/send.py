@@ -59,7 +59,10 @@ class SendMessageRequestHeaderV2(Header, kw_only=True):
 
 
 class SendMessageResponseHeader(Header, kw_only=True):
-    """The queue and queue offset of the stored message. `msg_id` is its offsetMsgId, or several joined by commas."""
+    """The queue and queue offset of the stored message.
+
+    `msg_id` is its offsetMsgId, or several joined by commas.
+    """
 
     msg_id: str
     queue_id: int

@@ -98,7 +98,7 @@ class DataVersion(Body, kw_only=True):
 
 
 class TableVersionHeader(Header, kw_only=True):
-    """The version of a table that a slave has, in its request, and that of the master's table, in the response.
+    """The version of a slave's table in the request, the master's in the response.
 
     Rucola's own addition to requests 21, 43 and 201: if the versions are equal, the response has no body; 43 has only
     the offsets that changed in between. Apache's brokers ignore the field, and answer without one.
@@ -149,7 +149,7 @@ class GetConsumeStatsRequestHeader(Header, kw_only=True):
 
 
 class TopicOffset(Body, kw_only=True):
-    """The ends of a queue, and the store time of its newest message (ms). 0 if it is empty."""
+    """The ends of a queue, and its newest message's store time (ms); 0 if empty."""
 
     last_update_timestamp: int = 0
     max_offset: int = 0
@@ -167,7 +167,10 @@ class OffsetWrapper(Body, kw_only=True):
 
 
 class ConsumeStats(Body, kw_only=True):
-    """The offsets of a group by queue, and the messages per second that it consumes. Not standard JSON."""
+    """A group's offsets by queue, and the messages per second that it consumes.
+
+    Not standard JSON.
+    """
 
     consume_tps: float = 0.0
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
@@ -203,7 +206,7 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
 
 
 def by_queue_steps(table: Mapping[MessageQueue, Body | int]) -> Generator[None, None, bytes]:
-    """Encode a map with queues as keys, a generator of small steps: a topic may have thousands of queues."""
+    """Encode a map by queue in small steps: a topic may have thousands of queues."""
     parts: list[bytes] = []
     for queue, value in table.items():
         parts.append(b"%b:%b" % (to_key_json(queue), _encode(value)))

@@ -82,7 +82,10 @@ class SubBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubAfter(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer has completed or failed a message. Old clients record no time and no group."""
+    """A consumer has completed or failed a message.
+
+    Old clients record no time and no group.
+    """
 
     request_id: str
     msg_id: str
@@ -154,7 +157,10 @@ def _true(text: str) -> bool:
 
 
 def _pub(fields: list[str]) -> Pub:
-    """Return a Pub. With 12 fields it has no offsetMsgId; fields after success (the client's host) are ignored."""
+    """Return a Pub; with 12 fields it has no offsetMsgId.
+
+    Fields after success (the client's host) are ignored.
+    """
     return Pub(
         timestamp=int(fields[0]),
         region_id=fields[1],

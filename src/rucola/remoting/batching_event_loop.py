@@ -58,24 +58,27 @@ class BatchingSelector(selectors.DefaultSelector):
         self._gate: Callable[[], bool] | None = None
 
     def set_gate(self, gate: Callable[[], bool] | None) -> None:
-        """Ask `gate` before a batch is sent. If it returns False, its connections are closed and nothing is sent.
+        """Ask `gate` before a batch is sent.
 
-        A master asks here whether it may still acknowledge what it answered in this iteration, during which the process
-        may have been stopped for any time.
+        If it returns False, the connections of the batch are closed and nothing is sent. A master asks here whether it
+        may still acknowledge what it answered in this iteration, during which the process may have been stopped for any
+        time.
         """
         self._gate = gate
 
     def call_at_iteration_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the end of this iteration. It may write, but must not raise nor schedule anything.
+        """Call `callback` at the end of this iteration.
 
-        If it registers a callback in turn, that is called at the end of the next iteration, which begins at once.
+        It may write, but must not raise nor schedule anything. If it registers a callback in turn, that is called at
+        the end of the next iteration, which begins at once.
         """
         self._callbacks.append(callback)
 
     def writer_of(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """Return a function that adds a write to the batch. It sends a full batch, or a large write, at once.
+        """Return a function that adds a write to the batch.
 
-        A closure per connection instead of a method: the hot path then looks up no attribute.
+        It sends a full batch, or a large write, at once. A closure per connection instead of a method: the hot path
+        then looks up no attribute.
         """
         batch, flush, send = self._batch, self.flush, transport.write
 
@@ -91,7 +94,7 @@ class BatchingSelector(selectors.DefaultSelector):
         return bool(self._ready) or any(key.fd != but for key, _ in super().select(0))
 
     def round_s(self) -> float:
-        """Return for how long ready files have to wait until all are served; 0 if one iteration serves them."""
+        """Return how long ready files wait until served; 0 if one iteration serves all."""
         age_s = time.monotonic() - self._round_begin_s if self._round_begin_s else 0.0
         return max(age_s, self._last_round_s)
 

@@ -32,9 +32,10 @@ TLS_READ_SIZE: Final = 64 * 1024
 
 
 class Stream:
-    """A connected socket, owned by the stream. `peer` is "ip:port" of the other side, "?" if it has closed already.
+    """A connected socket, owned by the stream.
 
-    `certificate` is the subject of the peer's certificate, empty if TLS verified none.
+    `peer` is "ip:port" of the other side, "?" if it has closed already. `certificate` is the subject of the peer's
+    certificate, empty if TLS verified none.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -48,7 +49,7 @@ class Stream:
             self.peer = "?"
 
     async def read(self, max_size: int) -> bytes:
-        """Wait for bytes and return up to `max_size` of them. Return none if the peer has closed."""
+        """Wait for bytes and return up to `max_size`, none if the peer has closed."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, max_size)
         except OSError as error:

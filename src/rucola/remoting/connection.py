@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_congested(self) -> bool:
-        """Whether the peer does not read what it is sent: its unsent bytes have reached their limit."""
+        """Whether the unsent bytes have reached their limit: the peer does not read them."""
         return self._is_congested
 
     @property
@@ -182,11 +182,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def silent_ms(self) -> int:
-        """Milliseconds since the last byte was received. 0 without a request in flight, or if closed."""
+        """Milliseconds since the last received byte; 0 if closed or without a request in flight."""
         return self._idle_times_ms()[1] if self._in_flight and self._transport is not None else 0
 
     def send(self, command: RemotingCommand | bytes) -> None:
-        """Send a one-way request or the response of a held request. A closed connection drops it."""
+        """Send a one-way request or a held request's response, unless the connection is closed."""
         if self._transport is not None and not self._transport.is_closing():
             frame = command if isinstance(command, bytes) else self._encode(command)
             if self._outgoing:
@@ -195,9 +195,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._write(frame)
 
     def send_large(self, head: bytes, body: LargeBody) -> None:
-        """Send a frame whose body stays in its place until it is sent, or the connection closes; then release it.
+        """Send a frame whose body stays in its place until it is sent.
 
-        For accepted connections, which are congested until then.
+        The body is released then, or when the connection closes. For accepted connections, which are congested until
+        then.
         """
         self._write_outgoing()
         if self._transport is None or self._transport.is_closing():
@@ -213,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             self._schedule_large(large)
 
     def answer(self, command: RemotingCommand, answer: Answer) -> None:
-        """Send the response to a request whose processor returned None; those of one iteration share a write."""
+        """Send the response to a request whose processor returned None, in the iteration's shared write."""
         if (frame := self._encode_reply(command, answer)) is not None:
             self._write_at_iteration_end(frame)
 
@@ -242,11 +243,11 @@ class Connection(asyncio.BufferedProtocol):
             self._in_flight.pop(command.opaque, None)
 
     def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """Send a request, and return a future of its response or RemotingConnectError. There is no timeout.
+        """Send a request, and return a future of its response or RemotingConnectError.
 
-        The first request in flight is written immediately. Further ones are written together at the end of the
-        iteration: a system call that wakes the peer can cost more than the rest of a request. A caller that stops
-        waiting calls `forget` or, after a timeout, `timed_out`.
+        There is no timeout. The first request in flight is written immediately. Further ones are written together at
+        the end of the iteration: a system call that wakes the peer can cost more than the rest of a request. A caller
+        that stops waiting calls `forget` or, after a timeout, `timed_out`.
         """
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if not self.is_open:
@@ -261,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
         return answer
 
     def _encode(self, command: RemotingCommand) -> bytes:
-        """Return the frame of a command, signed if it is a request and this client has credentials."""
+        """Return a command's frame; requests are signed if this client has credentials."""
         if self._credentials is not None and not command.flag & FLAG_RESPONSE:
             command.ext = command.ext_fields
             self._credentials.sign(command.ext, command.body)
@@ -304,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_reading()
 
     def rest(self, is_resting: bool) -> None:
-        """Stop reading for some milliseconds, or read again: the peer sends a frame byte by byte."""
+        """Pause for some milliseconds or resume reading a frame that comes byte by byte."""
         self._is_resting = is_resting
         self._set_reading()
 
@@ -446,7 +447,7 @@ class Connection(asyncio.BufferedProtocol):
             self._set_reading()
 
     def _count_partial_frame(self, received: int, *, is_complete: bool) -> None:
-        """Count a frame that more than one read has to complete, until it is complete; another one may follow it."""
+        """Count a frame that takes several reads, until it is complete; another may follow."""
         if is_complete:
             self._tiny_reads = 0
         elif received < TINY_READ_SIZE and self._memory is not None:
@@ -517,7 +518,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(b"".join(replies))
 
     def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
-        """Yield commands for a slice of time; the rest is kept until it is this connection's turn again."""
+        """Yield commands for a slice of time; the rest waits for this connection's next turn."""
         part = turns_of(asyncio.get_running_loop()).begin_slice(self.descriptor, takes_turns=self._turns_until_s > 0)
         for begin in range(0, len(commands), part.step):
             if begin and part.is_over():
@@ -554,7 +555,7 @@ class Connection(asyncio.BufferedProtocol):
         return reply if isinstance(reply, bytes) else reply.encode()
 
     def _reply_when_done(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
-        """Send a reply when its awaitable is done. Replies that are done in one iteration share a write."""
+        """Send a reply when its awaitable is done; an iteration's replies share a write."""
         future = asyncio.ensure_future(answer)
         self._pending_replies.add(future)
 

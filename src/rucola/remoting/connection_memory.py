@@ -1,4 +1,4 @@
-"""Connection memory: bounds on what the connections of one server buffer, for each and in total.
+"""Connection memory: bounds on the buffers of a server's connections, for each and in total.
 
     memory           grows if a peer            bound for each                 bound in total, and beyond it
     unsent bytes     does not read its          maxUnsentBytesPerConnection:   maxUnsentBytes: the connection that has
@@ -108,9 +108,9 @@ class BufferedConnection(Protocol):
 
 
 class ConnectionMemory:
-    """The number and the buffers of one server's connections, on all of its ports. Belongs to its event loop.
+    """The number and the buffers of one server's connections, on all of its ports.
 
-    `on_writable` is called with a connection that was congested and is no longer.
+    Belongs to the server's event loop. `on_writable` is called with a connection that was congested and is no longer.
     """
 
     def __init__(
@@ -173,7 +173,10 @@ class ConnectionMemory:
         return size >= min(limits.max_unsent_bytes_per_connection, max(share, UNCOUNTED))
 
     def unsent(self, connection: BufferedConnection, size: int) -> None:
-        """Count the unsent bytes of a connection; `size` 0 if they are UNCOUNTED or fewer. May close connections."""
+        """Count the unsent bytes of a connection; may close connections.
+
+        `size` is 0 if they are UNCOUNTED or fewer.
+        """
         self.unsent_total += size - self._unsent.pop(connection, 0)
         if not size:
             return
@@ -198,7 +201,10 @@ class ConnectionMemory:
     # Partial frames.
 
     def partial(self, connection: BufferedConnection, size: int) -> None:
-        """Count the bytes of a connection's partial frame; 0 when it is complete. May let connections wait."""
+        """Count the bytes of a connection's partial frame; may let connections wait.
+
+        `size` is 0 when the frame is complete.
+        """
         self.partial_total += size - self._partial.get(connection, 0)
         if size:
             self._partial[connection] = size
@@ -219,7 +225,10 @@ class ConnectionMemory:
             self._resume()
 
     def trickles(self, connection: BufferedConnection) -> None:
-        """Let a connection rest, since its frame comes byte by byte: thousands of such reads would delay all others."""
+        """Let a connection rest, since its frame comes byte by byte.
+
+        Thousands of such reads would delay all others.
+        """
         connection.rest(True)
         if not self._resting:
             asyncio.get_running_loop().call_later(REST_S, self._end_rests)
@@ -251,7 +260,7 @@ class ConnectionMemory:
             self._check_timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
 
     def _check(self) -> None:
-        """Close the connections that hold a partial frame and are slow, while others wait because of them."""
+        """Close slow connections with a partial frame, while others wait because of them."""
         self._check_timer = None
         if not self._waiting:
             self._checked.clear()
@@ -308,7 +317,7 @@ class ConnectionMemory:
             asyncio.get_running_loop().call_soon(self._close_slow, slow[CLOSED_AT_ONCE:])
 
     def _note(self, key: str, why: str, *, closed: bool = False) -> None:
-        """Count a connection that is closed or not accepted; log one line a second for each limit."""
+        """Count a connection that is closed or not accepted; log each limit once a second."""
         self.closed[key] += 1
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_line_s.get(key, 0):

@@ -64,7 +64,7 @@ class Endpoint:
         max_json_body_size: int = MAX_JSON_BODY_SIZE,
         gate: AccessGate | None = None,
     ) -> Processor:
-        """Return the processor that runs the checks of these interceptors, in their order, and then the handler."""
+        """Return a processor that runs the checks of these interceptors in order, then the handler."""
         process = self._compile(interceptors, max_json_body_size)
         return process if gate is None else gate.enclose(self.code, self.action, self.resources_of, process)
 

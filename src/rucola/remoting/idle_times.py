@@ -26,13 +26,13 @@ _TCP_INFO: Final = Struct("=44xI4xI")
 
 
 def kernel_idle_times_ms(sock: socket.socket) -> tuple[int, int]:
-    """Return the milliseconds since the last sent byte, and since the last received one. Linux only."""
+    """Return the milliseconds since the last sent and the last received byte. Linux only."""
     sent_ms, received_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     return sent_ms, received_ms
 
 
 class MeasuredIdleTimes:
-    """Idle times of one connection, measured by its reads and writes. Both begin when the connection is opened."""
+    """Idle times of one connection since it was opened, measured by reads and writes."""
 
     __slots__ = ("_received", "_sent")
 
@@ -53,7 +53,10 @@ class MeasuredIdleTimes:
         return measured
 
     def read_ms(self, sock: socket.socket) -> tuple[int, int]:
-        """Return the milliseconds since the last write, and since the last read; 0 for the latter if bytes wait."""
+        """Return the milliseconds since the last write and the last read.
+
+        The latter are 0 if bytes wait.
+        """
         now = time.monotonic()
         if _has_waiting_bytes(sock.fileno()):
             self._received = now
@@ -61,7 +64,7 @@ class MeasuredIdleTimes:
 
 
 class Silence:
-    """The time for which the peer of a client has sent nothing although requests are in flight.
+    """The time in which a client's peer sends nothing although requests are in flight.
 
     A peer can vanish silently (cut cable, firewall that drops its state, power failure): writes succeed and no response
     arrives. That is so if a request timed out, and nothing was received since it was sent, for MIN_SILENCE_MS at least.
@@ -76,9 +79,9 @@ class Silence:
         """When the first request of the current silence was sent, on the clock of the event loop."""
 
     def timed_out(self, now_ms: float, waited_ms: float, received_ms: int) -> float:
-        """Note that a request was waited for in vain; return how long the silence is, 0 if it is short or has ended.
+        """Note that a request timed out; return the length of the silence.
 
-        `received_ms` is the time since the last received byte.
+        Returns 0 if the silence is short or has ended. `received_ms` is the time since the last received byte.
         """
         if received_ms + KERNEL_TICK_MS < waited_ms:
             return 0.0

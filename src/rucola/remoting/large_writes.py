@@ -1,7 +1,8 @@
-"""Large writes: frames whose body stays in the log, and is written in pieces, as fast as the peer reads them.
+"""Large writes: frames with a body in the log, written as the peer reads.
 
 A message of megabytes would be copied from the log, joined with its header, and copied again for a transport whose
-socket is full, and a peer that never reads would keep those bytes in memory. Its body is written from the log instead:
+socket is full, and a peer that never reads would keep those bytes in memory. Its body stays in the log and is written
+from there instead, in pieces, as fast as the peer reads them:
 
     to write              head, 3.9 MB of the log, the frames that are sent after it
     in the transport      PIECE_SIZE at most, and what it takes before its buffer is full
@@ -62,7 +63,10 @@ class LargeWrites:
         return self._transport.get_write_buffer_size() > self._limit
 
     def advance(self, *, is_last: bool = False) -> bool:
-        """Write for a step, or until the transport is full, or with `is_last` all; return whether all is written."""
+        """Write for a step or until the transport is full; return whether all is written.
+
+        With `is_last` it writes all.
+        """
         written = 0
         while self._parts and (is_last or (written < STEP_SIZE and not self.is_full)):
             part = self._parts[0]

@@ -43,7 +43,10 @@ Collect: TypeAlias = Callable[[], Iterable[Metric | None]]
 
 
 class MetricsServer:
-    """HTTP server for GET /metrics, one request per connection. With `tls` HTTPS; in the mode permissive both."""
+    """HTTP server for GET /metrics, one request per connection.
+
+    With `tls` it serves HTTPS; in the mode permissive both.
+    """
 
     def __init__(self, host: str, port: int, collect: Collect, tls: ServerTls | None = None) -> None:
         self.host = host
@@ -58,7 +61,7 @@ class MetricsServer:
         self._collecting: asyncio.Task[bytes] | None = None
 
     async def start(self) -> None:
-        """Listen, and store the chosen port in `port`. Raises RemotingError if the address is in use."""
+        """Listen and store the chosen port in `port`; RemotingError for an address in use."""
         try:
             if self._tls is None:
                 self._server = await asyncio.start_server(
@@ -116,7 +119,7 @@ class MetricsServer:
         self._tasks.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request. Without a valid request head in time, close the connection without a response."""
+        """Respond to one request; close the connection if no valid head arrives in time."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):

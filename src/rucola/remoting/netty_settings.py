@@ -1,6 +1,7 @@
-"""Settings of Netty, the library under Apache's remoting, which have no meaning here, with Apache's defaults.
+"""Settings of Netty that have no meaning here, with Apache's defaults.
 
-Corresponds to `NettyServerConfig` and `NettyClientConfig` of Apache RocketMQ 4.9.8.
+Netty is the library under Apache's remoting. Corresponds to `NettyServerConfig` and `NettyClientConfig` of Apache
+RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

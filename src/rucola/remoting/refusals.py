@@ -38,7 +38,10 @@ RESPONSE_CODES: Final = {
 
 
 def refusal_response(command: RemotingCommand, refused: Refused) -> RemotingCommand:
-    """Return the response to a request that was refused: code, text as remark, details as ext fields."""
+    """Return the response to a refused request.
+
+    It has the code, the text as remark, and the details as ext fields.
+    """
     response = command.response(RESPONSE_CODES[refused.reason], remark=str(refused))
     if refused.details:
         response.ext = dict(refused.details)

@@ -1,4 +1,4 @@
-"""ServerRequests: a client's processors of requests from servers, and bounds on what these can make it do.
+"""ServerRequests: a client's processors of requests from servers, and bounds on their work.
 
 A server checks transactions, asks for running information, has messages consumed, and so on, at any time and rate. A
 client cannot stop reading (see `rucola.remoting.connection`), so without bounds a server that floods it, or that does

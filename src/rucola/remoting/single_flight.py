@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[K, T]):
-    """Runs at most one task per key. Every caller that waits for it receives its result or error.
+    """Runner of at most one task per key.
 
-    The task is independent of its callers: if one is cancelled or reaches its deadline, the task continues for the
-    others. The task must therefore have a timeout of its own.
+    Every caller that waits for a task receives its result or error. The task is independent of its callers: if one is
+    cancelled or reaches its deadline, the task continues for the others. The task must therefore have a timeout of its
+    own.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,10 @@ Versions: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
 
 
 class FollowedContext:
-    """An SSLContext that is built again when its files change. ConfigError if it cannot be built the first time."""
+    """An SSLContext that is built again when its files change.
+
+    Raises ConfigError if it cannot be built the first time.
+    """
 
     def __init__(self, build: Callable[[], ssl.SSLContext], files: Sequence[Path]) -> None:
         self._build = build
@@ -52,7 +55,7 @@ class FollowedContext:
         self._checked_s = time.monotonic()
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection: that of the files now, or the last good one."""
+        """Return the context of the current files, or the last good one, for new connections."""
         if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S and self._look() != self._versions:
             try:
                 self.reload()
@@ -61,7 +64,10 @@ class FollowedContext:
         return self._context
 
     def reload(self) -> None:
-        """Build the context from the files as they are now. ConfigError, and then the last good one stays in use."""
+        """Build the context from the files as they are now.
+
+        On ConfigError the last good one stays in use.
+        """
         self._checked_s = time.monotonic()
         versions = self._look()  # before they are read: a change during the build is seen by the next look
         self._context = self._build()
@@ -75,7 +81,7 @@ class FollowedContext:
 
 
 class ServerTls:
-    """TLS of all listeners of one server: its mode, the context for new connections, and limits of handshakes.
+    """TLS of a server's listeners: mode, context for new connections, limits of handshakes.
 
     ConfigError names the setting that is missing or cannot be used.
     """
@@ -105,10 +111,11 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client connects by TLS. By default it verifies certificates, with the system's authorities, and names.
+    """How a client connects by TLS.
 
-    All files are PEM. `check_hostname=False` accepts any name in a valid certificate. `verify=False` accepts any
-    certificate, so that anyone on the way can read and change messages: for tests, and the log warns.
+    By default it verifies certificates, with the system's authorities, and names. All files are PEM.
+    `check_hostname=False` accepts any name in a valid certificate. `verify=False` accepts any certificate, so that
+    anyone on the way can read and change messages: for tests, and the log warns.
     """
 
     VARIABLE: ClassVar[str] = "ROCKETMQ_TLS_CONFIG_FILE"
@@ -130,7 +137,10 @@ class ClientTls:
 
     @classmethod
     def of(cls, config: TlsConfig) -> ClientTls | None:
-        """Return the settings by which a server, or a client with a tls.properties, connects; None for plain text."""
+        """Return the settings for connecting; None for plain text.
+
+        They are those by which a server, or a client with a tls.properties, connects.
+        """
         if not config.enable:
             return None
         return cls(
@@ -219,7 +229,7 @@ _SHORT: Final = {
 
 
 def hint_of_silence(transport: asyncio.BaseTransport) -> str:
-    """Return what a client may have to change if a server closed the connection without sending anything."""
+    """Return what a client may have to change if a server closed without sending anything."""
     if transport.get_extra_info("ssl_object") is None:
         needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
         return f"; it sent nothing: if it enforces TLS, {needed}"
@@ -302,7 +312,10 @@ def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None
 def _load_certificate(
     context: ssl.SSLContext, certificate: Path, key: Path | None, password: Secret | None, prefix: str
 ) -> None:
-    """Load a certificate and its key; without `key` it is in the same file. `prefix` begins the settings' names."""
+    """Load a certificate and its key; without `key` it is in the same file.
+
+    `prefix` begins the settings' names.
+    """
 
     def reveal() -> str:
         if password is None:  # without this, OpenSSL would ask on the terminal

@@ -43,9 +43,10 @@ Connect: TypeAlias = Callable[[socket.socket, ssl.SSLContext | None], Awaitable[
 
 
 class _SmallSSLProtocol(SSLProtocol):
-    """asyncio's TLS with a receive buffer of 32 instead of 256 KB, which every connection has for itself.
+    """asyncio's TLS with a receive buffer of 32 instead of 256 KB.
 
-    It must hold a record of 16 KB. A thousand idle connections take 60 MB instead of 280.
+    Every connection has one of its own. It must hold a record of 16 KB. A thousand idle connections take 60 MB instead
+    of 280.
     """
 
     max_size = 32 * 1024
@@ -116,7 +117,7 @@ class TlsAcceptor:
             task.add_done_callback(self._admitted)
 
     async def _wait_for_room(self) -> None:
-        """Wait for a place among the pending connections, and end the oldest if that takes PENDING_AGE_S."""
+        """Wait for a place among pending connections; after PENDING_AGE_S end the oldest."""
         while len(self._pending) >= self._tls.max_pending_handshakes:
             self._has_room.clear()
             oldest, since = next(iter(self._pending.items()))
@@ -157,7 +158,7 @@ class TlsAcceptor:
                 sock.close()
 
     def _failed(self, why: str) -> None:
-        """Count a connection that failed before it was open, and log it unless a line was written just now."""
+        """Count a connection that failed before opening; log it unless another was logged just now."""
         self._failures += 1
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._next_line_s:
@@ -167,7 +168,10 @@ class TlsAcceptor:
 
 
 async def _peek(sock: socket.socket) -> bytes:
-    """Wait for the first byte and return it, without taking it from the socket; nothing if the peer has closed."""
+    """Wait for the first byte and return it; nothing if the peer has closed.
+
+    The byte stays in the socket.
+    """
     loop = asyncio.get_running_loop()
     sock.setblocking(False)
     while True:

@@ -1,4 +1,4 @@
-"""TlsConfig: the TLS settings of a broker, a name server or a client, by the keys of Apache's TlsSystemConfig.
+"""TlsConfig: TLS settings of a broker, name server or client, by Apache's TlsSystemConfig keys.
 
 Apache reads these keys from system properties and from a file `tls.properties`. Here they are keys of broker.conf and
 namesrv.conf, or of a file that `tls.config.file` names; if both have a key, the configuration takes precedence.
@@ -102,7 +102,7 @@ class TlsConfig:
         return self.server_mode is TlsMode.enforcing
 
     def of_own_client(self) -> TlsConfig:
-        """Return the settings with which a process connects to a server of its own that has these."""
+        """Return a client's settings for a server of the same process that has these."""
         return replace(self, enable=self.enable or self.is_enforced)
 
     @property

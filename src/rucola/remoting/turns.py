@@ -54,7 +54,7 @@ class Turns:
         self._is_begun = False
 
     def begin_slice(self, descriptor: int, *, takes_turns: bool) -> Slice:
-        """Return the time of a connection, which begins now; a shorter one if it has used up a slice."""
+        """Begin a connection's time and return it; shorter if it has used up a slice."""
         self._begin()
         now_s = self._now_s()
         end_s = self._begin_s + TURNS_S if takes_turns else min(now_s + SLICE_S, self._begin_s + ITERATION_S)
@@ -117,7 +117,7 @@ class Slice:
         return False
 
     def probation_end_s(self) -> float:
-        """Return until when the connection gets short slices; 0 if it has not used up this one."""
+        """Return until when the connection gets short slices; 0 unless it used up this one."""
         now_s = self._now_s()
         return now_s + PROBATION_S if self._takes_turns or now_s - self._begin_s > SLICE_S else 0.0
 
