@@ -30,7 +30,10 @@ class BrokerOutages:
         return self._outages.any_failing
 
     def failed(self, broker_name: str, purpose: str, error: MQError) -> None:
-        """Report a failed request to a broker; `purpose` names the request, such as "group g: pull of ..."."""
+        """Report a failed request to a broker.
+
+        `purpose` names the request, such as "group g: pull of ...".
+        """
         self._outages.failed(f"broker {broker_name}" if is_unreachable(error) else purpose, error)
 
     def succeeded(self, broker_name: str, purpose: str) -> None:
@@ -39,7 +42,10 @@ class BrokerOutages:
         self._outages.succeeded(purpose)
 
     def failed_anywhere(self, purpose: str, error: MQError) -> None:
-        """Report the failure of work that needs any broker or name server, which may be known to be away already."""
+        """Report the failure of work that needs any broker or name server.
+
+        They may be known to be away already: while an outage lasts, unreachable ones are not reported again.
+        """
         if not (is_unreachable(error) and self.any_failing):
             self._outages.failed(purpose, error)
 

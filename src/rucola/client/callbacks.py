@@ -51,7 +51,10 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
 def start_in_thread(
     function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
 ) -> asyncio.Future[Outcome]:
-    """Call a function in a thread. RuntimeError if no thread accepts the call, which is then never made."""
+    """Call a function in a thread.
+
+    Raises RuntimeError if no thread accepts the call, which is then never made.
+    """
     call = _ThreadCall(function, argument)
     try:
         return asyncio.get_running_loop().run_in_executor(threads, call)

@@ -44,7 +44,10 @@ class ConnectionOptions:
     def of(
         cls, namesrv: str | ConnectionOptions | None, tls: ClientTls | None, credentials: Credentials | None
     ) -> ConnectionOptions:
-        """Return the options that the keyword parameters of a client state. ConfigError if they state some twice."""
+        """Return the options that the keyword parameters of a client state.
+
+        Raises ConfigError if they state some twice.
+        """
         if not isinstance(namesrv, ConnectionOptions):
             return cls(namesrv, tls, credentials)
         if tls is not None or credentials is not None:

@@ -1,4 +1,4 @@
-"""EventLoopThread: an asyncio event loop on a thread of its own, driven by blocking calls from other threads."""
+"""EventLoopThread: an asyncio event loop on its own thread, for blocking calls from other threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class EventLoopThread:
-    """A running event loop, a new one unless it is given. `stop` ends and closes it."""
+    """A running event loop, a new one unless given; `stop` ends and closes it."""
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.new_event_loop()
@@ -34,7 +34,10 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and return its result. MQError on the loop's own thread, and after `stop`."""
+        """Run `work` on the loop and return its result.
+
+        Raises MQError on the loop's own thread, and after `stop`.
+        """
         future = self._submit(work)
         try:
             return future.result()
@@ -54,7 +57,10 @@ class EventLoopThread:
             pass
 
     def stop(self) -> None:
-        """Cancel all tasks of the loop, then end the loop and its thread. No effect in a fork of the process."""
+        """Cancel all tasks of the loop, then end the loop and its thread.
+
+        No effect in a fork of the process.
+        """
         if self.is_inherited:
             return
         # 1. Refuse further work, so that the tasks below are all there will be.
@@ -74,7 +80,10 @@ class EventLoopThread:
         return os.getpid() != self._process_id
 
     def check_caller(self) -> None:
-        """Raise MQError if a blocking call would never return: on the loop's own thread, and in a fork."""
+        """Raise MQError if a blocking call would never return.
+
+        That is the case on the loop's own thread, and in a fork.
+        """
         if self.is_inherited:
             raise MQError(
                 f"the client was opened in process {self._process_id}, of which this process is a fork: its thread and "

@@ -14,7 +14,7 @@ from rucola.remoting.tls import ClientTls
 
 
 class GroupClientKeywords(TypedDict, total=False):
-    """The keyword arguments of all producers and consumers for editors and type checkers; GroupClient has them."""
+    """Keyword arguments of GroupClient, thus of all producers and consumers, for editors and type checkers."""
 
     instance: ClientInstance | None
     tls: ClientTls | None

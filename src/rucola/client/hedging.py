@@ -1,4 +1,4 @@
-"""Hedged requests: query another server if the first fails or is slow, and use the first response."""
+"""Hedged requests: query another server after a failure or delay, and use the first response."""
 
 from __future__ import annotations
 

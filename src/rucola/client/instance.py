@@ -114,11 +114,13 @@ class TransactionChecker(Protocol):
     def check_transaction(
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """Called when a broker checks a transaction; the outcome is to be sent on this connection."""
+        """Check a transaction for a broker; the outcome is to be sent on this connection."""
 
 
 class ClientInstance(Lifecycle):
-    """One client. `async with` opens and closes it; it belongs to one event loop and one process, see `lifecycle`.
+    """One client; `async with` opens and closes it.
+
+    It belongs to one event loop and one process, see `lifecycle`.
 
     `namesrv` has the form "host:port;host:port", or is ConnectionOptions, which document the defaults of `namesrv`,
     `tls` and `credentials`. `client_id` replaces the default of address and instance name.
@@ -202,7 +204,10 @@ class ClientInstance(Lifecycle):
     # Groups.
 
     def add_producer(self, group: str, producer: object) -> None:
-        """Add the producer's group to heartbeats. ConfigError if the group has another producer on this instance."""
+        """Add the producer's group to heartbeats.
+
+        Raises ConfigError if the group has another producer on this instance.
+        """
         self._add(self._producers, group, producer, "producer")
 
     async def remove_producer(self, group: str, producer: object) -> None:
@@ -237,9 +242,10 @@ class ClientInstance(Lifecycle):
     async def master_address(
         self, queue: MessageQueue, timeout_ms: float = NAMESRV_TIMEOUT_MS, *, or_slave: bool = False
     ) -> str:
-        """Return the address of the queue's master; if no cached route has it, the topic's route is looked up.
+        """Return the address of the queue's master.
 
-        With `or_slave`, the address of a slave if there is no master now. RemotingError.
+        If no cached route has it, the topic's route is looked up. With `or_slave`, the address of a slave if there is
+        no master now. RemotingError.
         """
         address = self.routes.address(queue.broker_name)
         if address is None:
@@ -261,7 +267,10 @@ class ClientInstance(Lifecycle):
         *,
         or_slave: bool = False,
     ) -> RemotingCommand:
-        """Send a request to the queue's master, and return the response, whatever its code. `or_slave` as above."""
+        """Send a request to the queue's master, and return the response, whatever its code.
+
+        `or_slave` is that of `master_address`.
+        """
         deadline = Deadline(timeout_ms)
         try:
             address = await self.master_address(queue, timeout_ms, or_slave=or_slave)
@@ -296,7 +305,10 @@ class ClientInstance(Lifecycle):
     async def send_heartbeats(
         self, timeout_ms: float = REQUEST_TIMEOUT_MS, *, only: Set[str] | None = None
     ) -> frozenset[str]:
-        """Send a heartbeat now, to every broker or to the addresses `only`; return those that did not confirm it."""
+        """Send a heartbeat now, to every broker or to the addresses `only`.
+
+        Returns the addresses that did not confirm it.
+        """
         heartbeat = HeartbeatData(
             client_id=self.client_id,
             consumer_data_set=[consumer.operations.consumer_data() for consumer in self._consumers.values()],
@@ -334,7 +346,10 @@ class ClientInstance(Lifecycle):
         return True
 
     def _broker_title(self, address: str) -> str:
-        """Return the name of the broker with this address as outages name it, a slave's with its id."""
+        """Return the name of the broker with this address, as outages name it.
+
+        The name of a slave includes its id.
+        """
         for name, addresses in self.routes.brokers.items():
             for broker_id, known in addresses.items():
                 if known == address:
@@ -437,9 +452,10 @@ def _new_client_id(name_server: str, instance_name: str | None = None) -> str:
 
 
 def _own_address(name_server: str) -> str:
-    """Return this machine's address on the route to a name server; for a host name, on the default route.
+    """Return this machine's address on the route to a name server.
 
-    Connecting a datagram socket sends nothing: the kernel chooses a route, and with it the local address.
+    For a host name, this is the address on the default route. Connecting a datagram socket sends nothing: the kernel
+    chooses a route, and with it the local address.
     """
     host = name_server.rpartition(":")[0].strip("[]")
     try:

@@ -64,10 +64,10 @@ class Lifecycle(ABC):
         await self.close()
 
     async def open(self) -> None:
-        """Start the client; no effect if it is open. If this fails or is cancelled, the client is closed again.
+        """Start the client; no effect if it is open.
 
-        RemotingError if the client is closed meanwhile; MQError on another event loop than the first time, and in a
-        fork.
+        If this fails or is cancelled, the client is closed again. RemotingError if the client is closed meanwhile;
+        MQError on another event loop than the first time, and in a fork.
         """
         self._check_owner()
         # 1. A running close comes first. Within a task that the close itself awaits, waiting would be a deadlock.
@@ -94,11 +94,11 @@ class Lifecycle(ABC):
             opening.result()
 
     async def close(self) -> None:
-        """Stop the client and release everything; return when that is done, also if another task started it.
+        """Stop the client and release everything; return when that is done.
 
-        Idempotent. A cancelled close skips grace periods, finishes, and then raises CancelledError. If a task of the
-        client itself calls it, such as one that runs the listener, it returns immediately, and closing continues after
-        that task has ended.
+        A close that another task started is awaited as well. Idempotent. A cancelled close skips grace periods,
+        finishes, and then raises CancelledError. If a task of the client itself calls it, such as one that runs the
+        listener, it returns immediately, and closing continues after that task has ended.
         """
         if (not self.is_open and self._closing is None) or os.getpid() != self._process_id:
             return
@@ -182,7 +182,10 @@ class Lifecycle(ABC):
             await self._stop()
 
     async def _wait_for(self, task: asyncio.Task[None]) -> None:
-        """Wait until `task` has ended. A cancellation of the caller is passed on once, and raised at the end."""
+        """Wait until `task` has ended.
+
+        A cancellation of the caller is passed on once, and raised at the end.
+        """
         cancellation: asyncio.CancelledError | None = None
         while not task.done():
             try:
@@ -207,9 +210,9 @@ class Lifecycle(ABC):
 
 
 async def run_close_steps(*steps: Callable[[], Awaitable[None]]) -> None:
-    """Run the steps of a close in order, also after one of them fails; raise the first error at the end.
+    """Run the steps of a close in order, also after one of them fails.
 
-    A cancellation expedites the close and is raised at the end:
+    The first error is raised at the end. A cancellation expedites the close and is raised at the end:
 
     1. The interrupted step is called again; it then skips its grace period. Steps must therefore be repeatable.
     2. This step and each later one has a timeout of `EXPEDITED_STEP_TIMEOUT_MS`, so that a hanging broker delays no

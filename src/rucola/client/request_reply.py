@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class PendingReplies:
-    """The requests of one client instance that wait for their replies. Belongs to one event loop."""
+    """Requests of one client instance that wait for their replies. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._replies: dict[str, asyncio.Future[MessageExt]] = {}
@@ -101,7 +101,10 @@ def reply_message(request: MessageExt, body: bytes) -> Message:
 
 
 def _reply_of(command: RemotingCommand) -> MessageExt:
-    """Return the reply in a push of the broker. It was never stored, so it has no offsets."""
+    """Return the reply in a push of the broker.
+
+    It was never stored, so it has no offsets.
+    """
     header = command.decode_header(ReplyMessageRequestHeader)
     try:
         store_host = encode_host(header.store_host)

@@ -73,7 +73,10 @@ HEDGE_MS = 500
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
-    """The queues and brokers of a topic. `brokers` maps broker name and broker id to "host:port"."""
+    """Queues and brokers of a topic.
+
+    `brokers` maps broker name and broker id to "host:port".
+    """
 
     topic: str
     write_queues: tuple[MessageQueue, ...]
@@ -209,11 +212,17 @@ class TopicRoutes:
         """All addresses of all cached routes, by broker name and broker id; replaced as a whole."""
 
     def known(self, topic: str) -> TopicRoute | None:
-        """Return the cached route, which may be a default route, without a request; None if there is none."""
+        """Return the cached route, which may be a default route; None if there is none.
+
+        No request is sent.
+        """
         return self._routes.get(topic)
 
     async def find(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Return the topic's own route, looked up unless it is cached. TopicNotFound if it does not exist."""
+        """Return the topic's own route, looked up unless it is cached.
+
+        Raises TopicNotFound if the topic does not exist.
+        """
         route = self._routes.get(topic)
         return route if route is not None and not route.is_default else await self.refresh(topic, timeout_ms)
 
@@ -227,7 +236,7 @@ class TopicRoutes:
         await asyncio.gather(*map(find, topics))
 
     async def find_for_sending(self, topic: str, timeout_ms: float = 2 * NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Return a route with at least one write queue: the topic's own, or else the default route.
+        """Return a route with a write queue: the topic's own, or else the default route.
 
         TopicNotFound if the topic does not exist and no broker creates topics on demand, or if it has no write queue.
         """

@@ -50,7 +50,9 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class Router:
-    """Connects handlers to topics. `async with` opens and closes it; `run` does so for a whole program.
+    """Router that connects handlers to topics.
+
+    `async with` opens and closes it; `run` does so for a whole program.
 
     `group` is the producer group of all publishers, `namesrv` as for other clients, and `options` are the fields of
     ProducerOptions. `instance` makes the client instance at each opening, for settings of its own: broadcasting
@@ -104,7 +106,7 @@ class Router:
         return decorate
 
     def publisher(self, topic: str, *, value: Any = None, tags: str | None = None) -> Publisher:
-        """Return a publisher: a decorator for handlers whose result is to be sent, and an object with `send`.
+        """Return a publisher, which decorates handlers whose result is to be sent, and has `send`.
 
         `value` is the type of the values, or a codec, as for other clients; without it a handler's return annotation
         says the type, and `send` takes `bytes` and `str`. `tags` is the tag of the messages.
@@ -139,7 +141,10 @@ class Router:
                 await producer.close()
 
     def run(self) -> None:
-        """Open the router, and close it at SIGINT (Ctrl-C) or SIGTERM, after running handlers have returned."""
+        """Open the router, and close it at SIGINT (Ctrl-C) or SIGTERM.
+
+        It is closed after running handlers have returned.
+        """
         with suppress(KeyboardInterrupt):  # if the event loop has no signal handlers, as on Windows
             asyncio.run(self._run())
 
@@ -182,7 +187,10 @@ class Publisher:
     async def send(
         self, value: Any, *, keys: str | None = None, tags: str | None = None, properties: dict[str, str] | None = None
     ) -> SendResult:
-        """Send a value and wait until it is stored. ConfigError if the router is not open; errors of a Producer."""
+        """Send a value and wait until it is stored.
+
+        Raises ConfigError if the router is not open, and the errors of a Producer.
+        """
         return await self._router._send(
             Message(self.topic, self._encode(value), tags or self._tags, keys, dict(properties or {}))
         )
@@ -206,7 +214,10 @@ class _Parameters(NamedTuple):
 
     @classmethod
     def of(cls, handler: Callable[..., Any], *, has_value: bool) -> _Parameters:
-        """Read the signature of a handler. ConfigError unless it has a value, a message, or both."""
+        """Read the signature of a handler.
+
+        Raises ConfigError unless it has a value, a message, or both.
+        """
         hints = {} if has_value else _hints(handler)
         names, value = [], None
         for parameter in inspect.signature(handler).parameters.values():
@@ -281,7 +292,10 @@ def _name(handler: Callable[..., Any]) -> str:
 
 
 def _hints(handler: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a handler as types. ConfigError for a name that only a function knows."""
+    """Return the annotations of a handler as types.
+
+    Raises ConfigError for a name that only a function knows.
+    """
     try:
         return get_type_hints(handler)
     except (NameError, TypeError) as error:

@@ -49,7 +49,10 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of a producer for one topic. Durations are of requests including retries; a batch is one request."""
+    """Totals of a producer for one topic.
+
+    Durations are of requests including retries; a batch is one request.
+    """
 
     sent: int
     """Messages that were stored."""
@@ -68,7 +71,10 @@ class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of a consumer for one topic. Durations are of deliveries: one call of a listener is one delivery."""
+    """Totals of a consumer for one topic.
+
+    Durations are of deliveries: one call of a listener is one delivery.
+    """
 
     pulled: int
     """Messages that were pulled."""
@@ -121,7 +127,7 @@ class SendCounters:
         self._failed_ms = _Histogram(SEND_BOUNDS_MS)
 
     def begin(self, count: int) -> float:
-        """Count `count` messages as in flight; return the time, which `stored` or `failed` expect as `begin_ms`."""
+        """Count `count` messages as in flight; return the time for `begin_ms` of `stored` or `failed`."""
         self._in_flight += count
         return precise_monotonic_ms()
 

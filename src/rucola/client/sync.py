@@ -54,7 +54,10 @@ CHUNK = 4096
 
 
 class _Blocking(Generic[C]):
-    """A blocking client around an asyncio client. `with` opens and closes it; it can be opened only once."""
+    """A blocking client around an asyncio client.
+
+    `with` opens and closes it; it can be opened only once.
+    """
 
     def __init__(self, client: C) -> None:
         self._client = client
@@ -83,7 +86,10 @@ class _Blocking(Generic[C]):
         return self._client.group
 
     def open(self) -> None:
-        """Start the thread and open the client; no effect if it is open. If that fails, everything is closed again."""
+        """Start the thread and open the client; no effect if it is open.
+
+        If that fails, everything is closed again.
+        """
         if self._thread is not None:
             self._thread.check_caller()
         with self._lock:
@@ -97,9 +103,10 @@ class _Blocking(Generic[C]):
                     raise
 
     def close(self) -> None:
-        """Close the client and end the thread. If another thread is closing it, wait until it is closed.
+        """Close the client and end the thread.
 
-        Idempotent. No effect in a fork of the process that opened the client.
+        If another thread is closing it, wait until it is closed. Idempotent. No effect in a fork of the process that
+        opened the client.
         """
         thread = self._thread
         if thread is None or thread.is_inherited:
@@ -129,7 +136,10 @@ class _Blocking(Generic[C]):
         return MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a plain function on the loop's thread, which owns the client; before the opening, call it directly."""
+        """Call a plain function on the loop's thread, which owns the client.
+
+        Before the opening, call it directly.
+        """
         if self._thread is None:
             return function(*arguments)
 

@@ -144,7 +144,10 @@ class MessageTrace(Lifecycle):
     def transaction_ended(
         self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool
     ) -> None:
-        """Record the end of a transaction at the broker `address`; `state` is the name of a LocalTransactionState."""
+        """Record the end of a transaction at the broker `address`.
+
+        `state` is the name of a LocalTransactionState.
+        """
         self._add(
             EndTransaction(
                 timestamp=now_ms(),
@@ -164,7 +167,10 @@ class MessageTrace(Lifecycle):
 
     @contextmanager
     def consuming(self, group: str, messages: Sequence[MessageExt]) -> Iterator[None]:
-        """Record a delivery to a listener, which lasts as long as the context; an exception marks it as failed."""
+        """Record a delivery to a listener, which lasts as long as the context.
+
+        An exception marks it as failed.
+        """
         traced = [message for message in messages if message.properties.get(properties.TRACE_ON) != "false"]
         request_id, begin_ms = unique_id(), now_ms()
         for message in traced:

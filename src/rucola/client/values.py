@@ -20,7 +20,10 @@ from rucola.message import MessageExt
 
 @runtime_checkable
 class ValueCodec(Protocol):
-    """Converts values to bodies and back. Exceptions of both methods mean that the value or body is invalid."""
+    """Codec that converts values to bodies and back.
+
+    Exceptions of both methods mean that the value or body is invalid.
+    """
 
     def encode(self, value: Any) -> bytes:
         """Return the body of a message with this value."""
@@ -73,7 +76,10 @@ class Values:
         self._codec = None if value is None else _codec_of(value)
 
     def encode(self, topic: str, value: Any) -> bytes:
-        """Return the body for a value. ConfigError without the option; InvalidMessage for another kind of value."""
+        """Return the body for a value.
+
+        Raises ConfigError without the option, and InvalidMessage for another kind of value.
+        """
         if self._codec is None:
             raise ConfigError("this producer has no option `value`: pass value=, such as a dataclass, or send bytes")
         try:
@@ -82,7 +88,10 @@ class Values:
             raise InvalidMessage(f"a message for topic {topic}: {value!r} is no {self._name}: {error}") from error
 
     def decode(self, message: MessageExt) -> None:
-        """Set `message.value`, if the client has the option. InvalidBody names the message and what is wrong."""
+        """Set `message.value`, if the client has the option.
+
+        Raises InvalidBody, which names the message and what is wrong.
+        """
         if self._codec is None:
             return
         try:

@@ -84,7 +84,7 @@ class ServerSpec:
 
     @property
     def current_role(self) -> ServerRole:
-        """The kind of the server now: an elected broker keeps its role in its store directory."""
+        """Current kind of the server: an elected broker keeps its role in its store directory."""
         if self.role is not ServerRole.MEMBER:
             return self.role
         path = Path(settings.read(self.config_file)["storePathRootDir"]) / "config" / "role.json"
@@ -121,7 +121,7 @@ class Size:
 
 
 def open_layout(directory: Path, size: Size | None) -> list[ServerSpec]:
-    """Return the servers of a directory in the order of start; create them if it has none.
+    """Return a directory's servers in the order of start; create them if it has none.
 
     With a size that is not that of an existing layout, and for a directory with other contents, raises ConfigError.
     """
@@ -235,7 +235,7 @@ def _write(path: Path, properties: dict[str, str]) -> None:
 
 
 def _free_port(held: ExitStack, port: int = 0) -> int:
-    """Return a free port, and keep it until `held` is closed, so that it is not chosen twice."""
+    """Return a free port, kept until `held` closes, so that it is not chosen twice."""
     listener = held.enter_context(socket.socket())
     listener.bind((HOST, port))
     chosen: int = listener.getsockname()[1]
@@ -243,7 +243,7 @@ def _free_port(held: ExitStack, port: int = 0) -> int:
 
 
 def _free_pair(held: ExitStack) -> int:
-    """Return a free port for a broker, for which the port of its VIP channel is free as well."""
+    """Return a free port for a broker whose VIP channel's port is free as well."""
     for _ in range(PAIR_ATTEMPTS):
         port = _free_port(held)
         with suppress(OSError):

@@ -42,7 +42,10 @@ class State(Enum):
 
 
 class ServerLog:
-    """Log of a server, in a file of at most `LOG_SIZE` bytes; the one before has the suffix `.1`."""
+    """Log of a server, in a file of at most `LOG_SIZE` bytes.
+
+    The previous file has the suffix `.1`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +62,10 @@ class ServerLog:
 
 
 class SupervisedServer:
-    """One server, which is started again whenever it ends. `on_change` is called after every change of its state."""
+    """One server, which is started again whenever it ends.
+
+    `on_change` is called after every change of its state.
+    """
 
     def __init__(self, spec: ServerSpec, on_change: Callable[[], None]) -> None:
         self.spec = spec
@@ -101,7 +107,7 @@ class SupervisedServer:
             self._set(State.STOPPED)
 
     async def started(self) -> bool:
-        """Wait until the server is ready, or its process has ended; return whether it is ready."""
+        """Wait until the server is ready or has ended; return whether it is ready."""
         while self.state is State.STARTING:
             self._changed.clear()
             await self._changed.wait()
@@ -161,7 +167,7 @@ class SupervisedServer:
         self.last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     async def _answers(self, process: Process) -> bool:
-        """Wait until the port of a server accepts connections; return False if its process ends before."""
+        """Wait until a server's port accepts connections; return False if its process ends before."""
         host, _, port = self.spec.address.rpartition(":")
         while process.returncode is None:
             with suppress(OSError):

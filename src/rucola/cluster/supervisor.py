@@ -52,7 +52,10 @@ class ClusterNotRunning(MQError):
 
 
 class Supervisor:
-    """Runs the servers of a directory. `start`, then `wait`, then `stop`, on one event loop; holds the lock."""
+    """Supervisor that runs the servers of a directory, and holds the lock.
+
+    Call `start`, then `wait`, then `stop`, on one event loop.
+    """
 
     def __init__(self, directory: Path, servers: Sequence[ServerSpec]) -> None:
         self.servers = [SupervisedServer(spec, self._write_status) for spec in servers]
@@ -70,7 +73,7 @@ class Supervisor:
             raise
 
     async def wait(self) -> None:
-        """Wait until cancelled. Raises the error that ended the supervision of a server, if one did."""
+        """Wait until cancelled; raise the error that ended a server's supervision, if one did."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
@@ -100,7 +103,10 @@ class Supervisor:
         )
 
     async def _wait_elected(self) -> None:
-        """Wait until each group that elects its master has one; MQError if one has none for `ELECTION_TIMEOUT_S`."""
+        """Wait until each group that elects its master has one.
+
+        Raises MQError if one has none for `ELECTION_TIMEOUT_S`.
+        """
         members = [server.spec for server in self._of(ServerRole.MEMBER)]
         groups = {spec.group for spec in members}
         deadline_s = asyncio.get_running_loop().time() + ELECTION_TIMEOUT_S
@@ -136,9 +142,10 @@ class Supervisor:
 
 @contextmanager
 def supervisor(directory: Path, size: Size | None) -> Iterator[Supervisor]:
-    """Lock a directory and yield the supervisor of its servers, which are created if it has none.
+    """Lock a directory and yield the supervisor of its servers.
 
-    Raises ConfigError if another supervisor runs them, or if `open_layout` refuses the directory or the size.
+    The servers are created if the directory has none. Raises ConfigError if another supervisor runs them, or if
+    `open_layout` refuses the directory or the size.
     """
     make_directory(directory / LOGS)
     with (directory / LOCK_FILE).open("a") as lock:

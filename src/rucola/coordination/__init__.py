@@ -1,4 +1,6 @@
-"""Coordination of a broker group by etcd: its master, and the slaves that have everything that was acknowledged.
+"""Coordination of a broker group by etcd: its master and its in-sync slaves.
+
+In-sync slaves have everything that was acknowledged.
 
     etcd            client of etcd 3 by its HTTP/JSON gateway
     group_keys      the keys of a group in etcd, and their contents

@@ -112,10 +112,10 @@ class CoordinationFigures(NamedTuple):
 
 
 class Coordinator:
-    """Keeps one broker in its role. `start` it after the broker, `stop` it before. Belongs to one event loop.
+    """Coordinator that keeps one broker in its role.
 
-    `ask` sends a request for a promise; the answers of this broker to such requests are `promise`. `lease` is moved by
-    the coordinator, and asked by the broker.
+    `start` it after the broker, `stop` it before. Belongs to one event loop. `ask` sends a request for a promise; the
+    answers of this broker to such requests are `promise`. `lease` is moved by the coordinator, and asked by the broker.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Coordinator:
         self._tasks = [asyncio.create_task(run()) for run in (self._renew, self._watch, self._rounds)]
 
     async def stop(self) -> None:
-        """Stop acknowledging, let the in-sync slaves have the rest of the log, and leave the group at once."""
+        """Stop acknowledging, let the in-sync slaves catch up, and leave the group at once."""
         was_master = self._election.role is Role.MASTER
         self._election.leave()  # before the tasks, which apply the right once more at their end
         self._apply_right()
@@ -181,7 +181,10 @@ class Coordinator:
             await asyncio.sleep(JOINING_WAIT_S)  # reports of slaves arrive on other tasks
 
     def promise(self, epoch: int, master: LeaderRecord) -> Answer:
-        """Answer the master of an epoch; a broker that knows no master follows the one that asks."""
+        """Respond to the master of an epoch, which asks for a promise.
+
+        A broker that knows no master follows the one that asks.
+        """
         has_promised = self._election.promise(boot_time_s(), epoch)
         if has_promised and self._following is None:
             self._promised_master = (epoch, master)

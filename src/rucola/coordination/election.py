@@ -1,7 +1,8 @@
-"""Election of a group's master, as seen by one of its brokers: a state machine without I/O, event loop or clock.
+"""Election of a group's master, as seen by one of its brokers.
 
-The coordinator tells it what it has found, always with the time, and carries out what it decides. Times are seconds of
-`write_lease.boot_time_s`, of this machine alone: no time is ever compared with that of another machine.
+It is a state machine without I/O, event loop or clock. The coordinator tells it what it has found, always with the
+time, and carries out what it decides. Times are seconds of `write_lease.boot_time_s`, of this machine alone: no time is
+ever compared with that of another machine.
 
 **The right to acknowledge.** A master acknowledges messages until a deadline, and has two ways to move it:
 
@@ -63,7 +64,10 @@ class Bounds:
         return self.ttl_s * (1 - MARGIN)
 
     def check(self) -> None:
-        """Raise ConfigError if a master could lose its right while etcd and all members answer in time."""
+        """Raise ConfigError if the bounds endanger a master's right.
+
+        The right must not end while etcd and all members respond in time.
+        """
         if self.loop_wait_s + 2 * self.retry_timeout_s > self.right_s:
             raise ConfigError(
                 f"etcdLoopWait + 2 * etcdRetryTimeout = {self.loop_wait_s + 2 * self.retry_timeout_s:g} s must not "
@@ -95,7 +99,10 @@ class Own:
 
 @dataclass(slots=True)
 class _Barrier:
-    """The condition for a member to join: it has the log up to an end that was read after the member was required."""
+    """Condition for a member to join.
+
+    The member has the log up to an end that was read after it was required.
+    """
 
     since_s: float
     end: int = -1
@@ -120,7 +127,10 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Write `leader` and a new state, if there is no leader and the state has this revision."""
+    """Write `leader` and a new state.
+
+    The conditions are that there is no leader, and that the state has this revision.
+    """
 
     epoch: int
     in_sync: Mapping[int, int]
@@ -130,14 +140,20 @@ class Stand:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Write `leader` again, if there is none and the state has this revision: nothing has changed meanwhile."""
+    """Write `leader` again, if nothing has changed meanwhile.
+
+    The conditions are that there is no leader, and that the state has this revision.
+    """
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Revoke a lease with the key `leader`: of an earlier process of this broker, or of a master that gives up."""
+    """Revoke a lease with the key `leader`.
+
+    It is that of an earlier process of this broker, or of a master that gives up.
+    """
 
     lease: int
 
@@ -152,7 +168,7 @@ class TakeOffice:
 
 @dataclass(frozen=True, slots=True)
 class ChangeInSync:
-    """Write another in-sync set, if the state has this revision and the leader key that one."""
+    """Write another in-sync set, if the state and the leader key have these revisions."""
 
     epoch: int
     in_sync: Mapping[int, int]
@@ -180,9 +196,10 @@ Decision: TypeAlias = Wait | Announce | Stand | Reclaim | Release | TakeOffice |
 
 
 class Election:
-    """Knowledge and decisions of one member. `own_record` is what it announces, not yet as a candidate.
+    """Knowledge and decisions of one member.
 
-    `may_found` allows a broker with a log to be the first master of a group that etcd does not know.
+    `own_record` is what it announces, not yet as a candidate. `may_found` allows a broker with a log to be the first
+    master of a group that etcd does not know.
     """
 
     def __init__(self, own_record: MemberRecord, bounds: Bounds, now_s: float, *, may_found: bool = False) -> None:
@@ -233,7 +250,10 @@ class Election:
 
     @property
     def required(self) -> frozenset[int]:
-        """Members that must have a message before it is acknowledged: every set that etcd may hold, and joiners."""
+        """Members that must have a message before it is acknowledged.
+
+        These are the members of every set that etcd may hold, and joiners.
+        """
         return frozenset().union({self._me}, self._electors, self._barriers)
 
     @property
@@ -242,7 +262,7 @@ class Election:
 
     @property
     def holds_lease(self) -> bool:
-        """Whether the mastership is bound to a lease that etcd has, as far as is known."""
+        """Whether the mastership is bound to a lease that etcd has, as far as known."""
         return self._office_lease == self.lease != 0
 
     @property
@@ -251,7 +271,7 @@ class Election:
         return self._electors - {self._me}
 
     def renewed(self, lease: int, sent_s: float) -> None:
-        """Note that etcd has made or renewed a lease, by a request that was sent at this time."""
+        """Note that etcd made or renewed a lease by a request sent at this time."""
         if lease != self.lease:
             self.lease, self._lease_right_s = lease, 0.0
         self._lease_right_s = max(self._lease_right_s, sent_s + self._bounds.right_s)
@@ -261,7 +281,10 @@ class Election:
         self.lease, self._lease_right_s, self._office_lease = 0, 0.0, 0
 
     def promised(self, asked_s: float, members: frozenset[int]) -> bool:
-        """Note promises; return whether those of all that may be elected are there. `asked_s` is before the request."""
+        """Note promises; return whether all members that may be elected have promised.
+
+        `asked_s` is before the request.
+        """
         if self.role is not Role.MASTER or not self.must_ask <= members:
             return False
         self._promises_right_s = max(self._promises_right_s, asked_s + self._bounds.right_s)
@@ -282,7 +305,7 @@ class Election:
     # Promises to another master.
 
     def promise(self, now_s: float, epoch: int) -> bool:
-        """Promise the master of this epoch not to stand within `ttl`; return False if that cannot be promised."""
+        """Promise this epoch's master not to stand within `ttl`; return False if that is impossible."""
         if self.role is Role.MASTER or self._is_standing or epoch < self.epoch:
             return False
         self.epoch = epoch
@@ -292,7 +315,7 @@ class Election:
     # Decisions.
 
     def decide(self, now_s: float, view: View, own: Own) -> Decision:
-        """Decide what to do next about a view that was read after the last decision was carried out."""
+        """Decide on a view that was read after the last decision was carried out."""
         self._is_standing = False
         state, leader = view.state, view.leader
         if leader is not None:
@@ -348,7 +371,7 @@ class Election:
         self.epoch = max(self.epoch, state.epoch)
 
     def _announced(self, view: View, *, replace_standing: bool) -> Announce | None:
-        """Return the announcement that is due, if any: of a changed record, or of one that etcd does not have."""
+        """Return the due announcement, if any: of a record that changed or that etcd lacks."""
         found = view.members.get(self._me)
         if not replace_standing:
             self._record = structs.replace(self._record, standing=NOT_STANDING, epoch=0, end=0)
@@ -428,7 +451,10 @@ class Election:
         return Stand(newest + 1, {self._me: self._record.incarnation}, 0)
 
     def _known_to_have(self, epoch: int, view: View) -> Announce | None:
-        """Return the announcement by which others learn, from a state that is lost, that the group has an epoch."""
+        """Return the announcement of the epoch of a state that etcd has lost.
+
+        By it others learn that the group has an epoch.
+        """
         self._record = structs.replace(self._record, standing=NOT_STANDING, epoch=epoch, end=0)
         return self._announced(view, replace_standing=True)
 
@@ -472,7 +498,7 @@ class Election:
         return any(state.is_entitled(record) and record.priority for record in others)
 
     def _unknown(self, view: View) -> Disconnect | None:
-        """Return the disconnection of a member whose log is a new one: its confirmations were of the old one."""
+        """Return the disconnection of a member with a new log: it confirmed the old one."""
         for member, record in view.members.items():
             if member != self._me and self._incarnations.get(member) != record.incarnation:
                 self._incarnations[member] = record.incarnation
@@ -481,7 +507,7 @@ class Election:
         return None
 
     def _lost(self, now_s: float, view: View, state: ElectedState, own: Own) -> frozenset[int]:
-        """Return the members that have not caught up for too long, or whose log is another one now."""
+        """Return members that have not caught up for too long, or have another log now."""
         lost = set()
         for member in self.in_sync - {self._me}:
             # Compared with the end at the last decision: a slave is always a little behind a log that grows.
@@ -542,5 +568,5 @@ def _eligible(view: View, state: ElectedState) -> dict[int, MemberRecord]:
 
 
 def _has_log(record: MemberRecord) -> bool:
-    """Tell whether a candidate has any log: that of an empty disk has not even an epoch."""
+    """Tell whether a candidate has any log: an empty disk has not even an epoch."""
     return bool(record.epoch or record.end)

@@ -52,7 +52,7 @@ class OutcomeUnknown(EtcdError):
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key with its value. The revisions are those of its creation and of its last change."""
+    """Key with its value, and the revisions of its creation and its last change."""
 
     key: str
     value: bytes
@@ -64,7 +64,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Condition of a transaction: the revision of a key's last change; 0 if there is no such key."""
+    """Condition of a transaction: revision of a key's last change, 0 for a missing key."""
 
     key: str
     mod_revision: int
@@ -101,7 +101,10 @@ class EtcdAccess:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Split addresses at `,` or `;`; `http://` is the default scheme. ConfigError if one is none."""
+    """Split addresses at `,` or `;`; `http://` is the default scheme.
+
+    Raises ConfigError for a part that is no address.
+    """
     found = []
     for part in text.replace(";", ",").split(","):
         address = part.strip().rstrip("/")
@@ -147,7 +150,10 @@ class EtcdClient:
         await self._http.aclose()
 
     async def grant(self, ttl_s: int) -> tuple[int, int]:
-        """Make a lease; return its id, and its time to live in seconds, which etcd may have raised."""
+        """Make a lease; return its id, and its time to live in seconds.
+
+        etcd may have raised the time to live.
+        """
         answer = await self._call("/v3/lease/grant", {"TTL": str(ttl_s)})
         return int(answer["ID"]), int(answer["TTL"])
 
@@ -160,7 +166,7 @@ class EtcdClient:
         return ttl_s
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and delete its keys. A lease that has ended already is no error."""
+        """End a lease, and delete its keys; no error if it has ended already."""
         try:
             await self._call("/v3/lease/revoke", {"ID": str(lease)})
         except LeaseNotFound:
@@ -175,7 +181,7 @@ class EtcdClient:
         return KeyRange(int(answer["header"]["revision"]), items)
 
     async def transact(self, compares: Iterable[Compare], puts: Iterable[Put]) -> int | None:
-        """Carry out all puts if all conditions hold; return the new revision, None if a condition did not hold.
+        """Carry out all puts if all conditions hold; return the new revision, otherwise None.
 
         OutcomeUnknown without an answer; LeaseNotFound, and nothing has changed, if a lease has ended.
         """
@@ -193,7 +199,10 @@ class EtcdClient:
         return int(answer["header"]["revision"]) if answer.get("succeeded") else None
 
     async def watch(self, prefix: str) -> AsyncIterator[None]:
-        """Yield whenever keys with a prefix change, and once when the watch begins. Ends with EtcdError."""
+        """Yield whenever keys with a prefix change, and once when the watch begins.
+
+        Ends with EtcdError.
+        """
         begin = prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1])
         request = {"create_request": {"key": _text(begin), "range_end": _text(end)}}
@@ -284,7 +293,10 @@ class _Unavailable(Exception):
 
 
 def _tls_context(access: EtcdAccess) -> ssl.SSLContext | bool:
-    """Return the context for https, with the certificates of the files. ConfigError if they cannot be used."""
+    """Return the context for https, with the certificates of the files.
+
+    Raises ConfigError if they cannot be used.
+    """
     if not any(endpoint.startswith("https") for endpoint in access.endpoints):
         return False
     try:

@@ -87,7 +87,7 @@ class ElectedState:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All keys of a group at one moment. Both are None if they do not exist."""
+    """All keys of a group at one moment; `leader` and `state` are None if missing."""
 
     leader: Leader | None = None
     state: ElectedState | None = None
@@ -129,9 +129,10 @@ class GroupKeys:
         return Transaction((), (Put(self.member(record.member), encode(record), lease),))
 
     def leading(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord | None) -> Transaction:
-        """Become leader, if there is none and the state has this revision: no other one was elected meanwhile.
+        """Become leader, if there is none and the state has this revision.
 
-        A new state is written with it, unless it is None.
+        The revision shows that no other leader was elected meanwhile. The new `state` is written as well, unless it is
+        None.
         """
         written = () if state is None else (Put(self.state, encode(state)),)
         return Transaction(

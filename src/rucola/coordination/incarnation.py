@@ -1,4 +1,4 @@
-"""Incarnation of a log: a number that changes when the log may lack what it has confirmed.
+"""Incarnation of a log: a number that changes when the log may lack confirmed messages.
 
 A kill leaves the log in the memory of the machine, so the incarnation stays. After a power cut the end of the log may
 be gone, unless every confirmed message was flushed; on an empty disk all of it is. The in-sync set in etcd names
@@ -30,12 +30,12 @@ class IncarnationRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def boot_id() -> str:
-    """Return a text that changes at every start of the machine; empty if the system has none."""
+    """Return a text that changes at every machine start; empty if the system has none."""
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
 def incarnation_of(directory: Path, *, was_closed: bool, is_flushed: bool, boot: str) -> int:
-    """Return the incarnation of the log of a store directory, before it is opened. StoreCorrupt, OSError.
+    """Return the incarnation of a store directory's log before it is opened. StoreCorrupt, OSError.
 
     `was_closed` is False if the broker did not stop in order, `is_flushed` tells whether it confirms only what is on
     disk, and `boot` is the boot id of now.

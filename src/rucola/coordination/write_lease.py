@@ -18,7 +18,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_time_s() -> float:
-    """Return seconds since the machine was started, sleep included. Changes of the wall clock do not affect it."""
+    """Return seconds since the machine's start, including sleep, unaffected by changes of the wall clock."""
     return time.clock_gettime(_CLOCK)
 
 

@@ -1,1 +1,1 @@
-"""Demonstration: sends a year of flights through broker, consumer, archive and SQL. Started by `rucola demo`."""
+"""Demonstration `rucola demo`: a year of flights through broker, consumer, archive and SQL."""

@@ -1,4 +1,4 @@
-"""Steps of the demonstration; each reports its result in words that need no knowledge of RocketMQ.
+"""Steps of the demonstration; each reports its result without assuming knowledge of RocketMQ.
 
     1. start      start `rucola standalone` on an empty store, in a separate process
     2. send       send every flight as a message, with many requests in flight
@@ -81,7 +81,10 @@ class Totals:
 
 
 def run(count: int, out: Path, console: Console) -> bool:
-    """Run all steps with the first `count` flights in the directory `out`; return whether all checks succeeded."""
+    """Run all steps with the first `count` flights in the directory `out`.
+
+    Returns whether all checks succeeded.
+    """
     begin = time.monotonic()
     _prepare_directory(out)
     report = Report(console)
@@ -102,7 +105,10 @@ def run(count: int, out: Path, console: Console) -> bool:
 
 
 def _prepare_directory(out: Path) -> None:
-    """Create an empty directory, deleting the output of an earlier run; MQError if it contains any other files."""
+    """Create an empty directory, deleting the output of an earlier run.
+
+    Raises MQError if it contains any other files.
+    """
     if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
         raise MQError(f"{out} contains files that no demonstration has written; choose another directory with --out")
     shutil.rmtree(out, ignore_errors=True)
@@ -111,7 +117,10 @@ def _prepare_directory(out: Path) -> None:
 
 
 async def _run_steps(count: int, out: Path, report: Report) -> Totals:
-    """Run all steps that need the broker; the archive is one of them, since it reads the store while it is served."""
+    """Run all steps that need the broker.
+
+    The archive is one of them, since it reads the store while it is served.
+    """
     totals = Totals()
     # Spark takes seconds to start; it does so while messages are sent and consumed.
     spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo", is_short=True))
@@ -137,7 +146,7 @@ async def _run_steps(count: int, out: Path, report: Report) -> Totals:
 
 @asynccontextmanager
 async def _standalone(out: Path) -> AsyncIterator[tuple[str, float]]:
-    """Run `rucola standalone` in a process; yields the name server's address and the start-up time in seconds."""
+    """Run `rucola standalone` in a process; yield name server address and start-up time in seconds."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "rucola", "standalone", "--store", str(out / "store")]
     command += ["--namesrv-port", "0", "--broker-port", "0"]
@@ -175,7 +184,10 @@ class Sample:
 
 
 async def _send(count: int, namesrv: str, totals: Totals, report: Report) -> Sample:
-    """Send the flights; the sample has the count of one tail number, and the ids of the message in the middle."""
+    """Send the flights and return a sample.
+
+    It has the count of one tail number, and the ids of the message in the middle.
+    """
     rows = flights.rows(count)
     sample = Sample({}, "", 0, "", "")
 
@@ -275,7 +287,10 @@ async def _query(admin: AdminClient, sample: Sample, totals: Totals, report: Rep
 
 
 async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals, report: Report) -> None:
-    """Create dead letters, track one of them, and re-drive them; a second run must find nothing to re-drive."""
+    """Create dead letters, track one of them, and re-drive them.
+
+    A second run must find nothing to re-drive.
+    """
     consumer = PushConsumer(FAILING_GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(flights.TOPIC)
     rejected: list[MessageExt] = []

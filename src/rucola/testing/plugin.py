@@ -75,7 +75,10 @@ def rocketmq(
 
 @pytest.fixture(scope="session")
 def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
-    """A name server and a broker shared by all tests of a run; `unique` returns names for each test."""
+    """A name server and a broker shared by all tests of a run.
+
+    `unique` returns names for each test.
+    """
     with _start(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
         _export(running, environment)
         yield running

@@ -56,7 +56,7 @@ SMALL_STORE = {
 
 
 class AdvanceableLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock can be advanced; timers that become due run in their order."""
+    """Event loop whose clock can be advanced; timers that become due run in their order."""
 
     ahead_s = 0.0
 
@@ -108,9 +108,9 @@ class RocketMQ:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables from which clients read the name server's address, all of them with it.
+        """Environment variables from which clients read the name server's address.
 
-        With the setting `tls.config.file` also the one that names a client's.
+        Each is set to this address. With the setting `tls.config.file` also the one that names a client's.
         """
         file = self._settings.get("tls.config.file")
         return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv) | ({ClientTls.VARIABLE: file} if file else {})
@@ -133,7 +133,10 @@ class RocketMQ:
         properties: dict[str, str] | None = None,
         queue_id: int | None = None,
     ) -> SendResult:
-        """Send a message, to queue `queue_id` if given. SendFailed or BrokerError if the broker refuses it."""
+        """Send a message, to queue `queue_id` if given.
+
+        Raises SendFailed or BrokerError if the broker refuses it.
+        """
         message = Message(topic, body, tags=tags, keys=keys, properties=properties)
         if delay_level:
             message.delay_level = delay_level
@@ -165,7 +168,7 @@ class RocketMQ:
     # Inspection.
 
     def messages(self, topic: str, tags: str = SUB_ALL) -> list[MessageExt]:
-        """Return the messages of a topic that have one of the tags ("food || drinks"), in log order.
+        """Return a topic's messages with one of the tags ("food || drinks"), in log order.
 
         Consumes nothing. A topic that does not exist has no messages.
         """
@@ -174,9 +177,9 @@ class RocketMQ:
     def wait_for_messages(
         self, topic: str, count: int = 1, *, tags: str = SUB_ALL, timeout_s: float = TIMEOUT_S
     ) -> list[MessageExt]:
-        """Wait until a topic has at least `count` messages with one of the tags, and return all of them.
+        """Wait until a topic has at least `count` messages with one of the tags.
 
-        After `timeout_s` an AssertionError lists the messages found instead.
+        Returns all of them. After `timeout_s` an AssertionError lists the messages found instead.
         """
         __tracebackhide__ = True
         found = self._poll(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
@@ -189,7 +192,7 @@ class RocketMQ:
         return self.messages(dlq_topic(group))
 
     def wait_for_dead_letters(self, group: str, count: int = 1, *, timeout_s: float = TIMEOUT_S) -> list[MessageExt]:
-        """Wait for at least `count` dead letters of a group and return them, as `wait_for_messages` does."""
+        """Wait for and return at least `count` dead letters of a group, as `wait_for_messages` does."""
         __tracebackhide__ = True
         return self.wait_for_messages(dlq_topic(group), count, timeout_s=timeout_s)
 
@@ -292,7 +295,7 @@ class RocketMQ:
     # Polling, and the messages of failed expectations.
 
     def _poll(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
-        """Call `look` until its result is enough or the time is up; return the last result."""
+        """Call `look` until its result is enough or time is up; return the last result."""
         deadline = time.monotonic() + timeout_s
         while not is_enough(seen := look()) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)

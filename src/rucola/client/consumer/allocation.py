@@ -42,9 +42,10 @@ VIRTUAL_NODES = 10
 
 
 def average(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-    """AVG: contiguous ranges of equal size; the first members get one more if the division has a remainder.
+    """AVG: contiguous ranges of equal size.
 
-    A member gets none if it is not in `client_ids`, or if there are fewer queues than members before it.
+    The first members get one queue more if the division has a remainder. A member gets none if it is not in
+    `client_ids`, or if there are fewer queues than members before it.
     """
     if client_id not in client_ids:
         return []
@@ -57,7 +58,10 @@ def average(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence
 
 
 def average_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-    """AVG_BY_CIRCLE: one queue to each member in turn. A member that is not in `client_ids` gets none."""
+    """AVG_BY_CIRCLE: one queue to each member in turn.
+
+    A member that is not in `client_ids` gets none.
+    """
     if client_id not in client_ids:
         return []
     return list(queues[client_ids.index(client_id) :: len(client_ids)])
@@ -109,9 +113,10 @@ def by_machine_room(rooms: Iterable[str]) -> Strategy:
 def machine_room_nearby(
     strategy: Strategy, room_of_queue: Callable[[MessageQueue], str], room_of_client: Callable[[str], str]
 ) -> Strategy:
-    """MACHINE_ROOM_NEARBY: `strategy` within each room, and over all members for queues in rooms without a member.
+    """MACHINE_ROOM_NEARBY: `strategy` within each room.
 
-    Every queue and every client id must have a room: the strategy raises ConfigError otherwise.
+    For queues in rooms without a member, `strategy` is applied over all members. Every queue and every client id must
+    have a room: the strategy raises ConfigError otherwise.
     """
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
@@ -130,7 +135,9 @@ def machine_room_nearby(
 
 
 def by_config(queues: Iterable[MessageQueue]) -> Strategy:
-    """CONFIG: always these queues. The configuration must cover all queues with the members of the group.
+    """CONFIG: always these queues.
+
+    The configuration must cover all queues with the members of the group.
 
     Deliberate difference: a queue that does not exist is omitted, while Apache's client pulls it in vain.
     """

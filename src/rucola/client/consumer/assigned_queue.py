@@ -1,4 +1,4 @@
-"""AssignedQueue: a queue of a consumer's assignment; Delivery: messages of it that the application is consuming.
+"""AssignedQueue: a consumer's assigned queue; Delivery: messages of it that the application is consuming.
 
     broker ── fetcher ──> waiting ── ready queue ──> Delivery ── complete ──> committed offset
 
@@ -54,7 +54,10 @@ class AssignedQueue:
         self.fetch_task: asyncio.Task[None] | None = None
 
     def reset(self, queue_offset: int) -> None:
-        """Continue at this offset. Messages from before are not delivered; those in flight affect no offset."""
+        """Continue at this offset.
+
+        Messages from before are not delivered; those in flight affect no offset.
+        """
         self.process_queue.is_dropped = True
         self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits)
         self.waiting.clear()
@@ -67,7 +70,10 @@ class AssignedQueue:
         self.capacity.set()
 
     def info(self, lock_age_ms: int | None) -> ProcessQueueInfo:
-        """Return the state for operators. `lock_age_ms` is the age of the lock's confirmation; None without a lock."""
+        """Return the state for operators.
+
+        `lock_age_ms` is the age of the lock's confirmation; None without a lock.
+        """
         process_queue = self.process_queue
         return ProcessQueueInfo(
             cached_msg_count=len(process_queue),

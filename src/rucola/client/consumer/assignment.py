@@ -118,7 +118,7 @@ class Assignment:
         await self._commit(self.queues.values())
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Continue at these offsets in the queues that are assigned here, and commit them; ignore the others."""
+        """Continue at these offsets in the queues assigned here, and commit them; ignore other queues."""
         resets = [assigned for queue, assigned in self.queues.items() if queue in offsets]
         for assigned in resets:
             self._fetcher.reset(assigned, offsets[assigned.queue])
@@ -133,7 +133,10 @@ class Assignment:
         await self._rebalanced.wait()
 
     def held_by_topic(self) -> dict[str, tuple[int, int]]:
-        """Return the number and bytes of incomplete messages of each topic. May be called on any thread."""
+        """Return the number and bytes of incomplete messages of each topic.
+
+        May be called on any thread.
+        """
         held: dict[str, tuple[int, int]] = {}
         for assigned in list(self.queues.values()):
             count, size = held.get(assigned.queue.topic, (0, 0))
@@ -142,9 +145,10 @@ class Assignment:
         return held
 
     def can_deliver(self, assigned: AssignedQueue) -> bool:
-        """Return whether messages of the queue may be delivered; if its lock is missing, request it again.
+        """Return whether messages of the queue may be delivered.
 
-        The ready queue blocks a queue for which this returns False. It is unblocked when it is locked again.
+        If its lock is missing, it is requested again. The ready queue blocks a queue for which this returns False. It
+        is unblocked when it is locked again.
         """
         if self._locks is None or self._locks.holds(assigned.queue):
             return True
@@ -166,7 +170,10 @@ class Assignment:
             is_complete = await self._rebalance()
 
     async def _rebalance(self) -> bool:
-        """Rebalance all topics; return whether this was complete, so that only the interval requires another one."""
+        """Rebalance all topics; return whether this was complete.
+
+        If it was, only the interval requires another one.
+        """
         # 1. Assign and revoke queues of the subscribed topics.
         is_complete = all(await asyncio.gather(*map(self._try_to_rebalance, list(self._context.subscriptions))))
         # 2. Revoke the queues of other topics, which were subscribed before.
@@ -193,7 +200,7 @@ class Assignment:
         return is_complete
 
     async def _rebalance_topic(self, topic: str) -> bool:
-        """Assign and revoke queues of a topic; return whether all of its allocated queues are assigned. MQError."""
+        """Assign and revoke queues of a topic; return whether all allocated queues are assigned. MQError."""
         # 1. Allocate queues to this member.
         allocated = await self._allocate(await self._context.instance.routes.find(topic))
         if allocated is None:
@@ -226,7 +233,7 @@ class Assignment:
         return all(queue in self.queues for queue in allocated)
 
     async def _allocate(self, route: TopicRoute) -> list[MessageQueue] | None:
-        """Return the queues of the topic for this member; None if they cannot be determined now. MQError."""
+        """Return this member's queues of the topic; None if they cannot be determined now. MQError."""
         queues = sorted(route.read_queues)
         options, instance = self._context.options, self._context.instance
         if options.broadcasting:
@@ -258,7 +265,10 @@ class Assignment:
     # unassigned -> assigning -> assigned
 
     async def _assign(self, queues: list[MessageQueue], limits: PullLimits) -> None:
-        """Assign queues of one broker. If it does not respond, the rest is left to the next rebalance."""
+        """Assign queues of one broker.
+
+        If it does not respond, the rest is left to the next rebalance.
+        """
         try:
             if self._locks is not None:
                 await self._locks.lock(queues)

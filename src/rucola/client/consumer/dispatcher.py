@@ -211,7 +211,10 @@ class Dispatcher:
     # Cancellations: by the end of the event loop, or by the listener itself.
 
     async def _wait_for_closing(self) -> None:
-        """Run the sentinel. If it is cancelled before the consumer closes, all tasks of the loop are."""
+        """Run the sentinel.
+
+        If it is cancelled before the consumer closes, so are all other tasks of the loop.
+        """
         await self._closing.wait()
 
     def _is_ending(self) -> bool:

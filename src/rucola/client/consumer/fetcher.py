@@ -1,4 +1,4 @@
-"""Fetcher: one task per assigned queue that pulls messages and puts them into the ready queue.
+"""Fetcher: one task per assigned queue that pulls messages into the ready queue.
 
 Each task repeats:
 
@@ -61,7 +61,7 @@ class Fetcher:
         self._running.set()
 
     def suspend(self) -> None:
-        """Add no more messages until `resume`; a pull that is in flight waits with its result."""
+        """Add no more messages until `resume`; a pull in flight waits with its result."""
         self._running.clear()
 
     def resume(self) -> None:
@@ -80,7 +80,10 @@ class Fetcher:
             assigned.fetch_task.cancel()
 
     def reset(self, assigned: AssignedQueue, queue_offset: int) -> None:
-        """Continue at this offset. Messages from before are not delivered; those in flight affect no offset."""
+        """Continue at this offset.
+
+        Messages from before are not delivered; those in flight affect no offset.
+        """
         self.stop(assigned)
         assigned.reset(queue_offset)
         self.start(assigned)
@@ -145,7 +148,10 @@ class Fetcher:
         return f"group {self._context.group}: pull of {assigned.queue}"
 
     async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
-        """Reset the queue to an offset inside. Its incomplete messages are not in the queue any more."""
+        """Reset the queue to an offset inside.
+
+        Its incomplete messages are not in the queue any more.
+        """
         illegal = assigned.process_queue.next_offset
         logger.warning(
             "group %s: %s has offsets %d to %d, not %d; continuing at %d",

@@ -28,7 +28,7 @@ class GroupMembers:
         self._instance = context.instance
 
     async def client_ids(self, route: TopicRoute) -> list[str]:
-        """Return the client ids of the group as one of the topic's brokers knows them. RemotingError.
+        """Return the group's client ids as one of the topic's brokers knows them. RemotingError.
 
         Every member sends heartbeats to every broker, so one response is enough. It is empty if the broker knows no
         member yet.

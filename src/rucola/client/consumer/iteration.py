@@ -92,12 +92,15 @@ class Iterations:
             await self._retry.retry(delivery, delay_level)
 
     def unacknowledged(self) -> list[MessageExt]:
-        """Return the messages in flight or abandoned, which the group receives again if the consumer closes now."""
+        """Return the messages in flight or abandoned.
+
+        The group receives them again if the consumer closes now.
+        """
         deliveries = [*self._delivered.values(), *self._abandoned.values()]
         return [message for delivery in deliveries for message in delivery.incomplete]
 
     async def _decode(self, delivery: Delivery) -> bool:
-        """Decode the value of a message; return False if its body is invalid and it is retried instead."""
+        """Decode a message's value; if its body is invalid, retry the message and return False."""
         try:
             self._values.decode(delivery.messages[0])
         except InvalidBody as error:
@@ -109,7 +112,7 @@ class Iterations:
         return True
 
     async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
-        """Return the next delivery; None if the consumer is closed, or if none arrived in time."""
+        """Return the next delivery; None if the consumer is closed or none arrived in time."""
         if (delivery := self._ready_queue.get_nowait()) is not None:
             return delivery
         try:
@@ -119,7 +122,7 @@ class Iterations:
             return None
 
     def _settle(self, message: MessageExt) -> Delivery | None:
-        """Return the delivery of a message to settle; None if it is settled or was delivered again."""
+        """Return the message's delivery to settle; None if already settled or delivered again."""
         delivery = self._delivered.pop(id(message), None)
         if delivery is None and (delivery := self._abandoned.pop(id(message), None)) is not None:
             if not self._ready_queue.reclaim(delivery):

@@ -63,11 +63,17 @@ class SuspendCurrentQueueAMoment(MQError):
 
 
 class ListenerNotCalled(MQError):
-    """No thread accepted the call: the pool is shut down (end of the program), or no thread can be started."""
+    """Failure of a call of the listener, which no thread accepted.
+
+    The pool is shut down (end of the program), or no thread can be started.
+    """
 
 
 def _check_parameters(function: Callable[[Any], Any], argument: str) -> None:
-    """Raise ConfigError if a listener cannot be called with one argument: each message would fail and be retried."""
+    """Raise ConfigError if a listener cannot be called with one argument.
+
+    With such a listener, each message would fail and be retried.
+    """
     try:
         # What is called is the function itself, not the one that a decorator with `functools.wraps` refers to.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -102,9 +108,10 @@ class ListenerAdapter:
         """Whether the listener takes a batch."""
 
     async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
-        """Call the listener, on one of the threads if it is a plain function. Raises whatever it raises.
+        """Call the listener, on one of the threads if it is a plain function.
 
-        ListenerNotCalled if no thread accepts the call: the listener has not seen the messages.
+        Raises whatever the listener raises. ListenerNotCalled if no thread accepts the call: the listener has not seen
+        the messages.
         """
         # A batch listener gets a copy, since it may modify its list.
         argument: Any = list(messages) if self.takes_list else messages[0]

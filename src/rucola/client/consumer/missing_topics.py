@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class MissingTopics:
-    """The subscribed topics of one group that no name server knows. Belongs to one event loop."""
+    """Subscribed topics of one group that no name server knows. Belongs to one event loop."""
 
     def __init__(self, group: str, name_servers: NameServers, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._group = group
@@ -33,7 +33,10 @@ class MissingTopics:
         self._outages = Outages(logger, clock_s)
 
     async def missing(self, topic: str) -> None:
-        """Report that a topic does not exist; logged at first, and then rarely. Retry topics may always be missing."""
+        """Report that a topic does not exist.
+
+        Logged at first, and then rarely. Retry topics may always be missing.
+        """
         subject = self._subject(topic)
         if topic.startswith(RETRY_PREFIX):
             return

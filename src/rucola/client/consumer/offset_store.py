@@ -47,7 +47,10 @@ class OffsetStore(Protocol):
         """Return the committed offset, None if there is none. RemotingError, ConfigError."""
 
     async def commit(self, *queues: AssignedQueue) -> None:
-        """Commit the offsets that changed. A failure is logged, and the next call repeats the commit."""
+        """Commit the offsets that changed.
+
+        A failure is logged, and the next call repeats the commit.
+        """
 
 
 class BrokerOffsetStore:
@@ -87,7 +90,10 @@ class BrokerOffsetStore:
 
 
 class LocalOffsetStore:
-    """The offsets of this member, stored in its file. ConfigError without `root` if the user has no home directory."""
+    """Offsets of this member, stored in its file.
+
+    Raises ConfigError without `root` if the user has no home directory.
+    """
 
     def __init__(self, root: str | Path | None, client_id: str, group: str) -> None:
         self.commits_with_pulls = False
@@ -143,7 +149,10 @@ class LocalOffsetStore:
             await writing
 
     def _table(self) -> dict[MessageQueue, int]:
-        """Return all offsets, read from the file the first time. ConfigError if neither it nor its .bak can be read."""
+        """Return all offsets, read from the file the first time.
+
+        Raises ConfigError if neither the file nor its .bak can be read.
+        """
         if self._offsets is None:
             self._offsets = self._load()
         return self._offsets

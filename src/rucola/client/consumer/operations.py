@@ -93,14 +93,17 @@ class ConsumerOperations:
         return {topic: self._counters.status(topic) for topic in list(self._context.subscriptions)}
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Continue at these offsets in the queues that are assigned here, and commit them; ignore the others.
+        """Continue at these offsets in the queues assigned here, and commit them; ignore other queues.
 
         Messages from before that wait are not delivered. Those in flight have no effect on offsets when they complete.
         """
         await self._assignment.reset_offsets(offsets)
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Call the listener with the message. ConfigError if there is no listener, or the consumer is closing."""
+        """Call the listener with the message.
+
+        Raises ConfigError if there is no listener, or the consumer is closing.
+        """
         group, listener = self._context.group, self._dispatcher.listener
         if not self._is_open():
             raise ConfigError(f"the consumer of group {group} is closing")

@@ -22,7 +22,7 @@ from rucola.message import MessageExt
 
 
 class MessageModel(Enum):
-    """Whether one member of the group consumes a message, or each member. The names are Apache's."""
+    """Whether one or each member of the group consumes a message. The names are Apache's."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
@@ -40,11 +40,17 @@ class ConsumeTrace(Protocol):
     """Records the deliveries of a consumer, see `rucola.client.trace`."""
 
     def consuming(self, group: str, messages: Sequence[MessageExt]) -> AbstractContextManager[None]:
-        """Return a context in which a listener is called with these messages; an exception marks them as failed."""
+        """Return a context in which a listener is called with these messages.
+
+        An exception marks them as failed.
+        """
 
 
 class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a PushConsumer, each of which is a keyword argument there. ConfigError for an invalid value."""
+    """Options of a PushConsumer, each of which is a keyword argument there.
+
+    Raises ConfigError for an invalid value.
+    """
 
     message_model: MessageModel = MessageModel.CLUSTERING
     """Whether the group shares the messages, or each member gets all of them."""

@@ -35,7 +35,7 @@ MEBIBYTE = 1 << 20
 
 
 class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of messages that are pulled ahead of the application, for each queue. Apache's names are beside."""
+    """Limits of the messages pulled ahead of the application, per queue, with Apache's names."""
 
     count: int = 1000
     """Messages: pullThresholdForQueue."""
@@ -55,7 +55,10 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"pull limit {name} is {limit}: it must be 1 or more")
 
     def shared_by(self, queues: int, *, in_order: bool) -> PullLimits:
-        """Return the limits of each of `queues` assigned queues of a topic. In order, no span can develop."""
+        """Return the limits of each of `queues` assigned queues of a topic.
+
+        In order, no span can develop.
+        """
         count = self.count if self.topic_count is None else max(1, self.topic_count // queues)
         size = self.size if self.topic_size is None else max(1, self.topic_size // queues)
         return PullLimits(count=count, size=size, span=None if in_order else self.span)
@@ -84,7 +87,7 @@ class ProcessQueue:
         return len(self._sizes)
 
     def put(self, messages: Iterable[MessageExt], next_offset: int) -> list[MessageExt]:
-        """Add the messages of a pull and its next offset; return the messages that are new.
+        """Add a pull's messages and its next offset; return the messages that are new.
 
         Messages below the current `next_offset` were added before and are skipped.
         """

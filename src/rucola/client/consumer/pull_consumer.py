@@ -85,7 +85,10 @@ _STATUS_OF_CODE = {status.value: status for status in PullStatus}
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """The result of a pull. Offsets are queue offsets; the queue contains `min_offset` .. `max_offset` - 1."""
+    """Result of a pull.
+
+    Offsets are queue offsets; the queue contains `min_offset` .. `max_offset` - 1.
+    """
 
     status: PullStatus
     next_begin_offset: int
@@ -231,9 +234,10 @@ class PullConsumer(GroupClient):
         return await self._offset(RequestCode.GET_MAX_OFFSET, queue, _queue_header(queue))
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at `timestamp_ms` (since 1970), or else nearest to it.
+        """Return the queue offset of the first message stored at `timestamp_ms` (since 1970).
 
-        An empty queue has 0. If several messages were stored at that time, an Apache broker returns any of them.
+        If no message was stored at that time, the offset of the one nearest to it is returned. An empty queue has 0. If
+        several messages were stored at that time, an Apache broker returns any of them.
         """
         header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
@@ -254,7 +258,10 @@ class PullConsumer(GroupClient):
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit that the group has completed all messages below `queue_offset`; wait until the broker stored it."""
+        """Commit that the group has completed all messages below `queue_offset`.
+
+        Returns when the broker has stored the offset.
+        """
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
@@ -281,7 +288,10 @@ class PullConsumer(GroupClient):
         return response
 
     async def _address(self, queue: MessageQueue) -> tuple[int, str]:
-        """Return id and address of the broker to pull from: the suggested one, else the master, else any."""
+        """Return id and address of the broker to pull from.
+
+        The broker is the suggested one, else the master, else any.
+        """
         addresses = self.instance.routes.brokers.get(queue.broker_name)
         if not addresses:
             await self.instance.routes.refresh(queue.topic)

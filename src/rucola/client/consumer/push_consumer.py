@@ -1,4 +1,4 @@
-"""PushConsumer: delivers messages to the application, and shares queues with the other members of its group.
+"""PushConsumer: delivers messages to the application, and shares queues with other members of its group.
 
 The journey of a message, and the parts that it passes:
 
@@ -234,7 +234,10 @@ class PushConsumer(GroupClient):
         return self._iterations.messages(self._check_iterable, idle_timeout_ms)
 
     def ack(self, message: MessageExt) -> None:
-        """Acknowledge a message of an iteration, which completes it. No effect if it was acknowledged or retried."""
+        """Acknowledge a message of an iteration, which completes it.
+
+        No effect if it was acknowledged or retried.
+        """
         self._check_caller()
         self._iterations.ack(message)
 
@@ -296,7 +299,10 @@ class PushConsumer(GroupClient):
         return self._dispatcher.owns_task(task) or task in self._background
 
     def _close_stranded(self) -> None:
-        """Leave the group: the listener cannot be called any more, although other threads keep the process alive."""
+        """Leave the group: the listener cannot be called any more.
+
+        Other threads nevertheless keep the process alive.
+        """
         if self.is_open:
             logger.warning(
                 "group %s: closing, because the main thread has ended and no thread accepts calls", self.group

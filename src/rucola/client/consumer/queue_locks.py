@@ -50,7 +50,7 @@ class QueueLocks:
         """The monotonic time of the request that confirmed each lock."""
 
     def age_ms(self, queue: MessageQueue) -> int | None:
-        """Return the age of the latest confirmation; None if the lock is not held or has expired."""
+        """Return the latest confirmation's age; None if the lock is not held or has expired."""
         requested_ms = self._held.get(queue)
         age_ms = LOCK_LIFE_MS if requested_ms is None else monotonic_ms() - requested_ms
         return age_ms if age_ms < LOCK_LIFE_MS else None

@@ -48,7 +48,7 @@ class ReadyQueue:
         self._add(assigned)
 
     def get_nowait(self, max_count: int = 1) -> Delivery | None:
-        """Return up to `max_count` messages of the next queue; None if no message can be delivered."""
+        """Return up to `max_count` messages of the next queue; None if none can be delivered."""
         while self._rotation and not self._is_closed:
             # 1. Take the next queue in rotation; skip it if it was revoked or reset since it was added.
             assigned = self._rotation.popleft()
@@ -75,7 +75,7 @@ class ReadyQueue:
         return None
 
     async def get(self, max_count: int = 1) -> Delivery | None:
-        """Wait for a delivery and return it as `get_nowait`; None when the ready queue is closed."""
+        """Wait for and return a delivery as `get_nowait`; None when the ready queue is closed."""
         while (delivery := self.get_nowait(max_count)) is None and not self._is_closed:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -91,7 +91,10 @@ class ReadyQueue:
         return delivery
 
     def complete(self, delivery: Delivery) -> None:
-        """Complete all messages of a delivery; in order, the next messages of its queue may then be delivered."""
+        """Complete all messages of a delivery.
+
+        In order, the next messages of its queue may then be delivered.
+        """
         delivery.complete()
         if self._in_order:
             delivery.assigned.idle.set()
@@ -103,7 +106,10 @@ class ReadyQueue:
         self.unblock(delivery.assigned)
 
     def requeue_blocked(self, delivery: Delivery, messages: Iterable[MessageExt]) -> None:
-        """Put messages of a delivery back to the front of their queue; in order, it stays blocked until `unblock`."""
+        """Put messages of a delivery back to the front of their queue.
+
+        In order, the queue stays blocked until `unblock`.
+        """
         assigned = delivery.assigned
         if delivery.process_queue is assigned.process_queue and not assigned.is_revoked:
             assigned.waiting.extendleft(reversed(list(messages)))
@@ -150,7 +156,10 @@ class ReadyQueue:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the first waiter. One is enough for one queue: it adds the queue again if more messages wait."""
+        """Wake the first waiter.
+
+        One is enough for one queue: it adds the queue again if more messages wait.
+        """
         while self._waiters and self._rotation:
             waiter = self._waiters.popleft()
             if not waiter.done():

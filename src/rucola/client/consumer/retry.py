@@ -150,7 +150,10 @@ class ConsumeRetry:
             self._ready_queue.unblock(delivery.assigned)
 
     async def _move_to_dead_letters(self, queue: MessageQueue, message: MessageExt) -> bool:
-        """Move a message with too many retries to the dead letter queue; return whether that was done."""
+        """Move a message with too many retries to the dead letter queue.
+
+        Returns whether that was done.
+        """
         limit = self._options.max_reconsume_times
         if limit is None or message.reconsume_times < limit:
             return False

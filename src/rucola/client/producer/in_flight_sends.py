@@ -24,7 +24,10 @@ from rucola.remoting.deadline import Deadline
 
 
 class InFlightRequest(msgspec.Struct, frozen=True):
-    """A request that was sent, and the future of its response. `posted_at` is a time of the event loop."""
+    """A request that was sent, and the future of its response.
+
+    `posted_at` is a time of the event loop.
+    """
 
     connection: Connection
     command: RemotingCommand
@@ -34,7 +37,10 @@ class InFlightRequest(msgspec.Struct, frozen=True):
 
 
 class InFlightRequests:
-    """The calls and requests of one producer. As a context manager around a call it counts that call."""
+    """Calls and requests of one producer.
+
+    As a context manager around a call it counts that call.
+    """
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -114,7 +120,10 @@ class InFlightRequests:
         self._is_closed = False
 
     async def close(self, grace_ms: float) -> None:
-        """Give calls `grace_ms` to end, then fail the pending requests. A cancellation ends the grace period."""
+        """Give calls `grace_ms` to end, then fail the pending requests.
+
+        A cancellation ends the grace period.
+        """
         # Step 1. Calls report their end by `__exit__`, abandoned futures of `send_many` by this callback.
         for future in self._futures:
             future.add_done_callback(lambda _: self._changed.set())

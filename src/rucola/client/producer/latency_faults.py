@@ -31,7 +31,7 @@ class _Fault(msgspec.Struct):
 
 
 class BrokerFaults:
-    """The latest latency of each broker, by broker name. Times are those of any monotonic clock."""
+    """Latest latency of each broker, by broker name, with times of any monotonic clock."""
 
     def __init__(self) -> None:
         self._faults: dict[str, _Fault] = {}
@@ -50,7 +50,7 @@ class BrokerFaults:
         return fault is None or now_ms >= fault.available_from_ms
 
     def least_faulty(self, now_ms: float) -> str | None:
-        """Return a broker of the better half, in rotation; None if no broker has a record."""
+        """Return a broker of the better half, in rotation; None if none has a record."""
 
         def badness(broker_name: str) -> tuple[bool, float, float]:
             fault = self._faults[broker_name]

@@ -19,7 +19,10 @@ RETRY_TIMES = 2
 
 
 class CompletedSend(msgspec.Struct, frozen=True):
-    """A request whose messages were stored, as a trace sees it. `properties` and `body` are as sent on the wire."""
+    """A request whose messages were stored, as a trace sees it.
+
+    `properties` and `body` are as sent on the wire.
+    """
 
     group: str
     code: RequestCode

@@ -64,7 +64,10 @@ class SendPipeline:
         return PipelinedSend(request, queue, deadline, begin_ms, counters, counted_ms, in_flight, failure)
 
     async def result(self, send: PipelinedSend) -> SendResult:
-        """Return the result of a message, after retries if its first attempt failed. Errors as of `Sender.send`."""
+        """Return the result of a message, after retries if its first attempt failed.
+
+        The errors are those of `Sender.send`.
+        """
         try:
             with self._sender.in_flight:
                 result = await self._result(send)

@@ -53,7 +53,7 @@ CLOSE_GRACE_MS = 3000
 
 
 class ProducerArguments(GroupClientKeywords, ProducerKeywords, total=False):
-    """The keyword arguments of a Producer and of its subclass and blocking counterpart, which pass them on."""
+    """Keyword arguments of a Producer, accepted and passed on by its subclass and blocking counterpart."""
 
 
 class Producer(GroupClient):
@@ -115,10 +115,10 @@ class Producer(GroupClient):
     async def send(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> SendResult:
-        """Send a message and wait until it is stored. `timeout_ms` covers the route and all attempts.
+        """Send a message and wait until it is stored.
 
-        `queue` is the destination, or a selector of it (see `queue_selectors`). Sets the message's `unique_key` unless
-        it has one.
+        `timeout_ms` covers the route and all attempts. `queue` is the destination, or a selector of it (see
+        `queue_selectors`). Sets the message's `unique_key` unless it has one.
 
         InvalidMessage before anything is sent; TopicNotFound; BrokerError if the broker rejects the message; SendFailed
         after all retries, with a list of the attempts; with `queue`, the error of the only attempt.
@@ -131,7 +131,10 @@ class Producer(GroupClient):
     async def send_oneway(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> None:
-        """Send a message without a response, so that its outcome is unknown. `timeout_ms` is for connecting."""
+        """Send a message without a response, so that its outcome is unknown.
+
+        `timeout_ms` is for connecting.
+        """
         with self._call():
             deadline = Deadline(timeout_ms)
             chosen = await self._choose(message.topic, queue, deadline)
@@ -147,12 +150,12 @@ class Producer(GroupClient):
     async def send_batch(
         self, messages: Iterable[Message], queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
-        """Send messages of one topic together, each request to one queue; return one result per message, in order.
+        """Send messages of one topic together, each request to one queue.
 
-        A batch above the size limit, or of more than 4,096 messages, takes several requests. Each is stored completely
-        or not at all; after an error it
-        is unknown which of them were stored. `timeout_ms` covers all of them. InvalidMessage as for `send`, and for
-        messages that cannot share a request (several topics, a delay, the retry topic).
+        Returns one result per message, in order. A batch above the size limit, or of more than 4,096 messages, takes
+        several requests. Each is stored completely or not at all; after an error it is unknown which of them were
+        stored. `timeout_ms` covers all of them. InvalidMessage as for `send`, and for messages that cannot share a
+        request (several topics, a delay, the retry topic).
         """
         with self._call():
             deadline = Deadline(timeout_ms)
@@ -166,10 +169,10 @@ class Producer(GroupClient):
     async def send_encoded(
         self, body: bytes, unique_keys: Sequence[str], queue: MessageQueue, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
-        """Send a batch that the caller has encoded (`rucola.message.batch`); return one result per message, in order.
+        """Send a batch that the caller has encoded (`rucola.message.batch`).
 
-        The messages, whose unique keys are `unique_keys`, are sent in one request and not checked here. The errors are
-        those of `send` with a queue.
+        Returns one result per message, in order. The messages, whose unique keys are `unique_keys`, are sent in one
+        request and not checked here. The errors are those of `send` with a queue.
         """
         with self._call():
             request = build_encoded_request(queue.topic, body, unique_keys)
@@ -181,7 +184,7 @@ class Producer(GroupClient):
         in_flight: int = IN_FLIGHT,
         timeout_ms: float = SEND_TIMEOUT_MS,
     ) -> AsyncGenerator[SendResult, None]:
-        """Send a stream of messages, up to `in_flight` at a time; yield their results in order.
+        """Send a stream of messages, up to `in_flight` at a time; yield results in order.
 
         Each message is checked, retried and fails as with `send`, with a timeout of its own. An error ends the stream,
         and it is unknown whether the messages after it were stored. `messages` is consumed no faster than responses
@@ -227,9 +230,10 @@ class Producer(GroupClient):
                 return received
 
     async def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Reply to a consumed request. The broker that stored the request pushes the reply to the requester.
+        """Reply to a consumed request.
 
-        InvalidMessage if the message is not a request. BrokerError or SendFailed if the requester is gone.
+        The broker that stored the request pushes the reply to the requester. InvalidMessage if the message is not a
+        request. BrokerError or SendFailed if the requester is gone.
         """
         message = reply_message(request, body)
         with self._call():
@@ -257,7 +261,10 @@ class Producer(GroupClient):
         return (await self.instance.routes.find_for_sending(topic, deadline.left_ms)).write_queues
 
     async def _announce_for_replies(self, topic: str, deadline: Deadline) -> None:
-        """Send a heartbeat before the first request to a topic: brokers push replies only to clients they know."""
+        """Send a heartbeat before the first request to a topic.
+
+        Brokers push replies only to clients they know.
+        """
         if topic not in self._topics_of_requests:
             await self._write_queues(topic, deadline)
             # A third of the time, so that a hanging broker does not use up all of it.

@@ -13,7 +13,10 @@ from rucola.protocol.queue import MessageQueue
 
 
 class QueueRotation:
-    """The next queue of each topic. Without `faults` only the broker of the last failure is avoided."""
+    """The next queue of each topic.
+
+    Without `faults` only the broker of the last failure is avoided.
+    """
 
     def __init__(self, faults: BrokerFaults | None) -> None:
         self._faults = faults

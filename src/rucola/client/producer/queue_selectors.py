@@ -28,7 +28,7 @@ QueueChoice: TypeAlias = MessageQueue | MessageQueueSelector | None
 
 
 def select_by_hash(key: str | int) -> MessageQueueSelector:
-    """SelectMessageQueueByHash: select by Java's hash code of the key, as a String, an Integer or a Long."""
+    """SelectMessageQueueByHash: select by Java's hash code of the key (String, Integer or Long)."""
     hash_code = abs(string_hash(key) if isinstance(key, str) else _long_hash(key))
     return lambda queues: queues[hash_code % len(queues)]
 
@@ -55,7 +55,10 @@ def select_by_machine_room(rooms: Iterable[str]) -> MessageQueueSelector:
 
 
 def _long_hash(number: int) -> int:
-    """Return Integer.hashCode if the number fits 32 bits, else Long.hashCode; both agree for small positive numbers."""
+    """Return Integer.hashCode if the number fits 32 bits, else Long.hashCode.
+
+    Both agree for small positive numbers.
+    """
     if -(1 << 31) <= number < 1 << 31:
         return number
     if not -(1 << 63) <= number < 1 << 63:

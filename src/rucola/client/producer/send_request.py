@@ -1,4 +1,4 @@
-"""SendRequest: the content of one send request, a message or a batch, and the results of its messages.
+"""SendRequest: content of a send request (a message or a batch), and its messages' results.
 
     build_request          one message: checks body and size, adds a unique key, compresses a large body
     build_batch_requests   messages of one topic, in as few requests as the size limit permits; all are checked before
@@ -38,7 +38,10 @@ MAX_BATCH_COUNT = 4096
 
 
 class SendStatus(Enum):
-    """The status of a stored message. The last three mean that it is not yet flushed or replicated as configured."""
+    """Status of a stored message.
+
+    The last three mean that it is not yet flushed or replicated as configured.
+    """
 
     SEND_OK = int(ResponseCode.SUCCESS)
     FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
@@ -50,7 +53,10 @@ _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """The position of a stored message. `msg_id` is its unique key, `offset_msg_id` encodes its physical offset."""
+    """Position of a stored message.
+
+    `msg_id` is its unique key, `offset_msg_id` encodes its physical offset.
+    """
 
     status: SendStatus
     msg_id: str
@@ -149,9 +155,10 @@ def build_request(
 def build_batch_requests(
     messages: list[Message], queue: MessageQueue | None, *, max_message_size: int
 ) -> list[SendRequest]:
-    """Build the requests of a batch, which may need several. All messages are checked first. InvalidMessage.
+    """Build the requests of a batch, which may need several.
 
-    A request has MAX_BATCH_COUNT messages at most: the header of its response has 33 bytes for each.
+    All messages are checked first, which may raise InvalidMessage. A request has MAX_BATCH_COUNT messages at most: the
+    header of its response has 33 bytes for each.
     """
     if not messages:
         return []
@@ -188,12 +195,15 @@ def build_batch_requests(
 
 
 def build_encoded_request(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
-    """Build the request of a batch that is already encoded; `joined` are the encoded properties of the batch itself."""
+    """Build the request of a batch that is already encoded.
+
+    `joined` are the encoded properties of the batch itself.
+    """
     return SendRequest(RequestCode.SEND_BATCH_MESSAGE, topic, body, 0, 0, joined, tuple(unique_keys))
 
 
 def _check_message(message: Message, queue: MessageQueue | None, max_message_size: int) -> str:
-    """Check body, size and queue of a message; return its unique key, which is set if it is missing. InvalidMessage."""
+    """Check a message's body, size and queue; return its unique key, set if missing. InvalidMessage."""
     body = message.body
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidMessage(
@@ -215,7 +225,10 @@ def _check_message(message: Message, queue: MessageQueue | None, max_message_siz
 
 
 def check_labels(message: Message, max_delay_level: int = MAX_DELAY_LEVEL) -> None:
-    """Check tags and delay level, which a broker would accept and then treat in another way. InvalidMessage."""
+    """Check tags and delay level.
+
+    Raises InvalidMessage for those that a broker would accept and then treat in another way.
+    """
     tags = message.properties.get(properties.TAGS)
     if tags is not None and "||" in tags:
         raise InvalidMessage(f"a message for topic {message.topic} has tags {tags!r}: a message has one tag")

@@ -118,7 +118,10 @@ class Sender:
     async def send_with_retries(
         self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline, failed: list[FailedAttempt]
     ) -> list[SendResult]:
-        """Send a request until a broker has stored it; `failed` are attempts made before. Does not count."""
+        """Send a request until a broker has stored it.
+
+        `failed` are attempts made before. The outcome is not counted.
+        """
         while True:
             if failed:
                 await self._before_retry(request.topic, failed, deadline)
@@ -195,7 +198,10 @@ class Sender:
     def complete(
         self, request: SendRequest, response: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
     ) -> list[SendResult]:
-        """Return the results in a response, after passing them to the trace. BrokerError if it is an error."""
+        """Return the results in a response, after passing them to the trace.
+
+        Raises BrokerError if the response is an error.
+        """
         results = request.results(response, queue, address)
         if self._options.trace is not None:
             completed = CompletedSend(
@@ -215,7 +221,10 @@ class Sender:
         return results
 
     def record_failure(self, queue: MessageQueue, error: RemotingError) -> None:
-        """Record a failed request. If another broker may be master by now, the next message goes to that one."""
+        """Record a failed request.
+
+        If another broker may be master by now, the next message goes to that one.
+        """
         if may_retry(error):
             self._rotation.record_response(queue.broker_name, monotonic_ms(), monotonic_ms(), failed=True)
         if may_have_moved(error):

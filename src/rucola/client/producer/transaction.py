@@ -74,7 +74,7 @@ class TransactionSendResult(SendResult, frozen=True):
 
 
 class TransactionProducer(Producer):
-    """A producer that can make messages depend on local transactions; it sends plain messages as well.
+    """Producer whose messages can depend on local transactions; it sends plain messages as well.
 
         async with TransactionProducer("group", "host:9876", check=look_up, topics=["Orders"]) as producer:
             result = await producer.send_in_transaction(Message("Orders", b"..."), book)
@@ -144,7 +144,7 @@ class TransactionProducer(Producer):
         )
 
     async def _end(self, half: SendResult, state: LocalTransactionState, why: str | None, deadline: Deadline) -> None:
-        """Send the outcome of a transaction to the broker of its half message. A failure is only logged."""
+        """Send a transaction's outcome to the broker of its half message; only log failures."""
         _, physical_offset = parse_offset_msg_id(half.offset_msg_id)
         header = EndTransactionRequestHeader(
             producer_group=self.group,
