@@ -1,6 +1,7 @@
-"""AccessAdmin: accounts of ACL 1.0, and users and policies of ACL 2.0, of one broker, addressed as "host:port".
+"""AccessAdmin: one broker's accounts of ACL 1.0, and users and policies of ACL 2.0.
 
-Every broker has its own. A broker has one version of ACL or none, and refuses requests about the other (BrokerError).
+Every broker, addressed as "host:port", has its own. A broker has one version of ACL or none, and refuses requests about
+the other (BrokerError).
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from rucola.protocol.codes import RequestCode
 
 
 class AclVersions(msgspec.Struct, frozen=True):
-    """The versions of a broker's files of ACL 1.0: (number of changes, time of the last in ms since 1970) by path."""
+    """Versions of a broker's files of ACL 1.0.
+
+    `files` has (number of changes, time of the last in ms since 1970) by path.
+    """
 
     cluster: str
     broker_name: str
@@ -105,9 +109,9 @@ class AccessAdmin:
     async def set_policies(
         self, address: str, subject: str, resources: Sequence[str], entry: PolicyEntryInfo, *, update: bool = False
     ) -> None:
-        """Add or replace the entries of a subject for some resources; `entry` has all but the resource.
+        """Add or replace the entries of a subject for some resources.
 
-        `update` chooses between the two request codes, which brokers treat alike.
+        `entry` has all but the resource. `update` chooses between the two request codes, which brokers treat alike.
         """
         entries = [msgspec.structs.replace(entry, resource=resource) for resource in resources]
         acl = AclInfo(subject=subject, policies=[PolicyInfo(entries=entries)])

@@ -25,7 +25,10 @@ class BrokerAdmin:
         return decode_body(KVTable, response.body).table
 
     async def stats(self, address: str, name: str, key: str) -> BrokerStatsData:
-        """Return one statistic of a broker. BrokerError if it has counted nothing under this name and key."""
+        """Return one statistic of a broker.
+
+        Raises BrokerError if the broker has counted nothing under this name and key.
+        """
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
         response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
         return decode_body(BrokerStatsData, response.body)
@@ -52,7 +55,10 @@ class BrokerAdmin:
         return settings.parse(response.body.decode("utf-8", "replace"))
 
     async def update_config(self, address: str, changes: dict[str, str]) -> None:
-        """Change the configuration of a running broker. BrokerError names a key or value that it rejects."""
+        """Change the configuration of a running broker.
+
+        Raises BrokerError, which names a key or value that the broker rejects.
+        """
         body = settings.render(changes).encode("utf-8")
         await self._requests.invoke(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 

@@ -93,7 +93,10 @@ class AdminClient:
 
     @property
     def connection(self) -> ConnectionOptions:
-        """How this client connects, with the values of the environment; for further clients of the same cluster."""
+        """Connection options of this client, with the values of the environment.
+
+        They serve further clients of the same cluster.
+        """
         return self._requests.connection
 
     async def __aenter__(self) -> Self:

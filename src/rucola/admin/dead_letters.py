@@ -86,7 +86,10 @@ class DeadLetterAdmin:
         return sorted(topic.removeprefix(DLQ_PREFIX) for topic in topics if topic.startswith(DLQ_PREFIX))
 
     async def stats(self, group: str) -> DeadLetterStats:
-        """Return the statistics of a group's dead letters. TopicNotFound if it has no dead letter queue."""
+        """Return the statistics of a group's dead letters.
+
+        Raises TopicNotFound if the group has no dead letter queue.
+        """
         topic = dlq_topic(group)
         stats = DeadLetterStats(group, 0, 0, 0, 0)
         oldest = []

@@ -77,7 +77,10 @@ class GroupAdmin:
         raise ConfigError(f"there is no consumer group {group}: no broker has settings, offsets or clients of it")
 
     async def create_or_update(self, address: str, config: SubscriptionGroupConfig) -> None:
-        """Create the group on one broker, or change its configuration there. InvalidMessage for an invalid name."""
+        """Create the group on one broker, or change its configuration there.
+
+        Raises InvalidMessage for an invalid name.
+        """
         check_group(config.group_name)
         body = encode_body(config)
         await self._requests.invoke(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
@@ -136,9 +139,9 @@ class GroupAdmin:
     # Consume stats.
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """Return consumer offset and end of every queue of one or all topics. Sorted by queue.
+        """Return consumer offset and end of every queue of one or all topics.
 
-        The table is empty if the group never committed an offset.
+        The table is sorted by queue. It is empty if the group never committed an offset.
         """
 
         async def broker_stats(address: str) -> ConsumeStats:

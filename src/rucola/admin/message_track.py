@@ -56,9 +56,10 @@ class TrackType(Enum):
 
 @dataclass(slots=True)
 class MessageTrack:
-    """The state of a message in one group. Times are milliseconds since 1970, 0 for never.
+    """State of a message in one group.
 
-    `is_passed` and `consumed_until_ms` are known for groups without members as well.
+    Times are milliseconds since 1970, 0 for never. `is_passed` and `consumed_until_ms` are known for groups without
+    members as well.
     """
 
     consumer_group: str
@@ -108,7 +109,10 @@ class MessageTracker:
         return track
 
     async def _queue_offsets(self, message: MessageExt, group: str) -> OffsetWrapper | None:
-        """Return the group's offsets on the queue that holds the message. None if no broker holds it."""
+        """Return the group's offsets on the queue that holds the message.
+
+        None if no broker holds it.
+        """
         # Queue ids are unique per broker only: compare the broker's address with the store host as well.
         for queue, offsets in (await self._groups.consume_stats(group, message.topic)).offset_table.items():
             is_queue = queue.queue_id == message.queue_id
@@ -146,7 +150,10 @@ class MessageTracker:
                 track.track_type = TrackType.IN_RETRY
 
     async def _copies(self, message: MessageExt, topic: str) -> list[MessageExt]:
-        """Return a message's copies in a topic, oldest first. Copies from before a re-drive are left out."""
+        """Return a message's copies in a topic, oldest first.
+
+        Copies from before a re-drive are left out.
+        """
         try:
             result = await self._indexes.query_unique_key(topic, message.msg_id)
         except TopicNotFound:

@@ -68,7 +68,10 @@ class MessageAdmin:
         return decode(response.body)
 
     async def is_offset_msg_id(self, msg_id: str) -> bool:
-        """Return whether an id is an offsetMsgId of one of the cluster's brokers. Indexes contain no such ids."""
+        """Return whether an id is an offsetMsgId of one of the cluster's brokers.
+
+        Indexes contain no such ids.
+        """
         try:
             address, _ = parse_offset_msg_id(msg_id)
         except InvalidMessage:

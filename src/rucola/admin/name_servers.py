@@ -51,7 +51,10 @@ class NameServerAdmin:
     # Write permissions of brokers.
 
     async def wipe_write_permission(self, broker_name: str) -> dict[str, int]:
-        """Remove the write permission of a broker's queues. Return the number of changed topics by name server."""
+        """Remove the write permission of a broker's queues.
+
+        Returns the number of changed topics by name server.
+        """
         header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
         responses = await self._requests.invoke_all_name_servers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
         counts = [
@@ -60,7 +63,10 @@ class NameServerAdmin:
         return dict(zip(self._requests.name_servers, counts, strict=True))
 
     async def add_write_permission(self, broker_name: str) -> dict[str, int]:
-        """Restore the write permission of a broker's queues. Return the number of changed topics by name server."""
+        """Restore the write permission of a broker's queues.
+
+        Returns the number of changed topics by name server.
+        """
         header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
         responses = await self._requests.invoke_all_name_servers(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
         counts = [response.decode_header(AddWritePermOfBrokerResponseHeader).add_topic_count for response in responses]
@@ -103,7 +109,10 @@ class NameServerAdmin:
     # Ordered topics.
 
     async def order_conf(self, topic: str) -> dict[str, int]:
-        """Return an ordered topic's number of queues by broker name. Empty if the topic is not ordered."""
+        """Return an ordered topic's number of queues by broker name.
+
+        Empty if the topic is not ordered.
+        """
         value = await self.get_kv(ORDER_TOPIC_CONFIG, topic) or ""
         try:
             return parse_order_conf(value)

@@ -80,7 +80,10 @@ class OffsetAdmin:
         self._topics = topics
 
     async def by_client(self, topic: str, group: str, client_id: str = "") -> dict[str, dict[MessageQueue, int]]:
-        """Return the offsets that members hold, by client id. Of one member if `client_id` is given."""
+        """Return the offsets that members hold, by client id.
+
+        Only those of one member if `client_id` is given.
+        """
         header = GetConsumerStatusRequestHeader(topic=topic, group=group, client_addr=client_id)
         offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
         code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
@@ -94,7 +97,10 @@ class OffsetAdmin:
         return offsets_by_client
 
     async def commit(self, address: str, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit a consumer offset for a group. Running members are not told, and overwrite it later."""
+        """Commit a consumer offset for a group.
+
+        Running members are not told, and overwrite it later.
+        """
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )

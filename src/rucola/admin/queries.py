@@ -91,7 +91,10 @@ class KeyQuery:
         self._unique = unique
 
     async def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
-        """Merge the messages of all brokers by store time. Reads ahead one page per broker at most."""
+        """Merge the messages of all brokers by store time.
+
+        Reads ahead one page per broker at most.
+        """
         addresses = await self._indexes.addresses(self._topic)
         streams = [self._broker_messages(address) for address in addresses]
         try:

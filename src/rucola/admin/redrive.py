@@ -196,7 +196,10 @@ class Redrive:
         self._next_send_s = 0.0  # monotonic time from which on the next copy may be sent
 
     async def lock(self, queues: Sequence[MessageQueue]) -> None:
-        """Acquire the locks of some queues for the rest of the run. ConfigError if another run holds one."""
+        """Acquire the locks of some queues for the rest of the run.
+
+        Raises ConfigError if another run holds one.
+        """
         if self._locks is not None:
             await self._locks.acquire(queues)
 

@@ -58,7 +58,10 @@ class AdminRequests:
     async def invoke(
         self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b"", *, extra_ms: float = 0
     ) -> RemotingCommand:
-        """Return the response of one server; `extra_ms` is added to the timeout. BrokerError for an error code."""
+        """Return the response of one server; `extra_ms` is added to the timeout.
+
+        Raises BrokerError for an error code.
+        """
         return await self.invoke_command(address, RemotingCommand.request(code, header, body), extra_ms=extra_ms)
 
     async def invoke_command(self, address: str, request: RemotingCommand, *, extra_ms: float = 0) -> RemotingCommand:
@@ -72,10 +75,10 @@ class AdminRequests:
     async def invoke_any(
         self, addresses: Sequence[str], code: RequestCode, header: Header, *, extra_ms: float = 0
     ) -> RemotingCommand:
-        """Return the first successful response. Try the next server if one refuses, fails or is slow.
+        """Return the first successful response.
 
-        If all fail, the error of an unreachable server takes precedence over a refusal, because that server might have
-        answered. ConfigError if `addresses` is empty.
+        Tries the next server if one refuses, fails or is slow. If all fail, the error of an unreachable server takes
+        precedence over a refusal, because that server might have answered. ConfigError if `addresses` is empty.
         """
         if not addresses:
             raise ConfigError("no registered broker can answer this request")
@@ -92,7 +95,10 @@ class AdminRequests:
         return response
 
     async def invoke_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """Return the response of the first name server that sends one. BrokerError if it is an error code."""
+        """Return the response of the first name server that sends one.
+
+        Raises BrokerError if it is an error code.
+        """
         response = await self._name_servers.invoke(RemotingCommand.request(code, header), self.timeout_ms)
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, "the name server")
@@ -128,9 +134,9 @@ def queue_of_item(item: tuple[MessageQueue, Any]) -> MessageQueue:
 
 
 async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order; the first failure cancels the other requests and is raised. For queries.
+    """Return all results, in order, or raise the first failure at once.
 
-    At most `CONCURRENT_REQUESTS` run at a time.
+    The failure cancels the other requests, so this is for queries. At most `CONCURRENT_REQUESTS` run at a time.
     """
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
     # A TaskGroup cancels the remaining tasks and raises a group of errors; callers expect a single MQError.
@@ -143,9 +149,9 @@ async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T
 
 
 async def gather_to_completion(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order; the first failure is raised after every request has ended. For changes.
+    """Return all results, in order, or raise the first failure at the end.
 
-    At most `CONCURRENT_REQUESTS` run at a time.
+    Every request has ended then, so this is for changes. At most `CONCURRENT_REQUESTS` run at a time.
     """
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
     results = await asyncio.gather(*(_within(limit, request) for request in requests), return_exceptions=True)

@@ -44,7 +44,10 @@ class RoleAdmin:
         return decode_body(HaStatus, response.body)
 
     async def group(self, address: str) -> dict[str, HaStatus]:
-        """Return the state of every broker with the name of that at `address`, which answer, by address."""
+        """Return the state of every broker of one name, by address.
+
+        The name is that of the broker at `address`; brokers that do not respond are left out.
+        """
         own = await self.status(address)
         info = decode_body(
             ClusterInfo, (await self._requests.invoke_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body
@@ -63,10 +66,10 @@ class RoleAdmin:
         return {address: own} | {other: status for other, status in found.items() if status is not None}
 
     async def promote(self, address: str, *, force: bool = False) -> int:
-        """Make a slave, or a fenced master, the master; return the epoch. ConfigError if messages would be lost.
+        """Make a slave, or a fenced master, the master; return the epoch.
 
-        Without `force` no other master may run, and no other slave may have more messages. With it a running master
-        is demoted first.
+        Raises ConfigError if messages would be lost. Without `force` no other master may run, and no other slave may
+        have more messages. With it a running master is demoted first.
         """
         group = await self.group(address)
         own = group.pop(address)
@@ -94,9 +97,10 @@ class RoleAdmin:
         return epoch
 
     async def switch_over(self, address: str, *, timeout_ms: int = 10_000) -> tuple[int, int]:
-        """Have the master hand over to the slave at `address`; return the epoch and the pause in milliseconds.
+        """Have the master hand over to the slave at `address`.
 
-        ConfigError or BrokerError if it cannot; then the master stays master.
+        Returns the epoch and the pause in milliseconds. Raises ConfigError or BrokerError if the master cannot; then it
+        stays master.
         """
         group = await self.group(address)
         own = group.pop(address)
@@ -113,9 +117,9 @@ class RoleAdmin:
         return result.epoch, result.pause_ms
 
     async def demote(self, address: str, *, force: bool = False) -> None:
-        """Make a broker slave of the registered master. ConfigError if messages would be lost, or there is no master.
+        """Make a broker slave of the registered master.
 
-        What only its log has is set aside.
+        What only its log has is set aside. Raises ConfigError if messages would be lost, or there is no master.
         """
         group = await self.group(address)
         own = group.pop(address)

@@ -114,7 +114,10 @@ class TopicAdmin:
     # Changes.
 
     async def create_or_update(self, address: str, config: TopicConfig) -> None:
-        """Create the topic on one broker, or change its configuration there. InvalidMessage for an invalid name."""
+        """Create the topic on one broker, or change its configuration there.
+
+        Raises InvalidMessage for an invalid name.
+        """
         check_topic(config.topic_name)
         header = CreateTopicRequestHeader(
             topic=config.topic_name,

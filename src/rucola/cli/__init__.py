@@ -1,1 +1,4 @@
-"""Command line of Rucola: one module or package per family of commands, which calls the library and prints results."""
+"""Command line of Rucola: one module or package per family of commands.
+
+Each calls the library and prints results.
+"""

@@ -1,4 +1,4 @@
-"""The first lines in the log of a server: version, addresses, store, and the settings that differ from the defaults."""
+"""First lines in a server's log: version, addresses, store, and settings other than the defaults."""
 
 from __future__ import annotations
 

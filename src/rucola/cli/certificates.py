@@ -1,4 +1,6 @@
-"""Certificates for a first try of TLS: an authority, a server and a client. Needs the extra `security`.
+"""Certificates for a first try of TLS: an authority, a server and a client.
+
+Needs the extra `security`.
 
     ca.pem ca.key              the certificate authority; ca.key signs, and should be kept off the servers
     server.pem server.key      for brokers and name servers, with their names and addresses
@@ -82,7 +84,10 @@ class CertificateDirectory:
         return self._issue([*_own_names(), *hosts], days)
 
     def renew(self, hosts: Iterable[str], days: int) -> list[str]:
-        """Make new certificates of the same authority, with the names of the old ones and `hosts`; return them."""
+        """Make new certificates of the same authority; return their names.
+
+        The names are those of the old certificates and `hosts`.
+        """
         try:
             old = x509.load_pem_x509_certificate((self.directory / "server.pem").read_bytes())
         except (OSError, ValueError):
@@ -126,7 +131,7 @@ class CertificateDirectory:
         return certificate, key
 
     def _write(self, name: str, content: bytes) -> None:
-        """Replace a file at once: a server that looks meanwhile sees the old one or the new one."""
+        """Replace a file atomically: a server sees either the old or the new one."""
         temporary = self.directory / f"{name}.tmp"
         temporary.unlink(missing_ok=True)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""The interpreter of a server process: short garbage collections, a short switch interval, and memory that is kept.
+"""Interpreter of a server process: short garbage collections, a short switch interval, and kept memory.
 
 A full collection scans every object, and all messages wait for it: 100 ms with ten thousand idle connections. Objects
 that survive one usually live for hours, so they are frozen then (`gc.freeze`) and no later collection scans them
@@ -61,7 +61,7 @@ class FrozenObjects:
         gc.callbacks.append(_freeze_survivors)
 
     def collect_if_doubled(self) -> bool:
-        """Collect all objects, frozen ones as well, if twice as many are frozen as after the last time."""
+        """Collect all objects, even frozen ones, if these have doubled since the last time."""
         is_doubled = gc.get_freeze_count() > 2 * self._count
         if is_doubled:
             gc.unfreeze()
@@ -84,9 +84,9 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
 
 @contextmanager
 def tuned_for_serving() -> Iterator[FrozenObjects]:
-    """Freeze objects and shorten the switch interval while the block runs. For the whole process, once.
+    """Freeze objects and shorten the switch interval while the block runs.
 
-    The memory is kept beyond that.
+    Applies to the whole process, once. The memory is kept beyond the block.
     """
     interval, thresholds, frozen = sys.getswitchinterval(), gc.get_threshold(), FrozenObjects()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,4 +1,6 @@
-"""Log of the servers: its level, and its format, plain text or one JSON object per line (`--logFormat json`).
+"""Log of the servers: its level, and its format.
+
+The format is plain text, or one JSON object per line (`--logFormat json`):
 
     {"time":"2013-01-01T05:15:00.000Z","level":"WARNING","logger":"rucola.broker.background.group_commit","message":"...","error":"..."}
 

@@ -75,14 +75,20 @@ class Commands(SuggestingGroup):
 
 
 def _shown(text: str) -> click.ClickException:
-    """Return the error line for a text that a server may have written: without characters that change a terminal."""
+    """Return the error line for a text that a server may have written.
+
+    The line has no characters that change a terminal.
+    """
     from rucola.cli.output import LAYOUT, printable  # imported here: no command without an error needs it
 
     return click.ClickException(printable(text, keep=LAYOUT))
 
 
 def advice(error: StoreCorrupt) -> str:
-    """Return the command that diagnoses or repairs the damage; empty if the error text already names one."""
+    """Return the command that diagnoses or repairs the damage.
+
+    Empty if the error text already names one.
+    """
     if "`rucola " in error.why:
         return ""
     if {"consumequeue", "index"} & set(Path(error.path).parts):

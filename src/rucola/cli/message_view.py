@@ -1,4 +1,7 @@
-"""Views of a stored message: text lines as mqadmin prints them, or JSON with the names of Apache's MessageExt."""
+"""Views of a stored message, as text lines or JSON.
+
+The lines are as mqadmin prints them; the JSON has the names of Apache's MessageExt.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from rucola.cli.output import LAYOUT, printable, time_text
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
-    """Return all fields as a dict; a body that is not printable UTF-8 text is in `bodyBase64` instead of `body`."""
+    """Return all fields as a dict.
+
+    A body that is not printable UTF-8 text is in `bodyBase64` instead of `body`.
+    """
     fields: dict[str, Any] = {
         "topic": message.topic,
         "msgId": message.msg_id,
@@ -68,7 +74,10 @@ def message_text(message: MessageExt) -> str:
 
 
 def _text_of(body: bytes) -> str | None:
-    """Return the body as text, or None if it is not UTF-8 or has control characters, which could alter a terminal."""
+    """Return the body as text.
+
+    None if it is not UTF-8 or has control characters, which could alter a terminal.
+    """
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:

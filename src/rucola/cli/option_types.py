@@ -46,7 +46,10 @@ def parse_time(text: str) -> int:
 
 
 class TimeType(click.ParamType[int]):
-    """A time in any format of `parse_time`, as milliseconds since 1970. With `latest`, -1 is the end."""
+    """A time in any format of `parse_time`, as milliseconds since 1970.
+
+    With `latest`, -1 is the end.
+    """
 
     name = "time"
 
@@ -93,7 +96,10 @@ class AddressType(click.ParamType[str]):
 
 
 class DurationRange(click.FloatRange):
-    """A number of seconds or hours. Unlike a FloatRange it has an end, and NaN is not in it."""
+    """A number of seconds or hours.
+
+    Unlike a FloatRange it has an end, and NaN is not in it.
+    """
 
     name = "duration"
     LONGEST: Final = 1e9
@@ -118,9 +124,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def namesrv_option(
     name: str, help_text: str, *, default: str | None = None, other_source: str | None = None
 ) -> Callable[[Command], Command]:
-    """Return the option -n, the parameter `name`: without it, the addresses in the environment, else `default`.
+    """Return the option -n as the parameter `name`.
 
-    A command that is given the parameter `other_source`, such as a store directory, ignores the environment.
+    Without -n, its value is the addresses in the environment, else `default`. A command that is given the parameter
+    `other_source`, such as a store directory, ignores the environment.
     """
 
     def without_environment(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:

@@ -100,10 +100,11 @@ def _note_wide(ctx: click.Context, parameter: click.Parameter, value: bool) -> N
 
 
 def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
-    """Print rows under the names of columns, numbers right-aligned; with `footer` a line separates the last row.
+    """Print rows under the names of columns, numbers right-aligned.
 
-    On a terminal the table is fitted to its width (see `fit`), and a line on stderr names the columns that are left
-    out. With `--wide`, and in a pipe, whose reader may be a program, nothing is shortened or left out.
+    With `footer` a line separates the last row. On a terminal the table is fitted to its width (see `fit`), and a line
+    on stderr names the columns that are left out. With `--wide`, and in a pipe, whose reader may be a program, nothing
+    is shortened or left out.
     """
     from rich.console import Console  # imported here: loading rich takes longer than many a command
     from rich.table import Table
@@ -187,7 +188,10 @@ def _is_time(cells: Sequence[str]) -> bool:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to a width in terminal columns by an ellipsis in its middle, since names differ at both ends."""
+    """Shorten a text to a width in terminal columns by an ellipsis in its middle.
+
+    Both ends are kept, since names differ there.
+    """
     if cell_width(text) <= width:
         return text
     head, tail = list(text[: len(text) // 2]), list(text[len(text) // 2 :])
@@ -226,7 +230,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """Format a timestamp in local time as `2013-01-01 05:15:00,000`; empty for "never", which is 0 or negative."""
+    """Format a timestamp in local time as `2013-01-01 05:15:00,000`.
+
+    Empty for "never", which is 0 or negative.
+    """
     if timestamp_ms <= 0:
         return ""
     seconds, milliseconds = divmod(timestamp_ms, 1000)

@@ -135,7 +135,7 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
 @print_option
 @log_options
 def namesrv(config_file: Path | None, print_config: bool) -> None:
-    """Run a name server, with the flags of mqnamesrv and the keys of its configuration file.
+    """Run a name server with mqnamesrv's flags and the keys of its configuration file.
 
     Prints `The Name Server boot success` when it is ready. SIGTERM and SIGINT stop it cleanly, SIGHUP reloads the
     configuration file (see docs/operation.md).
@@ -204,7 +204,10 @@ async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: 
 
 
 def read_properties(config_file: Path | None) -> dict[str, str]:
-    """Return the keys and values of a configuration file, if any; ConfigError if it is not text."""
+    """Return the keys and values of a configuration file, if any.
+
+    Raises ConfigError if it is not text.
+    """
     return {} if config_file is None else settings.read(config_file)
 
 
@@ -239,7 +242,10 @@ def _log_unused(keys: list[str], config_file: Path | None) -> None:
 
 
 def set_store_directory(properties: dict[str, str], store: Path) -> None:
-    """Set the store directory in the properties; a CommitLog directory below the old root moves along."""
+    """Set the store directory in the properties.
+
+    A CommitLog directory below the old root moves along.
+    """
     # A broker.conf of Apache has absolute paths below its own root. For the root /data and the log /data/commitlog,
     # the store /new gets the log /new/commitlog; a log outside the root stays where it is.
     old_root = Path(properties.get("storePathRootDir", store))
@@ -256,7 +262,7 @@ def _run(server: Coroutine[Any, Any, None]) -> None:
 
 
 async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
-    """Run a server, and cancel it on the first SIGTERM or SIGINT, even while it starts.
+    """Run a server; cancel it on the first SIGTERM or SIGINT, even while it starts.
 
     The cancelled server releases its resources in order. Later signals are ignored, since `timeout` and some
     supervisors send each signal twice: a second cancellation would interrupt the orderly stop.

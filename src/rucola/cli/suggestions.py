@@ -1,6 +1,6 @@
-"""Command groups that suggest the nearest command for a misspelled one, and list their commands by subject.
+"""Command groups that suggest the nearest command for a misspelled one.
 
-Options are suggested by click itself.
+They list their commands by subject. Options are suggested by click itself.
 """
 
 from __future__ import annotations

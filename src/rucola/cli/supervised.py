@@ -1,4 +1,4 @@
-"""Entry point of a server that runs under a supervisor: `python -m rucola.cli.supervised PARENT PROGRAM COMMAND...`.
+"""Entry point of a server under a supervisor: `python -m rucola.cli.supervised PARENT PROGRAM COMMAND...`.
 
 PROGRAM is `rucola`, or the path of another one, which replaces this process.
 

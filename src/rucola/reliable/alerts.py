@@ -1,4 +1,6 @@
-"""Alerts about messages that need an operator, to the log, a webhook, e-mail or any function.
+"""Alerts about messages that need an operator.
+
+They go to the log, a webhook, e-mail or any function.
 
 A stub that becomes MANUAL, STUCK or DEAD is due for an alert until every sink has accepted it. A crashed relay or an
 unreachable mail server therefore delays an alert but does not lose it.
@@ -75,7 +77,7 @@ def log_sink(alert: Alert) -> None:
 
 
 def webhook_sink(url: str, timeout_s: float = TIMEOUT_S) -> Sink:
-    """Return a sink that posts the alert's fields and its text, as `text`, as a JSON object.
+    """Return a sink that posts an alert's fields and its `text` as a JSON object.
 
     ReliableError unless it is a URL of HTTP: otherwise no alert would ever arrive.
     """
@@ -135,12 +137,15 @@ class Alerts:
         self._failed: set[tuple[Sink, str]] = set()
 
     def wait_ms(self, kind: str) -> int:
-        """Return the time until an alert of this kind may be raised; 0 if it may be raised now."""
+        """Return the time until an alert of this kind may be raised, 0 if now."""
         next_s = max((self._next_s.get((sink, kind), 0.0) for sink in self._sinks), default=0.0)
         return max(0, int((next_s - self._clock_s()) * 1000))
 
     async def raise_alert(self, alert: Alert) -> bool:
-        """Deliver an alert and return whether every sink accepted it; a repeated one goes only to sinks that failed."""
+        """Deliver an alert and return whether every sink accepted it.
+
+        A repeated alert goes only to sinks that failed.
+        """
         again = {key for key in self._failed if key[1] == alert.kind}
         due = [sink for sink in self._sinks if not again or (sink, alert.kind) in again]
         self._failed -= again

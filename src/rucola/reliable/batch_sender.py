@@ -1,4 +1,4 @@
-"""Batch sender: sends claimed stubs to the brokers in as few requests as their order allows.
+"""Batch sender: sends claimed stubs to brokers in as few requests as their order allows.
 
     with a sharding key     to the queue that SelectMessageQueueByHash selects; requests to one queue are sequential,
                             and a failure stops the later messages of its key
@@ -31,9 +31,10 @@ ERROR_LENGTH = 1000
 
 
 class BatchResult(NamedTuple):
-    """Outcomes of a batch. If `is_away`, no broker was reached at all, and `error` is the reason.
+    """Outcomes of a batch.
 
-    If `is_unrouted`, no topic had a route: either no topic exists, or all brokers have left the name server.
+    If `is_away`, no broker was reached at all, and `error` is the reason. If `is_unrouted`, no topic had a route:
+    either no topic exists, or all brokers have left the name server.
     """
 
     outcomes: list[Outcome]
@@ -52,9 +53,10 @@ class BatchSender:
         self._policy = policy
 
     async def send(self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str]) -> BatchResult:
-        """Send claimed stubs in the given order. Requests not started by `deadline`, a loop time, stay unsent.
+        """Send claimed stubs in the given order.
 
-        So do stubs of `stopped_keys`, of which the batch before has stubs that were not sent.
+        Requests not started by `deadline`, a loop time, stay unsent. So do stubs of `stopped_keys`, of which the batch
+        before has stubs that were not sent.
         """
         run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
@@ -91,7 +93,10 @@ class BatchSender:
 
 
 class _BatchRun:
-    """State of one batch while it is sent; used by the tasks of one event loop."""
+    """State of one batch while it is sent.
+
+    Used by the tasks of one event loop.
+    """
 
     def __init__(self, producer: Producer, policy: Policy, deadline: float, stopped_keys: Set[str]) -> None:
         self._producer = producer
@@ -163,7 +168,10 @@ class _BatchRun:
         )
 
     def failed(self, row: Row[Any], error: MQError) -> None:
-        """Record a failed send. The message may still be stored, unless it is invalid or was refused."""
+        """Record a failed send.
+
+        The message may still be stored, unless it is invalid or was refused.
+        """
         self.error = str(error)[:ERROR_LENGTH]
         attempts = [failure for _, failure in error.attempts] if isinstance(error, SendFailed) else [error]
         if any(isinstance(failure, (BrokerError, InvalidMessage)) for failure in attempts):
@@ -181,13 +189,19 @@ class _BatchRun:
         self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
 
     def _without_stopped_keys(self, rows: list[Row[Any]]) -> list[Row[Any]]:
-        """Return the rows without those that follow a failed stub of the same key; the others stay unsent."""
+        """Return the rows that do not follow a failed stub of the same key.
+
+        The others stay unsent.
+        """
         stopped = [row for row in rows if row.shard_key in self._stopped_keys]
         self._unsent(stopped)
         return [row for row in rows if row.shard_key not in self._stopped_keys] if stopped else rows
 
     def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
-        """Leave stubs to a later batch: due at once, or together with the failed stub before them."""
+        """Leave stubs to a later batch.
+
+        They are due at once, or together with the failed stub before them.
+        """
         for row in rows:
             if row.shard_key is not None:
                 self.unsent_keys.add(row.shard_key)
@@ -196,10 +210,11 @@ class _BatchRun:
 
 
 def _requests(rows: Sequence[Row[Any]]) -> Iterator[list[Row[Any]]]:
-    """Split rows, in order, into requests of messages that can share one, up to a count and a size.
+    """Split rows, in order, into requests of messages that can share one.
 
-    Alone in a request are delayed messages, messages with a WAIT property (a batch has one for all), and messages to
-    retry and dead letter topics.
+    Requests are filled up to `REQUEST_COUNT` messages and `REQUEST_SIZE` bytes of bodies. Alone in a request are
+    delayed messages, messages with a WAIT property (a batch has one for all), and messages to retry and dead letter
+    topics.
     """
     request: list[Row[Any]] = []
     size = 0

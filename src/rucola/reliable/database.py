@@ -26,11 +26,12 @@ AUTOCOMMIT: Final = "AUTOCOMMIT"
 
 
 def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> list[ColumnElement[str]]:
-    """Return columns for a SELECT or RETURNING that limit how long this transaction may wait for its client.
+    """Return columns that limit how long this transaction may wait for its client.
 
-    A paused process or a machine that vanished would keep its row locks, and block every worker that takes over. After
-    `timeout_ms` without a statement PostgreSQL rolls the transaction back. As a column it costs no round trip.
-    MariaDB has the limit per connection only, see `engine_of`; SQLite has no server that could end a transaction.
+    The columns belong in a SELECT or RETURNING. A paused process or a machine that vanished would keep its row locks,
+    and block every worker that takes over. After `timeout_ms` without a statement PostgreSQL rolls the transaction
+    back. As a column it costs no round trip. MariaDB has the limit per connection only, see `engine_of`; SQLite has no
+    server that could end a transaction.
     """
     if connection.dialect.name != "postgresql":
         return []
@@ -39,7 +40,10 @@ def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> li
 
 
 class Database:
-    """An engine, given or created from a URL. `close` disposes only of an engine created here."""
+    """An engine, given or created from a URL.
+
+    `close` disposes only of an engine created here.
+    """
 
     def __init__(self, engine: Engine | AsyncEngine | URL | str) -> None:
         self._owns_engine = isinstance(engine, (str, URL))
@@ -112,10 +116,11 @@ class Database:
 
 
 def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run `work` at an isolation level, None for the default; in a transaction unless that is AUTOCOMMIT.
+    """Run `work` at an isolation level, None for the default.
 
-    The level is set here and not as an option of the engine, which sets it while it takes a connection from the pool:
-    after an error of the driver the connection would not be given back, and only the garbage collector would find it.
+    It runs in a transaction unless the level is AUTOCOMMIT. The level is set here and not as an option of the engine,
+    which sets it while it takes a connection from the pool: after an error of the driver the connection would not be
+    given back, and only the garbage collector would find it.
     """
     if level is not None:
         try:
@@ -130,10 +135,10 @@ def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *
 
 
 def engine_of(url: str | URL) -> Engine | AsyncEngine:
-    """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL.
+    """Create an Engine from a URL, or an AsyncEngine if its driver is async.
 
-    MariaDB ends a transaction on its connections that waits for its client longer than `IDLE_TIMEOUT_S`, unless the URL
-    has an `init_command` of its own.
+    Raises ReliableError for an invalid URL. MariaDB ends a transaction on its connections that waits for its client
+    longer than `IDLE_TIMEOUT_S`, unless the URL has an `init_command` of its own.
     """
     try:
         parsed = make_url(url)

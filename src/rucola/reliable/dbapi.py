@@ -30,7 +30,10 @@ class DBAPIConnection(Protocol):
 
 
 class _Driver(NamedTuple):
-    """SQL dialect of a driver, and how to tell that the next statement would be committed on its own."""
+    """SQL dialect of a driver, and a test for autocommit.
+
+    The test tells whether the next statement would be committed on its own.
+    """
 
     dialect: Dialect
     is_autocommit: Callable[[Any], bool]
@@ -61,7 +64,10 @@ SUPPORTED: Final = "a connection of sqlite3, psycopg or PyMySQL, or Django's con
 
 
 class DriverResult(NamedTuple):
-    """The rows and the row count of a statement, with the methods of SQLAlchemy's Result that this package uses."""
+    """Rows and row count of a statement.
+
+    This class has the methods of SQLAlchemy's Result that this package uses.
+    """
 
     rows: list[Any]
     rowcount: int
@@ -72,7 +78,9 @@ class DriverResult(NamedTuple):
 
 
 class DriverConnection:
-    """A transaction on a DB-API connection, with the part of SQLAlchemy's Connection that this package uses.
+    """Transaction on a DB-API connection.
+
+    This class has the part of SQLAlchemy's Connection that this package uses.
 
     ReliableError if the connection is of another driver, or in autocommit mode: a message or a `done` row would then be
     committed without the application's changes.

@@ -71,7 +71,10 @@ BusinessTransaction: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 class UnknownMessage(Enum):
-    """Handling of a message without a stub: the stub was purged, or the message was sent without an outbox."""
+    """Handling of a message without a stub.
+
+    The stub was purged, or the message was sent without an outbox.
+    """
 
     PROCESS = "process"
     """Process it once and log a warning."""
@@ -114,7 +117,7 @@ def idempotent(
     unknown: UnknownMessage = UnknownMessage.PROCESS,
     transaction: BusinessTransaction | None = None,
 ) -> Callable[[Handler], IdempotentFunction]:
-    """Return a decorator that turns a function of a message and a session into a listener.
+    """Return a decorator that turns a function of message and session into a listener.
 
     `database` is the business's: an AsyncEngine for a coroutine function, an Engine for a plain one. `ledger` is the
     database with the stubs, if different. `lease_ms` is the time for which a crashed worker blocks its message. The
@@ -159,10 +162,10 @@ class _Options(NamedTuple):
 
 
 class _EffectSession(Session):
-    """The session of a delivery. Its listener cannot commit it: without the `done` row, the effect could be repeated.
+    """Session of a delivery, which its listener cannot commit.
 
-    The transaction is begun before the listener is called, so a `session.begin()` of its own is an error, too.
-    Savepoints and a rollback are allowed.
+    After a commit without the `done` row, the effect could be repeated. The transaction is begun before the listener is
+    called, so a `session.begin()` of its own is an error, too. Savepoints and a rollback are allowed.
     """
 
     def commit(self) -> None:
@@ -280,7 +283,10 @@ class _Listener:
                 raise ReconsumeLater
 
     def _settle(self, delivery: GroupDelivery) -> Steps:
-        """Acknowledge a message that is done; confirm its stub and delete its receipt in case that was lost."""
+        """Acknowledge a message that is done.
+
+        Its stub is confirmed and its receipt deleted, in case that was lost.
+        """
         self.counts.duplicates += 1
         yield Step("confirm", (delivery,))
 
@@ -288,7 +294,10 @@ class _Listener:
         return bool((yield Step("business_one", (receipts.is_done, self._tables, delivery))))
 
     def _was_committed(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
-        """Return whether the `done` row exists; False if the query fails, since the broker then delivers again."""
+        """Return whether the `done` row exists.
+
+        False if the query fails, since the broker then delivers again.
+        """
         return bool((yield Step("try_business", (receipts.is_done, self._tables, delivery))))
 
     def _check_tables(self) -> Steps:
@@ -312,7 +321,10 @@ class _Listener:
         return has_stub
 
     def _confirm(self, connection: Any, delivery: GroupDelivery) -> bool:
-        """Confirm the stub in the ledger; return whether there is one, confirmed now or by another delivery."""
+        """Confirm the stub in the ledger; return whether there is one.
+
+        A stub that another delivery has confirmed counts, too.
+        """
         receipts.forget(connection, self._tables, delivery)
         is_confirmed = receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
         return is_confirmed or receipts.has_stub(connection, self._tables, delivery.message_id)
@@ -533,7 +545,10 @@ class _SyncListener(_Listener):
 
 
 def delivery_of(message: MessageExt, group: str) -> GroupDelivery:
-    """Return a delivery with a new token. A retry comes from another queue, so it has no position."""
+    """Return a delivery with a new token.
+
+    A retry comes from another queue, so it has no position.
+    """
     message_id = message.unique_key or message.properties.get(properties.ORIGIN_MESSAGE_ID) or message.offset_msg_id
     if len(message_id) > MAX_ID_LENGTH:
         message_id = hashlib.sha256(message_id.encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Joined view of one message: its stub, receipts and `done` rows, its copies at brokers and in an archive.
+"""Joined view of one message in tables, at brokers and in an archive.
+
+It has the stub, receipts and `done` rows of the message, and its copies at brokers and in an archive.
 
 `look_up` queries the brokers; `join` derives from all parts where the message is now and what happens next. A part that
 does not answer is named in `failures`, and the view shows the rest.
@@ -26,7 +28,10 @@ ARCHIVE: Final = "archive"
 
 
 class StoredCopy(msgspec.Struct, frozen=True, rename="camel"):
-    """One copy of a message in a broker's log or in an archive; a resent message has several copies with one id."""
+    """One copy of a message in a broker's log or in an archive.
+
+    A resent message has several copies with one id.
+    """
 
     origin: str
     """`log` or `archive`."""
@@ -49,7 +54,10 @@ class GroupPlace(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Brokers(msgspec.Struct, frozen=True):
-    """Copies of a message at brokers. `backlog` is the number of messages before it by group, negative if passed."""
+    """Copies of a message at brokers.
+
+    `backlog` is the number of messages before it by group, negative if passed.
+    """
 
     copies: list[StoredCopy]
     backlog: dict[str, int]
@@ -75,12 +83,18 @@ def groups_of(message: MessageView) -> list[str]:
 
 
 def topics_of(topic: str, message: MessageView) -> list[str]:
-    """Return the topics that may have copies of a message: its own, and the retry and dead letter topics of groups."""
+    """Return the topics that may have copies of a message.
+
+    They are its own topic, and the retry and dead letter topics of groups.
+    """
     return [topic, *(name for group in groups_of(message) for name in (retry_topic(group), dlq_topic(group)))]
 
 
 async def look_up(namesrv: str, message_id: str, topic: str, message: MessageView) -> Brokers:
-    """Find the copies in the topic and in the retry and dead letter topics of its groups, and the groups' backlogs."""
+    """Find the copies of a message at brokers, and the backlogs of its groups.
+
+    The topic, and the retry and dead letter topics of the groups, are searched for copies.
+    """
     found = Brokers([], {}, {})
 
     async def find_copies(admin: AdminClient, topic: str) -> None:
@@ -121,7 +135,10 @@ def copy_of(message: MessageExt, origin: str) -> StoredCopy:
 
 
 def join(message: MessageView, brokers: Brokers | None, archived: Iterable[StoredCopy] = ()) -> JoinedView:
-    """Join the contents of tables, brokers and archive. `brokers` is None if they were not queried."""
+    """Join the contents of tables, brokers and archive.
+
+    `brokers` is None if they were not queried.
+    """
     is_complete = brokers is not None and not brokers.failures
     known = brokers or Brokers([], {}, {})
     in_log = {copy.offset_msg_id for copy in known.copies}

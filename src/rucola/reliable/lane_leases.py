@@ -19,7 +19,9 @@ from rucola.reliable.schema import LANES, Tables, now_ms
 
 
 def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> frozenset[int]:
-    """Renew the leases of a relay between two batches, adjust to its share and return its lanes.
+    """Renew the leases of a relay, adjust to its share and return its lanes.
+
+    Called between two batches.
 
     1. Extend the relay's own row; insert it if missing, and delete expired relays.
     2. Read all lanes and the number of live relays; the share is lanes / relays, rounded up.

@@ -42,7 +42,10 @@ def version_of(connection: Connection, tables: Tables) -> str | None:
 
 
 def check(connection: Connection, tables: Tables) -> None:
-    """Check that this program can use the tables. SchemaError names the command to run if it cannot."""
+    """Check that this program can use the tables.
+
+    If it cannot, raises SchemaError, which names the command to run.
+    """
     _check_server(connection)
     found = version_of(connection, tables)
     where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"

@@ -89,7 +89,7 @@ class MessageView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Unsettled(msgspec.Struct, frozen=True, rename="camel"):
-    """Count and age of messages that are not CONFIRMED, by status, and the lag of the relays."""
+    """Count and age of messages not CONFIRMED, by status, and the lag of the relays."""
 
     counts: dict[str, int]
     oldest_ms: dict[str, int]
@@ -126,7 +126,7 @@ def find(
     older_than_ms: int | None = None,
     limit: int = 100,
 ) -> list[StubView]:
-    """Return stubs, oldest first, that have one of the statuses and match all other given criteria."""
+    """Return stubs, oldest first, that match one of the statuses and all other given criteria."""
     stub = tables.stub
     conditions = []
     if topic is not None:
@@ -183,7 +183,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
 
 
 def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
-    """Make stubs due now with a new send count, except CONFIRMED ones; return how many were changed.
+    """Make stubs, except CONFIRMED ones, due now with a new send count; return how many.
 
     Their ages restart, so that the next check does not find them STUCK at once.
     """
@@ -201,12 +201,12 @@ def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -
 def reopen(
     connection: Connection, tables: Tables, message_id: str, group: str, position: Position | None, wait_ms: int
 ) -> bool:
-    """Set a DEAD stub to SENT, since a copy of the group's dead letter was sent; return whether it was changed.
+    """Set a DEAD stub to SENT; return whether it was changed.
 
-    `position` is that of a copy in the stub's own topic, which every group receives; it is None for a copy in the
-    retry topic, which only this group receives: then a stub that awaits other groups stays DEAD, since one of these may
-    have a dead letter, too. The copy is checked after `wait_ms`. Repeated, or after a confirmation or another command,
-    this changes nothing.
+    Called after a copy of the group's dead letter was sent. `position` is that of a copy in the stub's own topic, which
+    every group receives; it is None for a copy in the retry topic, which only this group receives: then a stub that
+    awaits other groups stays DEAD, since one of these may have a dead letter, too. The copy is checked after `wait_ms`.
+    Repeated, or after a confirmation or another command, this changes nothing.
     """
     stub = tables.stub
     values: dict[str, Any] = {"status": SENT, "sends": 1, "error": None, "reopened_at": now_ms()}
@@ -223,7 +223,7 @@ def reopen(
 
 
 def hasten(connection: Connection, tables: Tables, seen: Sequence[SeenStub], *, forget_position: bool = False) -> int:
-    """Make stubs due now, so that a relay decides about them at once; return how many were changed.
+    """Make stubs due now, so that a relay decides at once; return how many changed.
 
     A stub is left alone if it is due, if a relay has claimed it, or if it has changed since it was `seen`. With
     `forget_position`, the recorded position is known to be wrong and is removed, due or not: the relay then counts the
@@ -300,7 +300,10 @@ def unsettled(connection: Connection, tables: Tables) -> Unsettled:
 
 
 def stats(connection: Connection, tables: Tables) -> Stats:
-    """Count all rows. CONFIRMED stubs, receipts and `done` rows are scanned, which is slow in large tables."""
+    """Count all rows.
+
+    CONFIRMED stubs, receipts and `done` rows are scanned, which is slow in large tables.
+    """
     stub = tables.stub
     active = unsettled(connection, tables)
     settled = select(func.count()).select_from(stub).where(stub.c.status == CONFIRMED)
@@ -322,9 +325,10 @@ def purgeable(connection: Connection, tables: Tables, older_than_ms: int) -> dic
 
 
 def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
-    """Delete up to a thousand old rows of each table; return how many. Repeat with a commit until it returns 0.
+    """Delete up to a thousand old rows of each table; return how many.
 
-    The number of rows is bounded so that no call holds locks for long. A `done` row is kept until its stub is settled.
+    Repeat with a commit until it returns 0. The number of rows is bounded so that no call holds locks for long. A
+    `done` row is kept until its stub is settled.
     """
     removed = 0
     for table, settled_at, condition in _old_rows(tables, older_than_ms):
@@ -340,7 +344,7 @@ def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
 
 
 def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[Any], ColumnElement[bool]]]:
-    """Return each table with the indexed time column of its old rows and the condition for them."""
+    """Return each table with the indexed time column and the condition of its old rows."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     since = now_ms() - older_than_ms
 

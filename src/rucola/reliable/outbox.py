@@ -1,4 +1,4 @@
-"""Transactional outbox: a message is stored in the caller's own transaction and sent by a relay after the commit.
+"""Transactional outbox: messages stored in the caller's transaction, sent by a relay after the commit.
 
     with Session(engine) as session, session.begin():
         session.add(order)
@@ -81,11 +81,12 @@ class Outbox:
         shard_key: str | None = None,
         groups: Iterable[str] | None = None,
     ) -> str:
-        """Add a message to a transaction and return its id, which is its unique key, generated if missing.
+        """Add a message to a transaction and return its id.
 
-        Messages with the same `shard_key` are sent to one queue in the order in which they were added; concurrent
-        transactions have no order. Raises InvalidMessage, before anything is written, for a message that no broker
-        accepts, and ReliableError for an unsupported kind of transaction or a DB-API connection in autocommit mode.
+        The id is the message's unique key, generated if missing. Messages with the same `shard_key` are sent to one
+        queue in the order in which they were added; concurrent transactions have no order. Raises InvalidMessage,
+        before anything is written, for a message that no broker accepts, and ReliableError for an unsupported kind of
+        transaction or a DB-API connection in autocommit mode.
         """
         row = self._row(message, shard_key, self.groups if groups is None else groups)
         match transaction:
@@ -103,15 +104,15 @@ class Outbox:
         return message_id
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Register a callback for commits of Sessions that added messages. It runs in the committing thread.
+        """Register a callback for commits of Sessions that added messages.
 
-        Returns a function that removes it again.
+        It runs in the committing thread. Returns a function that removes it again.
         """
         self._after_commit.append(callback)
         return partial(self._after_commit.remove, callback)
 
     def committed(self) -> None:
-        """Wake the relay of this process after the commit of a Connection or a driver's connection."""
+        """Wake this process's relay after the commit of a Connection or a driver's connection."""
         for callback in tuple(self._after_commit):  # another thread may remove one
             callback()
 
@@ -153,7 +154,10 @@ class Outbox:
 
 
 def lane_of(key: str) -> int:
-    """Return the lane of a sharding key, or of the message id of a message without one."""
+    """Return the lane of a sharding key or of a message id.
+
+    A message without a sharding key has the lane of its id.
+    """
     return crc32(key.encode()) % LANES
 
 
@@ -180,7 +184,10 @@ def _awaiting(groups: Iterable[str]) -> str:
 
 
 def _check_message(message: Message, max_message_size: int) -> str:
-    """Validate a message, add its id to its keys and return the id. InvalidMessage if no relay could send it."""
+    """Validate a message, add its id to its keys and return the id.
+
+    Raises InvalidMessage if no relay could send it.
+    """
     check_topic(message.topic)
     if message.topic in NOT_ALLOWED_SEND_TOPICS or message.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage(f"topic {message.topic} belongs to the broker: an application cannot send to it")
@@ -218,7 +225,10 @@ def _delay_ms(message: Message) -> int:
 
 
 def _mapped(table: Table) -> Callable[..., Any]:
-    """Return a new mapped class for a set of tables, so that one program can use several prefixes."""
+    """Return a new mapped class for a set of tables.
+
+    One program can thus use several prefixes.
+    """
     stub = type("Stub", (), {"__doc__": "A row of the outbox, for a session's unit of work."})
 
     def init(self: Any, **values: Any) -> None:

@@ -34,7 +34,10 @@ from rucola.errors import ConfigError
 
 
 class KeyedResend(Enum):
-    """Handling of a lost message with a sharding key; later messages of the key may already be consumed."""
+    """Handling of a lost message with a sharding key.
+
+    Later messages of the key may already be consumed.
+    """
 
     MANUAL = "manual"
     """Leave it to an operator, since a resend breaks the order of the key."""
@@ -82,7 +85,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self._jittered(min(self.max_retry_ms, self.retry_ms * 2 ** min(sends - 1, 32)))
 
     def confirm_wait_ms(self, sends: int, delay_ms: int = 0) -> int:
-        """Return the wait for confirmations after a send: doubled for each send, plus the message's own delay."""
+        """Return the wait for confirmations after a send.
+
+        It doubles for each send; the message's own delay is added.
+        """
         longest = max(self.max_retry_ms, self.confirm_timeout_ms)
         return delay_ms + self._jittered(min(longest, self.confirm_timeout_ms * 2 ** min(sends - 1, 32)))
 
@@ -108,7 +114,10 @@ class Position(NamedTuple):
 
 
 class GroupProgress(NamedTuple):
-    """Committed offset of a group in a queue, None before the first commit; and the end of the queue."""
+    """Committed offset of a group in a queue, and the end of the queue.
+
+    The offset is None before the first commit.
+    """
 
     committed: int | None
     max_offset: int
@@ -154,7 +163,10 @@ class Decision(Enum):
 
 
 def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> tuple[Decision, str]:
-    """Return the decision about a sent stub and its reason. `groups` are those that it awaits."""
+    """Return the decision about a sent stub and its reason.
+
+    `groups` are those that the stub awaits.
+    """
     if sum(state.dead_letters for state in groups.values()) > stub.dead_letters:
         names = ", ".join(group for group, state in groups.items() if state.dead_letters)
         return Decision.DEAD, f"in the dead letter queue of group {names}"
@@ -182,7 +194,10 @@ def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> 
 
 
 def _work_ms(stub: SentStub, received_ms_ago: int) -> int:
-    """Return how long a group has had the message; a reopened stub gives it the whole time again."""
+    """Return how long a group has had the message.
+
+    A reopened stub gives it the whole time again.
+    """
     return received_ms_ago if stub.reopened_ms_ago is None else min(received_ms_ago, stub.reopened_ms_ago)
 
 
@@ -206,7 +221,10 @@ def is_lost(position: Position | None, state: GroupState) -> bool:
 
 
 def may_be_dead(position: Position | None, state: GroupState) -> bool:
-    """Return whether the dead letters of a group count: the message has left its queue, received or not."""
+    """Return whether the dead letters of a group count.
+
+    They do if the message has left its queue, received or not.
+    """
     return state.received_ms_ago is not None or is_lost(position, state)
 
 

@@ -49,7 +49,10 @@ class ClaimState(Enum):
 
 
 class GroupDelivery(NamedTuple):
-    """One delivery of a message to a group. The position is None except for the first delivery."""
+    """One delivery of a message to a group.
+
+    The position is None except for the first delivery.
+    """
 
     message_id: str
     group: str
@@ -121,7 +124,10 @@ def renew(connection: Connection, tables: Tables, token: str, message_id: str, g
 
 
 def release(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
-    """Release a claim after a failure, if it is still held. The receipt is kept, since the broker will retry."""
+    """Release a claim after a failure, if it is still held.
+
+    The receipt is kept, since the broker will retry.
+    """
     receipt = tables.receipt
     connection.execute(
         update(receipt)
@@ -131,7 +137,7 @@ def release(connection: Connection, tables: Tables, delivery: GroupDelivery) -> 
 
 
 def forget(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
-    """Delete the receipt of a message that is done or void, unless another worker holds it."""
+    """Delete the receipt of a done or void message, unless another worker holds it."""
     receipt = tables.receipt
     is_ours = (receipt.c.owner == delivery.token) | receipt.c.owner.is_(None) | (receipt.c.lease_until <= now_ms())
     connection.execute(delete(receipt).where(*_of(receipt, delivery), is_ours))
@@ -197,7 +203,10 @@ def finish(connection: Connection | DriverConnection, tables: Tables, delivery: 
 
 
 def confirm(connection: Connection, tables: Tables, message_id: str, group: str) -> bool:
-    """Confirm a stub for one group, the last of which settles it; return whether the group was awaited."""
+    """Confirm a stub for one group; return whether the group was awaited.
+
+    The last awaited group settles the stub.
+    """
     return connection.execute(_confirmation(tables, message_id, group)).rowcount == 1
 
 
@@ -240,7 +249,10 @@ def _of(table: Table, delivery: GroupDelivery) -> tuple[ColumnElement[bool], Col
 
 
 def _upsert(dialect: str, tables: Tables, source: Select[Any], names: list[str]) -> Insert:
-    """Return an upsert: insert the receipt, or take over an expired one, keeping its time of receipt."""
+    """Return an upsert: insert the receipt, or take over an expired one.
+
+    A receipt that is taken over keeps its time of receipt.
+    """
     receipt = tables.receipt
     # MariaDB has no WHERE in ON DUPLICATE KEY UPDATE, so each assignment repeats the condition. `lease_until` is last:
     # the condition reads it, and assignments are evaluated from left to right.

@@ -34,9 +34,10 @@ _RELEASE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.ca
 
 
 class RedisClaims:
-    """Claims in a Redis, given as a URL or a redis-py client (an asyncio client for async listeners).
+    """Claims in a Redis, given as a URL or a redis-py client.
 
-    A client that is passed in should have a short `socket_timeout`.
+    For async listeners the client is an asyncio client. A client that is passed in should have a short
+    `socket_timeout`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RedisClaims:
         return f"{self._prefix}{group}:{message_id}"
 
     def take(self, key: str, token: str, lease_ms: int) -> bool | None:
-        """Set the key if it is free; return whether that succeeded, None if Redis does not answer."""
+        """Set the key if free; return whether that succeeded, None if Redis does not respond."""
         return self._ask(lambda: self._client.set(key, token, nx=True, px=lease_ms) is not None)
 
     def renew(self, key: str, token: str, lease_ms: int) -> bool | None:

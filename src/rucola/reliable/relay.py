@@ -63,7 +63,10 @@ CLOSE_GRACE_MS = 10_000
 
 
 class ClaimedBatch(NamedTuple):
-    """A batch, the loop time until which its stubs may be sent, and the keys of which none may be sent."""
+    """A batch and the loop time until which its stubs may be sent.
+
+    No stub of the `stopped_keys` may be sent.
+    """
 
     batch: Batch
     deadline: float
@@ -144,7 +147,10 @@ class Relay:
             self._running = opening.pop_all()
 
     async def close(self) -> None:
-        """Finish the current batch, release the lanes and close. Unsent stubs are left to the next relay."""
+        """Finish the current batch, release the lanes and close.
+
+        Unsent stubs are left to the next relay.
+        """
         self._stopping = True
         self._wakeup.wake()
         await self._running.aclose()
@@ -210,7 +216,7 @@ class Relay:
             self._renew_at = now + self.policy.lease_ms / 3000
 
     async def _round(self) -> bool:
-        """Handle one batch, and claim the next one meanwhile; return whether more stubs may be due now."""
+        """Handle one batch while claiming the next; return whether more stubs may be due now."""
         claimed, self._ahead = self._ahead or await self._claim(()), None
         handling = asyncio.ensure_future(self._handle(claimed))
         try:
@@ -262,7 +268,10 @@ class Relay:
             del self._outcomes[: len(recorded)]
 
     async def _handle(self, claimed: ClaimedBatch) -> tuple[list[Outcome], Set[str]]:
-        """Check, send and alert; return the outcomes, which are not recorded yet, and the keys with unsent stubs."""
+        """Check, send and alert; return the outcomes and the keys with unsent stubs.
+
+        The outcomes are not recorded yet.
+        """
         unsent_keys: Set[str] = frozenset()
         batch = claimed.batch
         outcomes = [
@@ -321,7 +330,7 @@ class Relay:
             self._away_error = error
 
     async def _addresses(self) -> set[str]:
-        """Return the addresses of all brokers that the name servers know, or that are in a route of this client.
+        """Return the addresses of all brokers of the name servers and this client's routes.
 
         Brokers that were stopped leave the name servers at once, those that died after two minutes.
         """

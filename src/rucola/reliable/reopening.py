@@ -35,7 +35,10 @@ def reopening(database: Database, tables: Tables, group: str, policy: Policy | N
 
 
 def _position(result: RedriveResult, group: str) -> Position | None:
-    """Return the position of a copy that every group receives; None if it is unknown or that of a retry topic."""
+    """Return the position of a copy that every group receives.
+
+    None if it is unknown or that of a retry topic.
+    """
     if result.sent is None or result.topic == retry_topic(group):
         return None
     return Position(result.topic, result.sent.queue.broker_name, result.sent.queue.queue_id, result.sent.queue_offset)

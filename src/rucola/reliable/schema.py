@@ -101,7 +101,7 @@ def _now_ms_mariadb(element: now_ms, compiler: Any, **options: Any) -> str:
 
 
 class Tables:
-    """The tables with a name prefix, in a given or the default schema of a database.
+    """The tables with a name prefix, in a given schema or the database's default.
 
     ReliableError for a prefix that is not a lower-case identifier of at most 31 characters.
     """

@@ -1,4 +1,4 @@
-"""Checks of sent stubs: state of their groups at brokers and in the database, and the resulting outcomes."""
+"""Checks of sent stubs: outcomes from their groups' state at brokers and in the database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ CONCURRENCY = 16
 
 
 class Checker:
-    """Checks sent stubs. Offsets are queried once per round for each queue and group, however many stubs share them."""
+    """Checker of sent stubs.
+
+    Offsets are queried once per round for each queue and group, however many stubs share them.
+    """
 
     def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy) -> None:
         self._instance = instance
@@ -106,7 +109,7 @@ class Checker:
         return progress
 
     async def _dead_letters(self, group: str, message_id: str) -> int:
-        """Return the number of copies in the group's dead letter queue; 0 if the query fails."""
+        """Count the copies in the group's dead letter queue; 0 if the query fails."""
         try:
             found = await self._admin.messages.query_by_unique_key(dlq_topic(group), message_id)
         except TopicNotFound:

@@ -97,7 +97,9 @@ def claim_batch(
     max_sends: int,
     in_flight: Collection[int] = (),
 ) -> Batch:
-    """Claim up to `limit` due stubs. `in_flight` has the `seq` of stubs that will be sent before these.
+    """Claim up to `limit` due stubs.
+
+    `in_flight` has the `seq` of stubs that will be sent before these.
 
     1. Select due stubs, skipping rows that another relay has locked.
     2. Postpone NEW stubs whose key is blocked by an older one.
@@ -151,7 +153,10 @@ def claim_for_resend(
 
 
 def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequence[Outcome]) -> int:
-    """Write the outcomes of claimed stubs and release the claims; return how many the relay still owned."""
+    """Write the outcomes of claimed stubs and release the claims.
+
+    Returns how many the relay still owned.
+    """
     if not outcomes:
         return 0
     statement = _record_statement(connection.dialect.name, tables, connection)
@@ -160,9 +165,10 @@ def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequenc
 
 
 def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
-    """Return `column IN (values)`; on PostgreSQL as a comparison with one array, which the server hashes.
+    """Return `column IN (values)`.
 
-    With a thousand single parameters the server compares each row with each parameter, which takes 5 times as long.
+    On PostgreSQL it is a comparison with one array, which the server hashes. With a thousand single parameters the
+    server compares each row with each parameter, which takes 5 times as long.
     """
     if connection.dialect.name == "postgresql":
         return column == any_(cast(list(values), ARRAY(column.type)))
@@ -170,7 +176,7 @@ def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]
 
 
 def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnElement[bool]:
-    """Return the fence of a claim: this relay still holds the stub's lane, by the database's clock."""
+    """Return a claim's fence: this relay still holds the stub's lane, by the database's clock."""
     lane, stub = tables.lane, tables.stub
     held = select(lane.c.lane).where(lane.c.owner == owner, lane.c.lease_until > now_ms())
     if connection.dialect.name == "postgresql":
@@ -205,7 +211,7 @@ def _claim_to_send(
 
 
 def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int) -> set[int]:
-    """Claim stubs that are checked or alerted, without counting a send; return the `seq` of those claimed."""
+    """Claim stubs to check or alert, without counting a send; return the claimed `seq`."""
     if not seqs:
         return set()
     stub = tables.stub
@@ -225,7 +231,7 @@ def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[in
 def _blocked(
     connection: Connection, tables: Tables, fresh: Sequence[Row[Any]], in_flight: Collection[int]
 ) -> dict[int, int]:
-    """Return the stubs that are blocked by an older one of their key, with their waits in milliseconds."""
+    """Return the stubs blocked by an older one of their key, with waits in milliseconds."""
     keyed = [row for row in fresh if row.shard_key is not None]
     if not keyed:
         return {}
@@ -234,7 +240,10 @@ def _blocked(
     sent_before = [*(row.seq for row in keyed), *in_flight]
 
     def oldest(status: str) -> ScalarSelect[int]:
-        """Select the oldest stub of a key that has no response yet and is sent neither before nor in this batch."""
+        """Select the oldest stub of a key that has no response yet.
+
+        Stubs that are sent before or in this batch are left out.
+        """
         older = stub.alias(f"older_{status.lower()}")
         return (
             select(older.c.seq)
@@ -272,7 +281,10 @@ def _blocked(
 
 
 def _postpone(connection: Connection, tables: Tables, waits_ms: dict[int, int]) -> None:
-    """Postpone blocked stubs; otherwise every poll would read the whole backlog of a blocked key from the due index."""
+    """Postpone blocked stubs.
+
+    Otherwise every poll would read the whole backlog of a blocked key from the due index.
+    """
     stub = tables.stub
     by_wait: dict[int, list[int]] = {}
     for seq, wait_ms in waits_ms.items():
@@ -293,7 +305,9 @@ _COLUMNS = {
 
 
 def _record_statement(dialect: str, tables: Tables, connection: Connection) -> str:
-    """Return an UPDATE joined to a JSON document of outcomes: one round trip for any number of them.
+    """Return an UPDATE joined to a JSON document of outcomes.
+
+    It takes one round trip for any number of outcomes.
 
     The status is compared with `seen` and `status`: MariaDB evaluates assignments from left to right, so an expression
     after the assignment to `status` sees the new value.

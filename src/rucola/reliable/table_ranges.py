@@ -1,4 +1,6 @@
-"""Tables read in ranges of an indexed column, so that several processes share a scan and each needs little memory.
+"""Tables read in ranges of an indexed column.
+
+Several processes can share a scan, and each needs little memory.
 
     stub       by `seq`
     receipt    by `received_at`
@@ -38,7 +40,7 @@ _KEYS: Final = {"stub": "seq", "receipt": "received_at", "done": "done_at"}
 
 
 class TableRange(NamedTuple):
-    """Rows of a table whose key is at least `begin` and less than `end`; None is unbounded."""
+    """Rows of a table with `begin` <= key < `end`; None is unbounded."""
 
     table: str
     begin: int | None
@@ -62,7 +64,7 @@ def query(tables: Tables, part: TableRange) -> Select[Any]:
 
 
 def read(connection: Connection, tables: Tables, part: TableRange) -> Iterator[Sequence[Sequence[Any]]]:
-    """Yield the rows of a range, `FETCH_ROWS` at a time, through a cursor of the server."""
+    """Yield the rows of a range, `FETCH_ROWS` at a time, through a server-side cursor."""
     streaming = connection.execution_options(yield_per=FETCH_ROWS)
     yield from streaming.execute(query(tables, part)).partitions()
 
@@ -76,7 +78,10 @@ def absolute_url(url: str) -> str:
 
 
 def _steps(connection: Connection, tables: Tables, range_rows: int) -> list[int]:
-    """Return bounds at equal distances: `seq` is dense, and counting rows would scan InnoDB's clustered index."""
+    """Return bounds at equal distances.
+
+    `seq` is dense, and counting rows would scan InnoDB's clustered index.
+    """
     seq = tables.stub.c.seq
     first, last = connection.execute(select(func.min(seq), func.max(seq))).one()
     if first is None:

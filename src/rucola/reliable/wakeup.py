@@ -1,4 +1,4 @@
-"""Wakeup of an idle relay: an event in this process and, on PostgreSQL, a LISTEN connection."""
+"""Wakeup of an idle relay: an in-process event and, on PostgreSQL, a LISTEN connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ RECONNECT_S = 5.0
 
 
 class Wakeup:
-    """An event set by commits in this process or by PostgreSQL's NOTIFY. Belongs to one event loop."""
+    """Event set by commits in this process or by PostgreSQL's NOTIFY.
+
+    It belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -30,7 +33,10 @@ class Wakeup:
             self._loop.call_soon_threadsafe(self._event.set)
 
     def listen(self, url: URL, channel: str) -> None:
-        """Wake on NOTIFY of `channel` until closed; while the connection is down, only polling wakes the relay."""
+        """Wake on NOTIFY of `channel` until closed.
+
+        While the connection is down, only polling wakes the relay.
+        """
         self._background.start(self._keep_listening(url, channel), f"LISTEN {channel}")
 
     async def wait(self, timeout_s: float) -> None:

@@ -1,7 +1,8 @@
-"""`rucola admin`: the commands of mqadmin, with its names and flags. Each calls an AdminClient and prints the result.
+"""`rucola admin`: the commands of mqadmin, with its names and flags.
 
-There is one module per family of commands; `command` holds the group and shared options, `archive_query` the option
-`--archive`. docs/mqadmin.md lists the commands of mqadmin that are implemented, and why others are not.
+Each calls an AdminClient and prints the result. There is one module per family of commands; `command` holds the group
+and shared options, `archive_query` the option `--archive`. docs/mqadmin.md lists the commands of mqadmin that are
+implemented, and why others are not.
 
 Corresponds to org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differences:
 

@@ -47,10 +47,10 @@ def update_acl_config(
     group_perms: str | None,
     is_admin: bool,
 ) -> None:
-    """Create or change an account on one broker (-b), or on all masters and slaves of a cluster (-c).
+    """Create or change an account on one broker (-b) or a whole cluster (-c).
 
-    Options that are not given keep their value, except --admin, which is false then. Name servers have files of their
-    own.
+    A cluster is changed on all its masters and slaves. Options that are not given keep their value, except --admin,
+    which is false then. Name servers have files of their own.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def update_acl_config(
 @access_key_option
 @yes_option
 def delete_acl_config(namesrv_addr: str, as_json: bool, target: Target, access_key: str, yes: bool) -> None:
-    """Delete an account on one broker (-b), or on all masters and slaves of a cluster (-c).
+    """Delete an account on one broker (-b) or a cluster's masters and slaves (-c).
 
     \b
     Examples:
@@ -118,7 +118,7 @@ def update_global_white_addr(
 @command("clusterAclConfigVersion")
 @target_options
 def cluster_acl_config_version(namesrv_addr: str, as_json: bool, target: Target) -> None:
-    """Show the versions of the files with accounts, of one broker (-b) or of all masters of a cluster (-c).
+    """Show the versions of account files of one broker (-b) or a cluster's masters (-c).
 
     \b
     Examples:

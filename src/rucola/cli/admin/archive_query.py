@@ -1,7 +1,8 @@
-"""Queries with `--archive LAKE`: the live brokers first, then the lake for messages that are no longer in the log.
+"""Queries with `--archive LAKE`: first the live brokers, then the lake.
 
-A message found in both is shown once, as stored in the log. Every message has its origin, `log` or `archive`. If no
-broker answers, the messages of the lake are shown, and the exit code is 1 as it is without a lake.
+The lake is searched for messages that are no longer in the log. A message found in both is shown once, as stored in the
+log. Every message has its origin, `log` or `archive`. If no broker answers, the messages of the lake are shown, and the
+exit code is 1 as it is without a lake.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def query_both(
     unique: bool,
     window: tuple[int, int] = (0, MAX_LONG),
 ) -> tuple[KeyQueryResult, Origins]:
-    """Combine the result of `live` with the archived messages of a topic that have this key, or unique key.
+    """Combine the result of `live` with a topic's archived messages that have this key.
 
-    `window` is the first and the last store timestamp, in milliseconds, both inclusive. Returns at most `most`
-    messages, newest first.
+    If `unique`, it is a unique key. `window` is the first and the last store timestamp, in milliseconds, both
+    inclusive. Returns at most `most` messages, newest first.
     """
     if lake is None:
         return live(), Origins()

@@ -74,7 +74,7 @@ def _print_totals(brokers: list[dict[str, Any]]) -> None:
 
 
 def _totals(stats: dict[str, str]) -> tuple[int, ...]:
-    """Return messages put and got yesterday, and put and got today; 0 if the broker does not report them."""
+    """Return messages put and got yesterday, and put and got today; 0 if not reported."""
 
     def count(kind: str, moment: str) -> int:
         return int(stats.get(f"msg{kind}Total{moment}", 0))
@@ -86,7 +86,7 @@ def _totals(stats: dict[str, str]) -> tuple[int, ...]:
 
 
 async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
-    """Return the statistics of a broker; empty if it does not report them or cannot be reached."""
+    """Return a broker's statistics; empty if it does not report them or is unreachable."""
     try:
         return await client.brokers.runtime_stats(address)
     except MQError:
@@ -94,7 +94,7 @@ async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
 
 
 def _load(stats: dict[str, str]) -> tuple[str, ...]:
-    """Return mqadmin's columns from version to space; empty cells for values that the broker does not report."""
+    """Return mqadmin's columns from version to space; empty cells for unreported values."""
 
     def rate(name: str, pool: str) -> str:
         if name not in stats:
@@ -133,7 +133,10 @@ def broker_status(namesrv_addr: str, as_json: bool, target: Target) -> None:
 def _print_settings(
     tables: dict[str, dict[str, str]], as_json: bool, width: int, between: str, prefix: str = "", title: str = ""
 ) -> None:
-    """Print the settings of servers, sorted by name; `prefix` and `title` are formatted with the address."""
+    """Print the settings of servers, sorted by name.
+
+    `prefix` and `title` are formatted with the address.
+    """
     if as_json:
         print_json(tables)
         return

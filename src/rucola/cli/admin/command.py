@@ -96,7 +96,7 @@ def command(name: str) -> Callable[[F], click.Command]:
 
 
 def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> None:
-    """Have all clients of this command sign with the keys of a file, rather than with those of the environment."""
+    """Have all clients of this command sign with a file's keys, not the environment's."""
     if path is None:
         return
     before = dict(os.environ)
@@ -112,13 +112,19 @@ def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path 
 
 
 def secret(text: str, name: str) -> str:
-    """Return a secret, asked for at the terminal if `text` is `-`: command lines are visible to other users."""
+    """Return a secret, asked for at the terminal if `text` is `-`.
+
+    Command lines are visible to other users.
+    """
     return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The brokers of a command: the one at an address (-b), or those of a cluster (-c); one of both is None."""
+    """Brokers of a command: the one at an address (-b), or a cluster's (-c).
+
+    Either `address` or `cluster` is None.
+    """
 
     address: str | None
     cluster: str | None
@@ -140,7 +146,10 @@ class Target:
 
 
 def target_options(function: F) -> F:
-    """Add -b and -c, exactly one of which is needed; the function gets a Target, as `target`."""
+    """Add -b and -c, exactly one of which is needed.
+
+    The function gets a Target, as `target`.
+    """
     return _with_target(function, cluster_option)
 
 
@@ -162,7 +171,7 @@ def _with_target(function: F, cluster_option: Callable[[Any], Any]) -> F:
 
 
 def every_broker(namesrv_addr: str, target: Target, change: Callable[[AdminClient, str], Awaitable[None]]) -> list[str]:
-    """Change one broker, or all masters and slaves of a cluster in turn; return their addresses."""
+    """Change a broker, or a cluster's masters and slaves in turn; return their addresses."""
 
     async def request(client: AdminClient) -> list[str]:
         addresses = await target.brokers(client)
@@ -183,7 +192,7 @@ def report_brokers(addresses: list[str], as_json: bool, text: str, **members: An
 
 
 def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Call `request` with an AdminClient that is open for the duration of the call, and return its result."""
+    """Call `request` with an AdminClient that is open during the call; return its result."""
 
     async def call() -> T:
         async with AdminClient(namesrv_addr) as client:
@@ -209,7 +218,10 @@ end_option = click.option(
 
 
 def confirm(yes: bool, what: str) -> None:
-    """Ask before a destructive change; the command is aborted if the answer is no, or if there is no terminal."""
+    """Ask before a destructive change.
+
+    The command is aborted if the answer is no, or if there is no terminal.
+    """
     if not yes:
         click.confirm(f"{what}?", abort=True, err=True)
 
@@ -223,6 +235,6 @@ def rounds(interval_s: float | None) -> Iterator[None]:
 
 
 def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> ConfigError:
-    """Return the error for a queue that is not among `queues`, the queues of its topic."""
+    """Return the error for a queue that is not among its topic's `queues`."""
     known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
     return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")

@@ -87,7 +87,7 @@ def update_topic_list(namesrv_addr: str, as_json: bool, target: Target, path: Pa
 @target_options
 @file_option
 def update_sub_group_list(namesrv_addr: str, as_json: bool, target: Target, path: Path) -> None:
-    """Create or change the consumer groups of a file on a broker (-b) or cluster (-c).
+    """Create or change a file's consumer groups on a broker (-b) or cluster (-c).
 
     \b
     Examples:

@@ -134,9 +134,10 @@ def export_dlq(
     end_ms: int | None,
     show_all: bool,
 ) -> None:
-    """Write the dead letters of a group to a file, without those that were re-driven. They stay on the brokers.
+    """Write the dead letters of a group to a file, without re-driven ones.
 
-    A Parquet file has the columns of the Spark data source, and originTopic and redriven.
+    The messages stay on the brokers. A Parquet file has the columns of the Spark data source, and originTopic and
+    redriven.
 
     \b
     Examples:

@@ -124,7 +124,10 @@ def consumer_progress(
 
 
 async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
-    """Return the client id that each queue is assigned to; a client that does not answer is reported on stderr."""
+    """Return the client id that each queue is assigned to.
+
+    A client that does not respond is reported on stderr.
+    """
     connection = await client.groups.find_consumer_connection(group)
     owners: dict[MessageQueue, str] = {}
     for one in connection.connection_set if connection else []:
@@ -445,7 +448,7 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
     help="Notify clients when members join or leave (true|false).",
 )
 def update_sub_group(namesrv_addr: str, as_json: bool, target: Target, group: str, **wanted: Any) -> None:
-    """Create or change a consumer group on one broker (-b) or on a whole cluster (-c).
+    """Create or change a consumer group on one broker (-b) or a whole cluster (-c).
 
     Settings that are not given stay unchanged; those of a new group get their defaults.
 

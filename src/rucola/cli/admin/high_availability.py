@@ -21,7 +21,9 @@ force_option = click.option("--force", is_flag=True, help="Do it even if message
 @click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Only the brokers with the name of this one.")
 @interval_option
 def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: float | None) -> None:
-    """Show role, epoch and replication lag of all brokers, and what would be lost with each master now.
+    """Show role, epoch and replication lag of all brokers.
+
+    Also shows what would be lost with each master now.
 
     \b
     Examples:
@@ -136,10 +138,10 @@ def switchover(namesrv_addr: str, as_json: bool, address: str, timeout_s: float,
 @force_option
 @yes_option
 def demote(namesrv_addr: str, as_json: bool, address: str, force: bool, yes: bool) -> None:
-    """Make an old master, or a slave whose master has lost messages, follow the master of its name.
+    """Make a broker follow the master of its name.
 
-    What only its log has is set aside, where `rucola store grep` reads it. That is refused, with the number of the
-    messages, unless --force is given.
+    The broker is an old master, or a slave whose master has lost messages. What only its log has is set aside, where
+    `rucola store grep` reads it. That is refused, with the number of the messages, unless --force is given.
 
     \b
     Examples:

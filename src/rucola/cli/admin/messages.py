@@ -1,4 +1,4 @@
-"""Message queries by key, offsetMsgId, unique key and queue offset, and direct consumption of a message."""
+"""Message queries by key, offsetMsgId, unique key and queue offset, and direct consumption."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def query_msg_by_unique_key(
     client_id: str | None,
     lake: Path | None,
 ) -> None:
-    """Show the message with a unique key, or an offsetMsgId; the oldest one if several have it.
+    """Show the message with a unique key or offsetMsgId, the oldest if several have it.
 
     With -g and -d that client consumes the message now, regardless of the offset of its group. With --archive a lake is
     searched, too.
@@ -263,7 +263,7 @@ def query_msg_by_unique_key(
 
 
 def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: str, ids: list[str]) -> None:
-    """Let a client consume messages, and print the results; the exit code is 1 if one failed."""
+    """Let a client consume messages, and print the results; exit with 1 if one failed."""
 
     async def request(client: AdminClient) -> list[dict[str, Any]]:
         return [
@@ -358,7 +358,10 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
 
 
 def _report_missing(result: KeyQueryResult) -> None:
-    """Report incomplete results on stderr, or the searched range if nothing was found; exit 1 if a broker failed."""
+    """Report incomplete results on stderr, or the searched range if nothing was found.
+
+    Exits with 1 if a broker failed.
+    """
     for address, times_ms in sorted(result.incomplete_seconds.items()):
         others = f" and {len(times_ms) - 1} more" if len(times_ms) > 1 else ""
         click.echo(

@@ -41,7 +41,9 @@ force_option = click.option(
 def reset_offset_by_time(
     namesrv_addr: str, as_json: bool, group: str, topic: str, timestamp_ms: int, force: bool, cpp: bool, yes: bool
 ) -> None:
-    """Reset the offsets of a group on a topic to a time. Its clients need no restart.
+    """Reset the offsets of a group on a topic to a time.
+
+    The clients of the group need no restart.
 
     \b
     Examples:
@@ -59,7 +61,7 @@ def reset_offset_by_time(
 @force_option
 @yes_option
 def skip_accumulated_message(namesrv_addr: str, as_json: bool, group: str, topic: str, force: bool, yes: bool) -> None:
-    """Skip the backlog of a group on a topic: it continues with the next new message.
+    """Skip a group's backlog on a topic: the group continues with the next new message.
 
     \b
     Examples:

@@ -96,7 +96,10 @@ def print_sent(results: Iterable[SendResult]) -> None:
 
 
 async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int) -> tuple[MQError | None, float]:
-    """Send a message of `size` bytes; return its error, if any, and the response time in milliseconds."""
+    """Time the send of a message of `size` bytes.
+
+    Returns its error, if any, and the response time in milliseconds.
+    """
     begin = time.perf_counter()
     failure = None
     try:

@@ -81,7 +81,7 @@ def topic_cluster_list(namesrv_addr: str, as_json: bool, topic: str) -> None:
 @command("topicStatus")
 @topic_option
 def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
-    """Show the offsets of every queue of a topic, and the time of its newest message.
+    """Show the offsets of a topic's queues, and the time of each one's newest message.
 
     \b
     Examples:
@@ -104,7 +104,7 @@ def topic_status(namesrv_addr: str, as_json: bool, topic: str) -> None:
 @topic_option
 @click.option("-l", "--list", "as_list", is_flag=True, help="Print a table instead of JSON.")
 def topic_route(namesrv_addr: str, as_json: bool, topic: str, as_list: bool) -> None:
-    """Show the route of a topic, its brokers and queues, as JSON or as a table (-l).
+    """Show a topic's route, its brokers and queues, as JSON or a table (-l).
 
     \b
     Examples:
@@ -241,7 +241,7 @@ def update_topic(
     "-p", "--perm", type=click.Choice(["2", "4", "6"]), required=True, help="Permission: 2 write, 4 read, 6 both."
 )
 def update_topic_perm(namesrv_addr: str, as_json: bool, target: Target, topic: str, perm: str) -> None:
-    """Change the permission of a topic on one broker (-b) or on a whole cluster (-c).
+    """Change the permission of a topic on one broker (-b) or a whole cluster (-c).
 
     \b
     Examples:

@@ -53,7 +53,7 @@ def create_user(
     password: str,
     user_type: str | None,
 ) -> None:
-    """Create a user on one broker (-b), or on all masters and slaves of a cluster (-c).
+    """Create a user on one broker (-b) or a cluster's masters and slaves (-c).
 
     \b
     Examples:
@@ -148,7 +148,7 @@ def list_user(namesrv_addr: str, as_json: bool, target: Target, text: str | None
 @sources_option
 @decision_option
 def create_acl(namesrv_addr: str, as_json: bool, target: Target, **policy: str) -> None:
-    """Add policies of a user, one for each resource; a policy for the same resource is replaced.
+    """Add policies of a user, one for each resource, replacing any for the same resource.
 
     \b
     Examples:

@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 class Jobs(SuggestingGroup):
-    """Command group that imports a command on first use, and exits silently when a job is interrupted."""
+    """Command group that imports a command on first use, and exits silently on interrupts."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -50,7 +50,9 @@ class Jobs(SuggestingGroup):
 
 @click.group(cls=Jobs)
 def pipeline() -> None:
-    """Run jobs over store directories, live brokers and the archive lake; large inputs run in Spark.
+    """Run jobs over store directories, live brokers and the archive lake.
+
+    Large inputs run in Spark.
 
     \b
     Examples:

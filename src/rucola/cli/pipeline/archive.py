@@ -146,7 +146,10 @@ def _archive_store(session: LazySession, store: Path, out: Path, **options: Any)
 
 
 def _compact_after(session: LazySession, lake: Path) -> None:
-    """Compact the lake after an archive run, unless another run has locked it since; its own end will do it then."""
+    """Compact the lake after an archive run.
+
+    If another run has locked it since, the end of that run will compact it.
+    """
     from rucola.spark.jobs.compact import run
     from rucola.spark.lake.writer import LakeInUse
 
@@ -197,10 +200,10 @@ class _MissingBrokers:
 
 @contextmanager
 def _stop_signals(is_enabled: bool) -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits up to some seconds, and returns whether SIGINT or SIGTERM has arrived.
+    """Yield a function that waits up to some seconds for SIGINT or SIGTERM.
 
-    If `is_enabled`, the signals have no other effect inside the block, so that a run is never interrupted; otherwise
-    they keep their handlers.
+    The function returns whether one has arrived. If `is_enabled`, the signals have no other effect inside the block, so
+    that a run is never interrupted; otherwise they keep their handlers.
     """
     stopped = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_enabled else ()
@@ -236,7 +239,7 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 @json_option
 @wide_option
 def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
-    """Merge the small files of a lake, by topic and day, and those of its key index.
+    """Merge a lake's small files, by topic and day, and those of its key index.
 
     Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still
     use them, and deleted by the next run after that.

@@ -21,7 +21,7 @@ from rucola.cli.store.recovery import format_rebuilt
 @master_option
 @json_option
 def rebuild(directory: Path, config_file: Path | None, out: Path | None, master: str | None, as_json: bool) -> None:
-    """Rebuild the ConsumeQueues and the index of the store DIR from its CommitLog, on all cores.
+    """Rebuild ConsumeQueues and index of the store DIR from its CommitLog, on all cores.
 
     Writes the same bytes as `rucola store rebuild`, which uses one core and needs no Java. No broker may serve DIR.
 

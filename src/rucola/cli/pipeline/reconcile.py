@@ -137,7 +137,10 @@ def reconcile(
 
 
 def _check_jars(jars: str | None) -> None:
-    """Raise UsageError for a missing jar; Spark would only log it and then not find the driver's class."""
+    """Raise UsageError for a missing jar.
+
+    Spark would only log it and then not find the driver's class.
+    """
     for jar in (jars or "").split(","):
         if jar and "://" not in jar and not Path(jar).is_file():
             raise click.UsageError(f"--jars: there is no file {jar}")

@@ -72,7 +72,10 @@ def run_checked(
     *arguments: P.args,
     **options: P.kwargs,
 ) -> T:
-    """Run `work` in a transaction after the version of the tables is checked; ReliableError if it does not fit."""
+    """Run `work` in a transaction after the version of the tables is checked.
+
+    Raises ReliableError if the version does not fit.
+    """
     check_file(database)
 
     def checked(connection: Connection, tables: Tables) -> T:
@@ -83,7 +86,10 @@ def run_checked(
 
 
 def check_file(database: str) -> None:
-    """Raise ReliableError if the file of an SQLite database is missing, which SQLite would create, empty."""
+    """Raise ReliableError if the file of an SQLite database is missing.
+
+    SQLite would create it, empty.
+    """
     scheme, _, path = database.partition(":///")
     path = path.partition("?")[0]
     is_file = scheme.startswith("sqlite") and path and not path.startswith((":memory:", "file:"))

@@ -77,7 +77,7 @@ def list_(
 @database_options
 @wide_option
 def resend(**options: Any) -> None:
-    """Schedule messages to be sent again at once by a relay, with a new count of sends.
+    """Schedule messages to be resent at once by a relay, with a new send count.
 
     CONFIRMED messages are not changed. Consumers drop messages that they have already processed.
 

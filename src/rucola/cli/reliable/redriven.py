@@ -9,7 +9,7 @@ from rucola.reliable.schema import DEFAULT_PREFIX
 
 
 def stub_reopening(database: str, prefix: str | None, schema: str | None, group: str) -> AfterRedrive:
-    """Return a function that reopens the stubs of a group's dead letters, after a check of the tables."""
+    """Check the tables; return a function that reopens the stubs of a group's dead letters."""
     prefix = prefix or DEFAULT_PREFIX
     run_checked(database, prefix, schema, lambda connection, tables: None)
     tables, opened = open_database(database, prefix, schema)

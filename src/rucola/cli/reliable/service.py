@@ -127,9 +127,10 @@ def relay(
     confirm_timeout: float, lease: float, keyed_resend: str, webhook: str | None, smtp: str | None, mail_from: str,
     mail_to: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run a relay: send the messages of an outbox, and check their confirmation. Several relays share the work.
+    """Run a relay: send the messages of an outbox, and check their confirmation.
 
-    Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it cleanly.
+    Several relays share the work. Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it
+    cleanly.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Bodies of messages, as people and programs see them: text, JSON or hexadecimal, up to a number of bytes.
+"""Bodies of messages as text, JSON or hexadecimal, up to a number of bytes.
 
 Control characters are escaped for people; a program gets the exact characters, as JSON.
 """
@@ -44,7 +44,10 @@ class BodyView:
         return {"body": _decode(part), **cut}
 
     def block(self, body: bytes) -> str:
-        """Return the body as indented lines for people; the last one says what is not shown."""
+        """Return the body as indented lines for people.
+
+        The last line says what is not shown.
+        """
         part = body[: self.limit]
         if self.form == "hex":
             lines = list(_hex_lines(part))
@@ -71,7 +74,10 @@ def body_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def match_context(body: bytes, span: tuple[int, int]) -> str:
-    """Return a match with up to 40 bytes on both sides, on one line, the match itself between brackets."""
+    """Return a match with up to 40 bytes on both sides, on one line.
+
+    The match itself is between brackets.
+    """
     begin, end = span
     before, after = body[max(0, begin - _CONTEXT) : begin], body[end : end + _CONTEXT]
     head = "…" if begin > _CONTEXT else ""

@@ -19,7 +19,10 @@ STORE_ENTRIES = ("commitlog", "config", "checkpoint", "lock")
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    """Validate the argument: an empty directory, which would pass every check, is a wrong command line."""
+    """Validate the argument.
+
+    An empty directory, which would pass every check, is a wrong command line.
+    """
     if not any((path / name).exists() for name in STORE_ENTRIES):
         raise click.BadParameter(f"{path} is not a store directory: it has none of {', '.join(STORE_ENTRIES)}")
     return path
@@ -47,7 +50,7 @@ def index_slots(config_file: Path | None) -> int:
 
 
 def store_settings(directory: Path, config_file: Path | None, *, broken: bool = False) -> StoreConfig:
-    """Return the settings of a store: from broker.conf, else derived from its files, else Apache's defaults.
+    """Return a store's settings: from broker.conf, else derived from its files, else Apache's defaults.
 
     If the files of the index are too damaged to derive its size, the default is used if `broken` is true; otherwise
     this raises StoreError.
@@ -63,7 +66,10 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
 
 
 def _read(config_file: Path | None) -> dict[str, str]:
-    """Return the keys and values of a broker.conf, if there is one; ConfigError names an unknown key."""
+    """Return the keys and values of a broker.conf, if there is one.
+
+    Raises ConfigError, which names the key, for an unknown one.
+    """
     if config_file is None:
         return {}
     given = settings.read(config_file)

@@ -283,7 +283,10 @@ def _match(query: SearchQuery, message: MessageExt) -> tuple[str, ...]:
 
 
 def _block(message: MessageExt, query: SearchQuery, view: BodyView) -> str:
-    """Return a line with position, time, id, tags and keys of a message, its match, and its body."""
+    """Return a line about a message, its match, and its body.
+
+    The line has position, time, id, tags and keys.
+    """
     position = f"{message.topic} {message.queue_id}:{message.queue_offset} at {message.physical_offset}"
     words = f"TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
     head = printable(f"{position} {time_text(message.store_timestamp)} {message.msg_id} {words}")
@@ -292,7 +295,7 @@ def _block(message: MessageExt, query: SearchQuery, view: BodyView) -> str:
 
 
 def _json_line(message: MessageExt, query: SearchQuery, view: BodyView | None, reader: StoreReader) -> bytes:
-    """Return a message as one line of JSON, with its body and its match if they are wanted."""
+    """Return a message as one line of JSON, with body and match if wanted."""
     row = message_row(message, reader.unit_of(message), view.fields if view is not None else None)
     return msgspec.json.encode(row | dict(zip(("match",), _match(query, message), strict=False)))
 

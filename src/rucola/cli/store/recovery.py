@@ -61,11 +61,11 @@ def format_rebuilt(done: RebuildResult) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @wide_option
 def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) -> None:
-    """Write a repaired copy of the store DIR, and report what is missing from it and why. DIR is only read.
+    """Write a repaired copy of the store DIR; report what is missing and why.
 
-    Every undamaged message keeps its physical offset and its queue offset. A lost message between others is replaced
-    by an empty message with a property REPAIRED. The exit code is 0 even if messages were lost: see the output, or
-    `leftOut` in the JSON.
+    DIR is only read. Every undamaged message keeps its physical offset and its queue offset. A lost message between
+    others is replaced by an empty message with a property REPAIRED. The exit code is 0 even if messages were lost: see
+    the output, or `leftOut` in the JSON.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Alembic's environment: migrates over the connection and under the names that the caller passes in its config."""
+"""Alembic's environment: migrates over the connection and under the names in the caller's config."""
 
 from __future__ import annotations
 

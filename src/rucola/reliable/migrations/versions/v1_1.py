@@ -1,4 +1,4 @@
-"""Version 1.1: the time at which an operator reopened a stub, from which its ages count."""
+"""Version 1.1: the time an operator reopened a stub, from which its ages count."""
 
 from __future__ import annotations
 
