@@ -1,4 +1,4 @@
-"""The storage engine: a log of records, queues that point into it, and an index over their keys.
+"""The storage engine: a record log, queues that point into it, and a key index.
 
 The engine works on files only: it has no event loop, no socket and no clock. A broker drives `message_store`; a
 program that only reads a directory uses `reader`, which takes no lock and writes nothing.

@@ -1,4 +1,4 @@
-"""Archive progress: the physical offset up to which an archive has this store's log, for deleteOnlyArchived.
+"""Archive progress for deleteOnlyArchived: the physical offset up to which this store's log is archived.
 
 An archive keeps one file, which it replaces atomically after each run. The Spark archive's is
 `<lake>/_rucola/progress.json`; archiveProgressPath names it:
@@ -54,7 +54,10 @@ class _Snapshot(msgspec.Struct):
 
 
 def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
-    """Return the physical offset up to which this log is archived; 0 if that is unknown, with a warning."""
+    """Return the physical offset up to which this log is archived.
+
+    0 if that is unknown, with a warning.
+    """
     path = config.archive_progress_path
     assert path is not None, "deleteOnlyArchived was set without archiveProgressPath"
     name = config.archive_name or str(Path(config.store_path_root_dir).absolute())
@@ -79,7 +82,10 @@ def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
 
 
 def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
-    """Return why the lake cannot have this part of the log; None if it can, or if it is no Spark archive."""
+    """Return why the lake cannot have this part of the log.
+
+    None if it can, or if it is no Spark archive.
+    """
     own = progress_path.parent
     if (own.name, progress_path.name) != ("_rucola", "progress.json"):
         return None
@@ -98,7 +104,7 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
 
 
 def _is_of_this_log(entry: dict[str, Any], commit_log: CommitLog) -> bool:
-    """Tell whether the log has the last archived record at its offset, or has deleted it."""
+    """Tell whether the log has, or has deleted, the last archived record at its offset."""
     last = entry.get("last_physical_offset")
     if type(last) is not int or last < commit_log.begin:
         return True

@@ -48,7 +48,7 @@ whole file, in which no page must be touched in advance."""
 
 
 class Unflushed(NamedTuple):
-    """Bytes of the log that are not on disk: the range of their physical offsets, and the truncations before."""
+    """The range of physical offsets not on disk, and the number of truncations before it."""
 
     begin: int
     end: int
@@ -213,9 +213,9 @@ class CommitLog:
         self._collected_from = self.end
 
     def copy(self, data: memoryview) -> None:
-        """Append bytes that a master's log has at this log's end; they need not be whole records.
+        """Append the bytes that a master's log has at this log's end.
 
-        Raises OSError if the disk is full; the bytes that fitted are appended.
+        They need not be whole records. Raises OSError if the disk is full; the bytes that fitted are appended.
         """
         self.end_collecting()
         copied = 0
@@ -234,7 +234,10 @@ class CommitLog:
             copied += size
 
     def start_at(self, physical_offset: int) -> None:
-        """Start an empty log at a physical offset, a multiple of the file size. Raises OSError."""
+        """Start an empty log at a physical offset, a multiple of the file size.
+
+        Raises OSError.
+        """
         self.truncate(-1)
         self.end = self.flushed_end = physical_offset
 
@@ -250,7 +253,10 @@ class CommitLog:
             self.safe_end = 0
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> HeldBytes | None:
-        """Return up to `max_size` bytes of one file, without a copy; None outside the log. The caller releases them."""
+        """Return up to `max_size` bytes of one file, without a copy; None outside the log.
+
+        The caller releases them.
+        """
         self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end or not file.hold():
@@ -260,12 +266,12 @@ class CommitLog:
         return HeldBytes(file, memoryview(file.map)[position:end])
 
     def _following(self, file: MappedFile) -> MappedFile:
-        """Return the file after `file`, which is created if it does not exist. For any thread."""
+        """Return the file after `file`, created if it does not exist. For any thread."""
         with self._files_lock:
             return self.files.find(file.end) or self.files.create_next(reads_ahead=False)
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
-        """Return `size` bytes of the log, or None unless all of them are in one file and before `end`."""
+        """Return `size` bytes of the log; None unless all are in one file, before `end`."""
         self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or size < 0 or physical_offset + size > min(self.end, file.end):
@@ -287,9 +293,9 @@ class CommitLog:
         return None
 
     def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
-        """Tell whether the properties of the record at a physical offset match, without reading its body.
+        """Tell whether the properties of the record at a physical offset match.
 
-        True if no record begins there: the read that follows detects that.
+        Does not read the body. True if no record begins there: the read that follows detects that.
         """
         self.write_collected()
         file = self.files.find(physical_offset)
@@ -302,7 +308,7 @@ class CommitLog:
         return matches(parse(file.map[outline.properties_begin : outline.properties_end]))
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """Return the store time of the record at a physical offset, or -1 if the log does not have it.
+        """Return a record's store time, given its physical offset; -1 if the log lacks it.
 
         Reads two fields in place, because time queries ask for many records: the hosts' flag tells where the time is.
         """
@@ -344,9 +350,10 @@ class CommitLog:
                 self.flushed_end = max(self.flushed_end, flushed.end)
 
     def descriptor_of(self, unflushed: Unflushed) -> int | None:
-        """Return the descriptor of the file whose fdatasync makes these bytes durable. For the owner's thread.
+        """Return the descriptor of the file whose fdatasync makes these bytes durable.
 
-        None if they are not all in the file that is appended to, if its name is not durable, or without a descriptor.
+        For the owner's thread. None if they are not all in the file that is appended to, if its name is not durable, or
+        without a descriptor.
         """
         file = self._file
         if file is None or not file.is_name_durable or not file.begin <= unflushed.begin < unflushed.end <= file.end:
@@ -357,11 +364,12 @@ class CommitLog:
             return None
 
     def warm(self, pause: Callable[[], None] | None = None) -> None:
-        """Touch the pages of the next records ahead of the writes: 4 MiB, or four times the bytes since the last call.
+        """Touch the pages of the next records ahead of the writes.
 
-        For a thread beside the owner's; calls `pause` every 256 KiB. Touches nothing if all bytes were written with
-        pwrite, which needs no pages. In the last quarter of a file the next one is created and its begin touched, so
-        that no put waits for that. A full disk is ignored here; the put that needs the blocks gets the error.
+        Touches 4 MiB, or four times the bytes since the last call. For a thread beside the owner's; calls `pause` every
+        256 KiB. Touches nothing if all bytes were written with pwrite, which needs no pages. In the last quarter of a
+        file the next one is created and its begin touched, so that no put waits for that. A full disk is ignored here;
+        the put that needs the blocks gets the error.
         """
         file = self._file
         if file is not None:

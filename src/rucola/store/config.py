@@ -30,7 +30,7 @@ class FlushDiskType(Enum):
 
 
 class BrokerRole(Enum):
-    """Whether a broker is a slave; and if not, whether an acknowledgement waits for a slave (SYNC_MASTER)."""
+    """A broker's role: slave, or master whose acknowledgement waits for a slave (SYNC_MASTER) or not."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -148,7 +148,7 @@ class StoreConfig:
 
     @property
     def is_slave(self) -> bool:
-        """Whether the broker is a slave, so that the log only takes what the master sends."""
+        """Whether the broker is a slave, whose log takes only what the master sends."""
         return self.broker_role is BrokerRole.SLAVE
 
     @property
@@ -157,19 +157,20 @@ class StoreConfig:
         return Path(self.store_path_commit_log or Path(self.store_path_root_dir) / "commitlog")
 
     def transfer_limits(self, distance: int) -> tuple[int, int, bool]:
-        """Return the limits of one get: (messages, bytes, whether they are read from disk; see `is_on_disk`).
+        """Return the limits of one get: (messages, bytes, whether they are read from disk).
 
-        `distance` is that of the first record to the end of the log, in bytes. The limits are lower for reads from
-        disk, because the owner thread waits for them.
+        For the last, see `is_on_disk`. `distance` is that of the first record to the end of the log, in bytes. The
+        limits are lower for reads from disk, because the owner thread waits for them.
         """
         if self.is_on_disk(distance):
             return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk, True
         return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory, False
 
     def is_on_disk(self, distance: int) -> bool:
-        """Tell whether a record counts as no longer in the page cache, given its distance to the end of the log.
+        """Tell whether a record counts as no longer in the page cache.
 
-        It does beyond accessMessageInMemoryMaxRatio per cent of the machine's memory.
+        It does if its distance to the end of the log exceeds accessMessageInMemoryMaxRatio per cent of the machine's
+        memory.
         """
         return distance > _memory_size() * self.access_message_in_memory_max_ratio // 100
 
@@ -202,9 +203,10 @@ PUT_OK = PutMessageStatus.PUT_OK
 
 
 class PutBatchResult(Struct, frozen=True):
-    """The outcome of a put of several messages, all or none. The other fields are set with PUT_OK only.
+    """The outcome of a put of several messages, all or none.
 
-    `physical_offsets` has one per message, `queue_offset` is that of the first, `size` the bytes of all records.
+    The other fields are set with PUT_OK only: `physical_offsets` has one per message, `queue_offset` is that of the
+    first, `size` the bytes of all records.
     """
 
     status: PutMessageStatus
@@ -237,10 +239,10 @@ class PutResult(Struct, frozen=True, gc=False):
 
 
 class GetResult(Struct, frozen=True, gc=False):
-    """The records that a get found, in queue order and one after the other, and the queue offset to continue from.
+    """The records that a get found, and the queue offset to continue from.
 
-    `suggests_slave` tells the consumer to pull from a slave: it is so far behind that its messages come from disk
-    (`StoreConfig.is_on_disk`). Apache's suggestPullingFromSlave.
+    The records are in queue order, one after the other. `suggests_slave` tells the consumer to pull from a slave: it is
+    so far behind that its messages come from disk (`StoreConfig.is_on_disk`). Apache's suggestPullingFromSlave.
     """
 
     status: GetMessageStatus
@@ -265,7 +267,7 @@ class GetResult(Struct, frozen=True, gc=False):
 
 
 class QueryResult(NamedTuple):
-    """The outcome of a query by key: records that have a key with the same hash, oldest first.
+    """The outcome of a query by key: records with that key's hash, oldest first.
 
     The two index fields are those of the message that was indexed last; 0 if nothing was found. `index_range` has the
     store times of the first and the last message in the index, 0 if it is empty; None if the store has no index.

@@ -30,9 +30,10 @@ def config_path(store: Path, name: str) -> Path:
 
 
 def read_config(path: Path) -> Any:
-    """Return the value of a config file or, if it is missing or damaged, of its .bak; None if neither exists.
+    """Return the value of a config file; None if neither it nor its .bak exists.
 
-    Raises StoreCorrupt if at least one exists and none can be read.
+    If the file is missing or damaged, its .bak is read. Raises StoreCorrupt if at least one exists and none can be
+    read.
     """
     damage: StoreCorrupt | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
@@ -51,15 +52,15 @@ def read_config(path: Path) -> Any:
 
 
 def write_config(path: Path, value: Any) -> None:
-    """Replace the value of a config file and keep the previous one in .bak. Does nothing if it is the same.
+    """Replace the value of a config file and keep the previous one in .bak.
 
-    Durable on return. Raises OSError; then the old content is unchanged.
+    Does nothing if the value is the same. Durable on return. Raises OSError; then the old content is unchanged.
     """
     replace_file(path, fastjson.dumps_pretty(value).encode())
 
 
 class ConfigFile:
-    """A config file that a broker writes repeatedly, from several threads: the last prepared write wins."""
+    """A config file that a broker rewrites from several threads: the last prepared write wins."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,7 +75,7 @@ class ConfigFile:
         return read_config(self.path)
 
     def prepare_write(self, value: Callable[[], Any]) -> Callable[[], None]:
-        """Return a function that writes a value, unless one that was prepared later is already written.
+        """Return a function that writes a value unless one prepared later is already written.
 
         Call this method in the order of the values; call the returned function in any thread. `value` is called there
         and must always return the same.

@@ -1,4 +1,4 @@
-"""The ConsumeQueue: for each message of one queue, in order, where its record is in the CommitLog.
+"""The ConsumeQueue: the location in the CommitLog of each message of a queue, in order.
 
     consumequeue/<topic>/<queueId>/<20 digits>      a file name is 20 times the queue_offset of its first unit
 
@@ -63,10 +63,11 @@ _MAX_SERIAL_FLUSHES: Final = 32
 
 
 class ConsumeQueue:
-    """One queue. It belongs to the store's owner thread; `flush` may run in another, one at a time.
+    """One queue. It belongs to the store's owner thread.
 
-    A recovery rewinds a queue (`rewind`), appends the units that the log has, and ends with `finish_rewind`. Between
-    the two, units after `max_offset` stay in the files, and an append writes only the ones that differ.
+    `flush` may run in another thread, one at a time. A recovery rewinds a queue (`rewind`), appends the units that the
+    log has, and ends with `finish_rewind`. Between the two, units after `max_offset` stay in the files, and an append
+    writes only the ones that differ.
     """
 
     __slots__ = (
@@ -116,7 +117,7 @@ class ConsumeQueue:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """Return (physical offset, size, tags code) of a unit of the first file or later, below `max_offset`."""
+        """Return a unit between the first file's begin and `max_offset`: (physical offset, size, tags code)."""
         begin, tail = self._tail
         if begin <= queue_offset < begin + len(tail) // UNIT_SIZE:
             return _UNIT.unpack_from(tail, (queue_offset - begin) * UNIT_SIZE)
@@ -125,7 +126,7 @@ class ConsumeQueue:
         return _UNIT.unpack_from(file.map, queue_offset * UNIT_SIZE - file.begin)
 
     def units(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Return the units from `begin` to `end`, limited to those that exist: shape (n,), type UNIT, a copy."""
+        """Return a copy of the existing units from `begin` to `end`: shape (n,), type UNIT."""
         begin, end = max(begin, self._files.begin // UNIT_SIZE), min(end, self.max_offset)
         parts = []
         while begin < end:
@@ -137,7 +138,7 @@ class ConsumeQueue:
         return np.frombuffer(b"".join(parts), UNIT)
 
     def units_in_file(self, queue_offset: int, max_count: int) -> bytes:
-        """Return the bytes of up to `max_count` units from `queue_offset` on, up to the end of their file."""
+        """Return the bytes of up to `max_count` units of one file from `queue_offset` on."""
         file = self._files.find(queue_offset * UNIT_SIZE)
         if file is None:
             return b""
@@ -163,8 +164,10 @@ class ConsumeQueue:
         return physical_offset + size
 
     def first_at_or_after(self, physical_offset: int, begin: int = 0) -> int:
-        """Return the first queue offset, from `min_offset` and `begin` on, whose record is at `physical_offset` or
-        after it. O(log n)."""
+        """Return the first queue offset whose record is at `physical_offset` or after it.
+
+        Searches from the later of `min_offset` and `begin` on. O(log n).
+        """
         low, high = max(self.min_offset, begin), self.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -177,9 +180,9 @@ class ConsumeQueue:
         return low
 
     def end_before(self, physical_offset: int | None) -> int:
-        """Return the queue offset behind the last record that ends at or before `physical_offset`; None has no limit.
+        """Return the queue offset behind the last record that ends at or before `physical_offset`.
 
-        O(1) if that is the last record, else O(log n).
+        None means no limit. O(1) if it is the queue's last record, else O(log n).
         """
         end = self.max_offset
         if physical_offset is None or end == self.min_offset or self._ends_by(end - 1, physical_offset):
@@ -204,11 +207,11 @@ class ConsumeQueue:
         return self.max_offset - self.first_at_or_after(physical_offset, begin)
 
     def nearest_offset(self, timestamp_ms: int, time_at: Callable[[int], int]) -> int:
-        """Return the queue offset of the first message stored at a time. The queue must not be empty.
+        """Return the queue offset of the first message stored at a time.
 
-        If no message was stored at that time, the result is the nearer one of the last message before and the first
-        message after it; the one before if both are equally near. `time_at` returns the store time of the record at a
-        physical offset, or -1 if the log does not have it. O(log n).
+        The queue must not be empty. If no message was stored at that time, the result is the nearer one of the last
+        message before and the first message after it; the one before if both are equally near. `time_at` returns the
+        store time of the record at a physical offset, or -1 if the log does not have it. O(log n).
 
             times of units 0 to 5 are 10 20 20 20 30 40; the result is 1 for 20, 3 for 25, 4 for 26 and 5 for 99
 
@@ -232,7 +235,7 @@ class ConsumeQueue:
         return low - 1 if is_before_nearer else low
 
     def is_valid_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
-        """Tell whether a unit points at the record of its own queue offset, or before the log's begin."""
+        """Tell whether a unit points at its own record, or before the log's begin."""
         physical_offset, size, _ = self.unit(queue_offset)
         if physical_offset < log.begin:
             return True
@@ -340,7 +343,7 @@ class ConsumeQueue:
             self.append(queue_offset, _UNIT.pack(physical_offset, size, tags_code))
 
     def _start_at(self, queue_offset: int) -> None:
-        """Start an empty queue at a queue offset, with fillers from the begin of its file to there."""
+        """Start an empty queue at a queue offset, with fillers before it in the file."""
         assert self.max_offset == self._files.begin // UNIT_SIZE, "a queue has no gaps"
         begin = queue_offset * UNIT_SIZE
         # A call that found no disk space may have created the file.
@@ -350,7 +353,7 @@ class ConsumeQueue:
         self.min_offset = self.max_offset = queue_offset
 
     def _next_file(self, begin: int) -> MappedFile:
-        """Return the file after the last, or the first file, which holds `begin`: set aside by a rewind, or new."""
+        """Return the next or first file, holding `begin`: set aside by a rewind, or new."""
         begin -= begin % self._files.file_size
         if self._aside:
             if (file := self._aside.pop(begin, None)) is not None:
@@ -361,17 +364,18 @@ class ConsumeQueue:
         return self._files.create_next(begin, reads_ahead=False)
 
     def _write(self, file: MappedFile, position: int, data: bytes) -> None:
-        """Write units, or nothing during a rewind if the file holds the same units already: no page gets dirty."""
+        """Write units, unless a rewind finds the same in the file: no page gets dirty."""
         end = position + len(data)
         if self._aside is None or file.map[position:end] != data:
             file.reserve(end, min(max(position - position % PAGE_SIZE, PAGE_SIZE), _RESERVE_WINDOW))
             file.map[position:end] = data
 
     def rewind(self, queue_offset: int) -> None:
-        """Set `max_offset` back to a queue offset; a queue that has no unit left starts at 0 again.
+        """Set `max_offset` back to a queue offset.
 
-        The bytes stay until `finish_rewind`, and `append` leaves units that it would write again as they are. So a
-        recovery of thousands of queues does not write to most of their files.
+        A queue that has no unit left starts at 0 again. The bytes stay until `finish_rewind`, and `append` leaves units
+        that it would write again as they are. So a recovery of thousands of queues does not write to most of their
+        files.
         """
         self._flushed_end = min(self._flushed_end, queue_offset * UNIT_SIZE)
         self._tail = 0, b""
@@ -393,12 +397,12 @@ class ConsumeQueue:
         self._select_last_file()
 
     def rewind_to_physical_offset(self, physical_offset: int) -> None:
-        """Rewind to the first unit whose record ends after a physical offset, if there is one."""
+        """Rewind to the first unit, if any, whose record ends after a physical offset."""
         if self.max_physical_offset > physical_offset:
             self.rewind(self.first_at_or_after(physical_offset))
 
     def finish_rewind(self) -> None:
-        """End a rewind: erase everything after the last unit and delete files that are not needed.
+        """End a rewind: erase everything after the last unit and delete unneeded files.
 
         There may be bytes to erase even if the rewind dropped no unit: a power cut loses pages in any order, so a unit
         can be on disk although its predecessor is not.
@@ -416,7 +420,7 @@ class ConsumeQueue:
                 self._last.erase(max(self.max_offset * UNIT_SIZE - self._last.begin, 0))
 
     def _delete_set_aside(self) -> None:
-        """Delete the files that a rewind set aside, from the outside in, so that a crash never leaves a gap."""
+        """Delete what a rewind set aside, from the outside in: no crash leaves a gap."""
         assert self._aside is not None
         begin = self._files.begin
         before = sorted(number for number in self._aside if number < begin)
@@ -427,33 +431,33 @@ class ConsumeQueue:
             sync_directory(self._files.directory)
 
     def truncate(self, queue_offset: int) -> None:
-        """Delete all units from `queue_offset` on; a queue that has no unit left starts at 0 again."""
+        """Delete all units from `queue_offset` on; an emptied queue starts at 0 again."""
         self.rewind(queue_offset)
         self.finish_rewind()
 
     def _select_last_file(self) -> None:
-        """Make the last file the one to write to. It ends in holes, so the kernel must not read ahead in it."""
+        """Select the last file for writing, without read-ahead by the kernel: it ends in holes."""
         self._room_end = 0
         self._last = self._files.files[-1] if self._files.files else None
         if self._last is not None:
             self._last.reads_ahead = not self._last.writable
 
     def raise_min_offset(self, min_physical_offset: int) -> None:
-        """Raise `min_offset` to the first unit whose record the log still has, given where the log begins."""
+        """Raise `min_offset` to the first unit whose record is not before the log's begin."""
         if self._log_begin < min_physical_offset:
             self._log_begin = min_physical_offset
             if self.min_offset < self.max_offset and self.unit(self.min_offset)[0] < min_physical_offset:
                 self.min_offset = self.first_at_or_after(min_physical_offset)
 
     def detach_expired(self) -> list[MappedFile]:
-        """Remove and return the files that end before `min_offset`, except the last; the caller deletes them."""
+        """Remove and return the files before `min_offset`, except the last; the caller deletes them."""
         detached = []
         while len(self._files.files) > 1 and self._files.files[0].end <= self.min_offset * UNIT_SIZE:
             detached.append(self._files.detach_first())
         return detached
 
     def delete(self) -> None:
-        """Delete the queue's files and directory, and the topic's directory after its last queue. Raises OSError."""
+        """Delete files and directory, and the topic's directory after its last queue. Raises OSError."""
         self._files.truncate(-1)
         self._tail, self.min_offset, self.max_offset = (0, b""), 0, 0
         self._select_last_file()
@@ -470,7 +474,7 @@ class ConsumeQueue:
         return any(file.is_changed for file in self._files)
 
     def flush(self) -> None:
-        """Wait until all units that were written before this call are on disk. For any thread, one at a time."""
+        """Flush all units written before this call. For any thread, one at a time."""
         # Read the end first: units that are appended during the flush belong to the next one.
         end, begin = self.max_offset * UNIT_SIZE, self._flushed_end
         for file in list(self._files.files):
@@ -547,7 +551,7 @@ def open_queues(
 
 
 def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None:
-    """Flush queues: one after the other if puts run at the same time (`beside_others`), otherwise with threads.
+    """Flush queues: serially if puts run at the same time (`beside_others`), otherwise with threads.
 
     Parallel flushes let the disk combine the writes that each of them waits for. Raises OSError.
     """
@@ -564,7 +568,7 @@ def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None
 
 
 def sync_names(directory: Path) -> None:
-    """Wait until the directory entries of all topics and queues under `consumequeue` are on disk, not their files'."""
+    """Sync the directory entries of all topics and queues under `consumequeue`, not their files'."""
     directories = [directory / topic for topic in _directories(directory)]
     with ThreadPoolExecutor(_THREADS, "sync-names") as threads:
         list(threads.map(sync_directory, directories))
@@ -585,7 +589,7 @@ def _queues_of(topic: Path) -> list[tuple[int, Path]]:
 
 
 def _directories(directory: Path) -> list[str]:
-    """Return the sorted names of the directories in a directory; an empty list if it does not exist."""
+    """Return the sorted names of subdirectories; an empty list if the directory does not exist."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())

@@ -32,7 +32,7 @@ from rucola.store.scan import RecordRun, ScanEnd, scan
 
 
 class LogFile(NamedTuple):
-    """One file of the CommitLog: its path, the physical offset of its first byte, its size in bytes."""
+    """A CommitLog file: path, physical offset of its first byte, and size in bytes."""
 
     path: Path
     begin: int
@@ -106,10 +106,10 @@ class StoreReader:
         return end
 
     def buffer(self, file: LogFile) -> memoryview:
-        """Return the bytes of a log file, mapped read-only; positions are counted from the begin of the file.
+        """Return the bytes of a log file, mapped read-only.
 
-        The view is valid until the reader is closed. Release it before that, or the file stays mapped as long as the
-        view exists.
+        Positions are counted from the begin of the file. The view is valid until the reader is closed. Release it
+        before that, or the file stays mapped as long as the view exists.
         """
         return memoryview(self._mapped(file.begin).map)[: file.size]
 
@@ -129,11 +129,11 @@ class StoreReader:
         return message
 
     def runs(self, begin: int | None = None) -> Iterator[RecordRun | ScanEnd]:
-        """Yield the valid records from physical offset `begin` as runs of columns, and finally a ScanEnd."""
+        """Yield the valid records from physical offset `begin` as columnar runs, and finally a ScanEnd."""
         return scan(self._log, self._log.begin if begin is None else begin)
 
     def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
-        """Yield the messages from physical offset `begin`, the start of a record, up to `end`, in order.
+        """Yield the messages from physical offset `begin`, a record's start, up to `end`, in order.
 
         By default up to the end of the log. Raises StoreCorrupt at an invalid record before that.
         """
@@ -163,7 +163,7 @@ class StoreReader:
     # -- queues and keys ----------------------------------------------------------------------------------------------
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue; ranges are half-open."""
+        """Return every queue's half-open range: {(topic, queue id): (min queue offset, max queue offset)}."""
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
     def units(self, topic: str, queue_id: int, begin: int = 0, end: int | None = None) -> npt.NDArray[Any]:

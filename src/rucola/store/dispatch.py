@@ -62,7 +62,10 @@ _NO_ARRIVALS: Final[TopicArrivals] = ([], [], [])
 
 
 class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
-    """All ConsumeQueues by (topic, queue id). A lookup creates a missing queue, without a file yet."""
+    """All ConsumeQueues by (topic, queue id).
+
+    A lookup creates a missing queue, without a file yet.
+    """
 
     def __init__(self, directory: Path, file_size: int) -> None:
         super().__init__()
@@ -104,9 +107,10 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
 
 
 class TopicQueues(dict[int, ConsumeQueue]):
-    """The queues of one topic by queue id: a lookup by int takes a third of the time of one by (topic, queue id).
+    """The queues of one topic by queue id.
 
-    A missing queue is taken from, or created in, `ConsumeQueues`.
+    A lookup by int takes a third of the time of one by (topic, queue id). A missing queue is taken from, or created in,
+    `ConsumeQueues`.
     """
 
     def __init__(self, queues: ConsumeQueues, topic: str) -> None:
@@ -141,7 +145,7 @@ class CommitLogDispatcher:
         touched: set[ConsumeQueue],
         on_arrival: ArrivalListener | None = None,
     ) -> None:
-        """Write the units and entries of `batch`, in order, and add the queues that got units to `touched`.
+        """Write units and entries of `batch` in order; add queues with new units to `touched`.
 
         Raises OSError if there is no disk space or no descriptor. A part may be written then, with its arrivals
         reported. Either the next call has the same batch and writes the rest, or the next recovery does.
@@ -193,7 +197,7 @@ class CommitLogDispatcher:
         self._is_spread = 2 * len(touched) > len(batch)
 
     def _add_by_queue(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
-        """Group the units by queue and write each queue once: fastest if many records share a queue."""
+        """Group the units by queue, one write each: fastest if many records share a queue."""
         for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
             queue = self.queues[topic, queue_id]
             queue.append(queue_offset, units)
@@ -203,7 +207,10 @@ class CommitLogDispatcher:
             of_topic[2].extend(sizes)
 
     def _add_each(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
-        """Write the units one by one: fastest if most records go to different queues, where grouping gains nothing."""
+        """Write the units one by one: fastest if most records go to different queues.
+
+        Grouping gains nothing then.
+        """
         # Topic-dependent values are looked up again only when the topic changes; most batches have one topic.
         last_topic, has_due_time, of_topic = "", False, _NO_ARRIVALS
         queues: dict[int, ConsumeQueue] = {}
@@ -224,7 +231,7 @@ class CommitLogDispatcher:
             of_topic[2].append(size)
 
     def units_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[tuple[str, int], QueueUnits]:
-        """Return the units of `batch` by queue; the records of each queue must have consecutive queue offsets."""
+        """Return the units of `batch` by queue; each queue's records must have consecutive queue offsets."""
         if speed.units_by_queue is not None:
             found = speed.units_by_queue(batch, DUE_TIME_TOPICS)
             if found is not None:
@@ -265,7 +272,7 @@ class CommitLogDispatcher:
             self.index.put_many(columns[0][skip:], columns[1][skip:], columns[2][skip:])
 
     def _due_time(self, request: DispatchRequest) -> int:
-        """Return the delivery time of a record, for its unit; its tags code if it has no delay level."""
+        """Return a record's delivery time for its unit; without a delay level, its tags code."""
         pairs = properties.parse(request.properties)
         if request.topic == TIMER_TOPIC:
             return min(_number(pairs.get(properties.TIMER_OUT_MS, "")), MAX_TAGS_CODE)
@@ -302,7 +309,7 @@ def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
 
 
 def index_keys_of(batch: Sequence[DispatchRequest]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the index keys of `batch`, in order, and the number of keys of each record, shape (n,)."""
+    """Return the index keys of `batch`, in order, and their number per record, shape (n,)."""
     both = [key for request in batch for key in (request.unique_key, request.keys)]
     keys = [key for key in both if key]
     # A blank anywhere means that some KEYS has several words; then, or after a rollback, each record is split alone.

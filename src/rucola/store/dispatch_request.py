@@ -42,7 +42,7 @@ class DispatchRequest(Struct, frozen=True, gc=False):
 
 
 def read_dispatch_request(buffer: Buffer, position: int) -> DispatchRequest:
-    """Return the dispatch request of the record at `position`, equal to the one that its put created.
+    """Return the dispatch request of the record at `position`, equal to that of its put.
 
     Raises InvalidMessage if no record begins there, or if no queue can hold it.
     """

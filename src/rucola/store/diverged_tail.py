@@ -1,4 +1,4 @@
-"""The diverged tail: the end of a log that no other broker has, cut off and kept aside.
+"""The diverged tail: log records that no other broker has, cut off and kept aside.
 
 A master that returns after another one took over may have records that were never replicated. To follow the new
 master, its log must end where both are equal. `cut_tail` does that, in steps after each of which a crash leaves a store
@@ -35,7 +35,7 @@ _CHUNK: Final = 8 << 20
 
 
 class DivergedTail(NamedTuple):
-    """A tail that was cut off: messages and bytes, from `begin` to `end`, and their store directories."""
+    """A cut-off tail: messages and bytes from `begin` to `end`, and its store directories."""
 
     begin: int
     end: int
@@ -49,7 +49,7 @@ class DivergedTail(NamedTuple):
 
 
 def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
-    """Cut off the log of a closed store at the physical offset of a record, and keep the tail aside.
+    """Cut a closed store's log at a record's physical offset, and keep the tail aside.
 
     At or before the begin of the log, all of it is cut off.
 
@@ -116,7 +116,10 @@ def _keep_tail(root: Path, files: MappedFileQueue, begin: int) -> DivergedTail:
 
 
 def _last_timestamp(files: MappedFileQueue, end: int) -> int:
-    """Return the store time of the last record that begins before `end`, of those in its file; 0 if there is none."""
+    """Return the store time of the last record that begins before `end`.
+
+    Looks only in the file that holds the byte before `end`; 0 if that has none.
+    """
     file = files.find(end - 1)
     last = 0
     for item in () if file is None else scan_file(file, 0, check_crc=False):
@@ -134,7 +137,10 @@ def _limit_checkpoint(checkpoint: Checkpoint, last_ms: int) -> None:
 
 
 def _keep(directory: Path, file: MappedFile, begin: int, end: int) -> Path:
-    """Copy a part of one log file into a store directory of its own, unless an interrupted cut has done so."""
+    """Copy a part of one log file into a store directory of its own.
+
+    Does not copy it again if an interrupted cut has done so.
+    """
     tail = memoryview(file.map)[begin - file.begin : end - file.begin]
     try:
         for other in sorted(directory.glob(f"{file_name(begin)}-*")):

@@ -36,7 +36,7 @@ def format_epochs(epochs: Sequence[Epoch]) -> bytes:
 
 
 def parse_epochs(content: bytes) -> tuple[Epoch, ...]:
-    """Return the epochs in the content of a file. Raises ValueError with what is wrong with it."""
+    """Return the epochs in the content of a file. Raises ValueError with the reason."""
     count, _, rest = content.replace(b"\r\n", b"\n").partition(b"\n")
     checksum, _, entries = rest.partition(b"\n")
     if not (count.isdigit() and checksum.isdigit()):
@@ -53,7 +53,7 @@ def parse_epochs(content: bytes) -> tuple[Epoch, ...]:
 
 
 def read_epochs(store: Path) -> tuple[Epoch, ...]:
-    """Return the epochs of a store directory; none if it has no such file. Raises StoreCorrupt."""
+    """Return the epochs of a store directory; none without an epoch file. Raises StoreCorrupt."""
     path = store / EPOCH_FILE
     try:
         return parse_epochs(path.read_bytes())
@@ -68,9 +68,9 @@ def _checksum(entries: bytes) -> int:
 
 
 class EpochFile:
-    """The epochs of one open store. Belongs to one thread at a time; every change is on disk on return.
+    """The epochs of one open store, for one thread at a time.
 
-    Changes raise OSError, and leave file and object as they were.
+    Every change is on disk on return. Changes raise OSError, and leave file and object as they were.
     """
 
     def __init__(self, store: Path) -> None:
@@ -85,11 +85,14 @@ class EpochFile:
         return self.epochs[-1] if self.epochs else NO_EPOCH
 
     def limit(self, begin: int, end: int) -> None:
-        """Drop what does not belong to a log from `begin` to `end`: at the opening, or after the log was cut."""
+        """Drop what does not belong to a log from `begin` to `end`.
+
+        Called at the opening, and after the log was cut.
+        """
         self.replace(within(self.epochs, begin, end))
 
     def begin_epoch(self, number: int, begin: int) -> None:
-        """Append an epoch that begins at the end of the log. ValueError unless its number is new."""
+        """Append an epoch that begins at the log's end. ValueError unless its number is new."""
         if number <= self.last.number:
             raise ValueError(f"epoch {number} does not follow {self.last.number}")
         self.replace(appended(self.epochs, Epoch(number, begin)))

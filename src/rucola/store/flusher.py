@@ -87,7 +87,7 @@ class Flusher:
         """The first error of the disk. Set once, by any thread; never reset."""
 
     def mark_dirty(self, queues: Iterable[ConsumeQueue], dispatched_timestamp: int | None) -> None:
-        """Note queues with new units, and the store time of the last message that was dispatched.
+        """Note queues with new units, and the last dispatched message's store time.
 
         None keeps the time before: the dispatch is not complete.
         """
@@ -97,7 +97,10 @@ class Flusher:
                 self._dispatched_timestamp = dispatched_timestamp
 
     def _written_timestamp(self) -> int:
-        """Return the store time of the last put; 0 if its record may be collected, and so no part of a flush."""
+        """Return the store time of the last put; 0 if its record may be collected.
+
+        A collected record is no part of a flush.
+        """
         timestamp = self._put_timestamp()  # first: the log may begin to collect meanwhile
         return 0 if self._log.is_behind else timestamp
 
@@ -115,10 +118,11 @@ class Flusher:
             self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
 
     def begin(self, kernel: KernelFlush) -> bool:
-        """Begin to flush every record that was put before this call; the caller calls `end` when the kernel is done.
+        """Begin to flush every record that was put before this call.
 
-        False if `flush` has to be called instead, in a thread: while another thread flushes, so that both see its
-        error; after an error; if more than one file, or the name of a file, has to be made durable.
+        The caller calls `end` when the kernel is done. False if `flush` has to be called instead, in a thread: while
+        another thread flushes, so that both see its error; after an error; if more than one file, or the name of a
+        file, has to be made durable.
         """
         if self._error is not None or not self._flush_lock.acquire(blocking=False):
             return False
@@ -149,7 +153,7 @@ class Flusher:
             self._flush_lock.release()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
-        """Make log, queues and full index files durable, then the checkpoint file. Errors as in `flush`.
+        """Make log, queues and full index files durable, then the checkpoint. Errors as in `flush`.
 
         With `max_queues` one call flushes at most that many queues, so that a store with thousands of them spreads the
         work. The checkpoint advances for the queues when a pass over all that were dirty at its start is complete:
@@ -179,10 +183,11 @@ class Flusher:
         self._sync(point.write, EXHAUSTED)
 
     def _sync(self, flush: Callable[[], object], passing: Collection[int] = NO_DESCRIPTOR) -> None:
-        """Call `flush`, unless an earlier one failed. Its error is raised, and makes the store FAILED.
+        """Call `flush`, unless an earlier one failed.
 
-        Errors with a number in `passing` do not: for log, queues and index those that no fsync has. The checkpoint file
-        may get no space: one that holds the times before, or the new ones, is true in either case.
+        Its error is raised, and makes the store FAILED. Errors with a number in `passing` do not: for log, queues and
+        index those that no fsync has. The checkpoint file may get no space: one that holds the times before, or the new
+        ones, is true in either case.
         """
         if self._error is not None:
             raise self._error

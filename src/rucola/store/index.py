@@ -115,9 +115,10 @@ class IndexFile:
 
     @classmethod
     def open(cls, path: Path, slot_count: int = 0, *, writable: bool = False) -> IndexFile:
-        """Map an existing file. With `slot_count` 0 it is assumed to have four entries per slot, as by default.
+        """Map an existing file.
 
-        Raises StoreCorrupt if the size of the file does not fit that.
+        With `slot_count` 0 it is assumed to have four entries per slot, as by default. Raises StoreCorrupt if the size
+        of the file does not fit that.
         """
         size = path.stat().st_size
         if not slot_count:
@@ -140,7 +141,10 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, slot_count: int, max_count: int) -> IndexFile:
-        """Create a file. Raises OSError if the disk has no space for its slots; then no file is left."""
+        """Create a file.
+
+        Raises OSError if the disk has no space for its slots; then no file is left.
+        """
         size = HEADER_SIZE + slot_count * SLOT_SIZE + max_count * ENTRY_SIZE
         file = MappedFile.create(path, size, reads_ahead=False)
         try:
@@ -157,14 +161,14 @@ class IndexFile:
         return self.count >= self.max_count
 
     def has_valid_end(self) -> bool:
-        """Tell whether the header's last entry is the last one in the file and has the header's physical offset."""
+        """Tell whether header and file agree on the last entry and its physical offset."""
         # Bytes after the last entry: the disk got these entries, and of the header an older version.
         if not 1 <= self.count <= self.max_count or any(self.entries(self.count, self.count + 1).tobytes()):
             return False
         return self.count == 1 or int(self.entries(self.count - 1)["physical_offset"][0]) == self.end_physical_offset
 
     def entries(self, begin: int = 1, end: int | None = None) -> npt.NDArray[np.void]:
-        """Return the entries from number `begin` to `end`, by default all: shape (n,), type ENTRY, a copy."""
+        """Return a copy of entries `begin` to `end`, by default all: shape (n,), type ENTRY."""
         end = self.count if end is None else end
         at = self._entries_at
         return np.frombuffer(self.file.map[at + begin * ENTRY_SIZE : at + end * ENTRY_SIZE], ENTRY)
@@ -181,7 +185,7 @@ class IndexFile:
     def select_steps(
         self, key_hash: int, max_count: int, begin_ms: int, end_ms: int, before_physical_offset: int = MAX_LONG
     ) -> Generator[None, None, list[int]]:
-        """Find up to `max_count` physical offsets below a bound whose hash and time match, latest first.
+        """Find up to `max_count` physical offsets below a bound, by hash and time, latest first.
 
         A generator of small steps (see `rucola.slices`). O(length of the chain), which may have millions of entries if
         as many messages have one key; it ends at an entry before the window, since store times rise along the log.
@@ -216,7 +220,7 @@ class IndexFile:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def put(self, key_hash: int, physical_offset: int, store_timestamp: int) -> None:
-        """Add one entry. The file must not be full. Raises OSError if the disk is full."""
+        """Add one entry to a file that is not full. Raises OSError without disk space."""
         mapped, number = self.file.map, self.count
         # With 5,000,000 slots, hash 12,345,678 has slot 2,345,678, at position 40 + 4 * 2,345,678 = 9,382,752, and
         # entry 3 is at 40 + 20,000,000 + 3 * 20 = 20,000,100.
@@ -240,9 +244,9 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> int:
-        """Add entries in order, as many as fit, and return their number. The three arrays have the same shape (n,).
+        """Add entries in order, as many as fit, and return their number.
 
-        The file is the same as after that many calls of `put`.
+        The three arrays have the same shape (n,). The file is the same as after that many calls of `put`.
         """
         if not len(key_hashes) or self.is_full:
             return 0
@@ -261,9 +265,9 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add entries that all fit, to a file that has its first entry; the arrays have the same shape (n,).
+        """Add entries that all fit, to a file that has its first entry.
 
-        1,000 entries take 70 microseconds, a sixteenth of 1,000 calls of `put`.
+        The arrays have the same shape (n,). 1,000 entries take 70 microseconds, a sixteenth of 1,000 calls of `put`.
         """
         count, number = len(key_hashes), self.count
         begin = self._entries_at + number * ENTRY_SIZE
@@ -297,7 +301,7 @@ class IndexFile:
         self._advance(count, new_slots, *ends)
 
     def _advance(self, count: int, new_slots: int, first: tuple[int, int], last: tuple[int, int]) -> None:
-        """Count new entries in the header; `first` and `last` are (physical offset, store time) of their ends."""
+        """Count new entries in the header, given (physical offset, store time) of `first` and `last`."""
         if self.count <= 1:
             self.begin_physical_offset, self.begin_timestamp = first
         self.end_physical_offset, self.end_timestamp = last
@@ -329,11 +333,11 @@ class IndexFile:
 def _chain(
     slots: npt.NDArray[np.int32], slot_of: npt.NDArray[np.int32], number: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
-    """Chain new entries, numbered from `number` on, whose slots are `slot_of`, as single calls of `put` would.
+    """Chain new entries as single calls of `put` would.
 
-    Each entry points to the one before it in its slot. Returns (order, previous number of each entry in that order,
-    touched slots, last number of each of these, how many of them were empty). Example with 5 slots that hold
-    0 3 0 6 0 and four entries from 7 on:
+    They are numbered from `number` on; their slots are `slot_of`. Each entry points to the one before it in its slot.
+    Returns (order, previous number of each entry in that order, touched slots, last number of each of these, how many
+    of them were empty). Example with 5 slots that hold 0 3 0 6 0 and four entries from 7 on:
 
         numbers      7  8  9 10
         slot_of      1  3  1  1
@@ -381,7 +385,7 @@ class Index:
 
     @classmethod
     def open(cls, directory: Path, slot_count: int = 0, max_count: int = 0, *, writable: bool = False) -> Index:
-        """Map all files. `slot_count` and `max_count` are those of new files; existing files must fit them."""
+        """Map all files. Existing ones must fit `slot_count` and `max_count`, those of new files."""
         files = []
         for path in index_paths(directory):
             if path.stat().st_size:
@@ -440,12 +444,12 @@ class Index:
 
     @property
     def end_timestamp(self) -> int:
-        """The store time of the message that was indexed last; 0 if the index is empty."""
+        """The store time of the last indexed message; 0 if the index is empty."""
         return self.files[-1].end_timestamp if self.files else 0
 
     @property
     def end_physical_offset(self) -> int:
-        """The physical offset of the message that was indexed last; 0 if the index is empty."""
+        """The physical offset of the last indexed message; 0 if the index is empty."""
         return self.files[-1].end_physical_offset if self.files else 0
 
     def put(self, key_hashes: Sequence[int], physical_offset: int, store_timestamp: int) -> None:
@@ -460,7 +464,10 @@ class Index:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add many keys in order; the three arrays have the same shape (n,). Equal to that many calls of `put`."""
+        """Add many keys in order, like that many calls of `put`.
+
+        The three arrays have the same shape (n,).
+        """
         done = 0
         while done < len(key_hashes):
             file = self._last(int(store_timestamps[done]))
@@ -471,7 +478,10 @@ class Index:
                 self.added += file.count - count
 
     def _last(self, now_ms: int) -> IndexFile:
-        """Return the file of the next entry; if the last one is full, a new one that is named after `now_ms`."""
+        """Return the file of the next entry.
+
+        If the last one is full, this is a new one that is named after `now_ms`.
+        """
         last = self.files[-1] if self.files else None
         if last is not None and not last.is_full:
             return last
@@ -486,11 +496,11 @@ class Index:
 
     @property
     def flushed_timestamp(self) -> int:
-        """The store time up to which all entries are in full files that are flushed; 0 if there is none."""
+        """The store time up to which flushed, full files have all entries; 0 without any."""
         return max([file.end_timestamp for file in list(self.files) if file.is_flushed], default=0)
 
     def flush_full_files(self) -> None:
-        """Wait until all files that are full are on disk. For any thread, one at a time."""
+        """Wait until all full files are on disk. For any thread, one at a time."""
         for file in list(self.files):
             if not file.is_full:
                 break
@@ -520,7 +530,7 @@ class Index:
             sync_directory(self.directory)
 
     def detach_before(self, physical_offset: int) -> list[MappedFile]:
-        """Remove and return the files whose messages are all before a physical offset, except the last file.
+        """Remove and return the files with messages before a physical offset only, except the last.
 
         The caller deletes them.
         """

@@ -1,4 +1,4 @@
-"""Flushes by the kernel alone: fdatasync of one file, submitted without waiting, its end announced by an eventfd.
+"""Kernel flushes: fdatasync of one file, submitted without waiting, its end announced by an eventfd.
 
 A thread that calls fdatasync needs the interpreter lock before and after, and wakes the event loop through a socket;
 the time for which another thread keeps the lock, up to `sys.getswitchinterval`, is added to the latency of the flush.
@@ -80,7 +80,10 @@ class KernelFlush:
         return bool(self._call(*self._submit) == 1)
 
     def result(self) -> OSError | None:
-        """Return the error of the flush that has ended, None if it succeeded. Call it when `descriptor` is readable."""
+        """Return the error of the flush that has ended; None if it succeeded.
+
+        Call it when `descriptor` is readable.
+        """
         os.eventfd_read(self.descriptor)
         if self._call(*self._getevents) != 1:
             number = ctypes.get_errno()

@@ -109,7 +109,7 @@ def naming_store(store: Path) -> Iterator[None]:
 
 
 def is_served(store: Path) -> bool:
-    """Tell whether a broker, of this process or another one, serves a store directory. Nothing is written."""
+    """Tell whether a broker of this or another process serves a store directory. Writes nothing."""
     return _is_directory_locked(store) or _is_file_locked(store / "lock")
 
 

@@ -76,7 +76,7 @@ _holders_lock: Final = threading.Lock()
 
 
 def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
-    """Wait until the pages from position `begin` to `end`, and the metadata to read them, are on disk.
+    """Wait until the pages between two positions, and metadata to read them, are on disk.
 
     Unless `SYNC_REACHES_DRIVE`, the bytes may still be in the drive's cache. Raises OSError.
     """
@@ -84,10 +84,10 @@ def sync_pages(mapped: mmap.mmap, begin: int, end: int) -> None:
 
 
 def _ask_for_pages(call: Callable[..., int], mapped: mmap.mmap, begin: int, end: int, flag: int) -> None:
-    """Call msync or madvise for the pages from `begin`, a page boundary, to `end`. Raises OSError.
+    """Call msync or madvise for the pages from `begin`, a page boundary, to `end`.
 
-    `mmap.flush` and `mmap.madvise` hold the interpreter lock during the system call, so the writer would wait for the
-    disk. A ctypes call releases it.
+    Raises OSError. `mmap.flush` and `mmap.madvise` hold the interpreter lock during the system call, so the writer
+    would wait for the disk. A ctypes call releases it.
     """
     if begin < end:
         first = ctypes.c_char.from_buffer(mapped, begin)  # keeps the file mapped during the call
@@ -193,7 +193,7 @@ class MappedFile:
         return mapped
 
     def seal(self) -> None:
-        """End the writing of a full file: close the descriptor of `write`, and let the kernel read ahead."""
+        """End writing to a full file: close `write`'s descriptor, and let the kernel read ahead."""
         self._close_fd()
         if not self.reads_ahead:
             self.reads_ahead = True
@@ -242,7 +242,7 @@ class MappedFile:
         return not self._unsynced
 
     def reserve(self, end: int, window: int) -> None:
-        """Ensure that the file has blocks up to position `end`, requesting `window` bytes at a time.
+        """Ensure disk blocks up to position `end`, requesting `window` bytes at a time.
 
         Raises OSError (ENOSPC, EDQUOT) if the disk is full; nothing was written then.
         """
@@ -257,10 +257,11 @@ class MappedFile:
             self.is_changed = True
 
     def warm(self, begin: int, end: int, pause: Callable[[], None] | None = None) -> None:
-        """Touch the pages from position `begin` to `end` for writing, so that writes there cause no page fault.
+        """Touch the pages from position `begin` to `end` for writing.
 
-        For a thread beside the writer's. Requests their blocks first; skips pages that were warmed before; calls
-        `pause` between two steps. A full disk or an old kernel ends the warming of this file without an error.
+        Writes there then cause no page fault. For a thread beside the writer's. Requests their blocks first; skips
+        pages that were warmed before; calls `pause` between two steps. A full disk or an old kernel ends the warming of
+        this file without an error.
         """
         begin = max(begin, self._warmed) // PAGE_SIZE * PAGE_SIZE
         end = min(-(-end // PAGE_SIZE) * PAGE_SIZE, self.size)
@@ -280,7 +281,7 @@ class MappedFile:
             self._can_populate = False
 
     def erase(self, position: int) -> bool:
-        """Overwrite the file from `position` to its end with zeros, and tell whether it held anything else.
+        """Overwrite the file with zeros from `position` on, and tell whether it held anything else.
 
         Whole pages give back their blocks. The zeros are not on disk yet. The file keeps its size at every moment: a
         shorter one, left by a crash, would contradict the configuration.
@@ -297,7 +298,7 @@ class MappedFile:
         return is_anything
 
     def _erase_pages(self, begin: int) -> None:
-        """Overwrite whole pages with zeros, from position `begin` on, and give back their blocks if possible."""
+        """Overwrite whole pages with zeros from position `begin` on; free their blocks if possible."""
         if hasattr(mmap, "MADV_REMOVE"):
             self.map.madvise(mmap.MADV_REMOVE, begin, self.size - begin)
             return
@@ -317,9 +318,10 @@ class MappedFile:
             return True
 
     def flush(self, begin: int = 0, end: int | None = None) -> None:
-        """Wait until the bytes from position `begin` to `end`, by default all, and the file's name are on disk.
+        """Wait until the bytes from `begin` to `end` and the file's name are on disk.
 
-        Other threads may write meanwhile. Does nothing for a detached file. Raises OSError.
+        By default these are all bytes. Other threads may write meanwhile. Does nothing for a detached file. Raises
+        OSError.
         """
         if self.hold():
             try:
@@ -337,10 +339,10 @@ class MappedFile:
                 self.release()
 
     def sync_name(self) -> None:
-        """Wait until the names of a new file and of its new directories are on disk. For any thread.
+        """Wait until the names of a new file and its new directories are on disk.
 
-        fsync reports an error once, so the error is kept and raised by every later call; that of a call which got no
-        descriptor is not.
+        For any thread. fsync reports an error once, so the error is kept and raised by every later call; that of a call
+        which got no descriptor is not.
         """
         if self._sync_error is not None:
             raise self._sync_error
@@ -355,7 +357,7 @@ class MappedFile:
         self._unsynced = []
 
     def mark_name_unsynced(self) -> None:
-        """Let the next flush sync the file's name: a killed process may not have done it."""
+        """Let the next flush sync the file's name, which a killed process may have skipped."""
         self._unsynced = [self.path.parent]
 
     def hold(self) -> bool:
@@ -395,9 +397,9 @@ class MappedFile:
             pass  # a reader still has a memoryview; the mapping is closed with it
 
     def delete(self) -> None:
-        """Delete the file and close it, or let its last holder close it, which frees its blocks.
+        """Delete the file and close it, or let its last holder close it.
 
-        Raises OSError; may be called again then.
+        Closing frees its blocks. Raises OSError; may be called again then.
         """
         self.detach()
         self.path.unlink(missing_ok=True)
@@ -466,19 +468,22 @@ class MappedFileQueue:
         return self.files[-1].end if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file that has a logical offset, or None. O(1), because all files have one size."""
+        """Return the file with a logical offset, or None. O(1): all files have one size."""
         files = self.files
         if not files or not files[0].begin <= offset < files[-1].begin + self.file_size:
             return None
         return files[(offset - files[0].begin) // self.file_size]
 
     def map_all(self) -> None:
-        """Map all files now, so that they can be read even after another process deletes them. Raises OSError."""
+        """Map all files now, to read them even after another process deletes them. Raises OSError."""
         for file in self.files:
             _ = file.map
 
     def create_next(self, begin: int | None = None, *, reads_ahead: bool = True) -> MappedFile:
-        """Add a file after the last one; if there is none, one that begins at `begin`, a multiple of the file size."""
+        """Add a file after the last one.
+
+        If there is none, the file begins at `begin`, a multiple of the file size.
+        """
         if begin is None or self.files:
             begin = self.end
         if self.files:
@@ -497,9 +502,10 @@ class MappedFileQueue:
         return file
 
     def truncate(self, offset: int) -> None:
-        """Erase everything from a logical offset on: zeros up to the end of its file, and no file after that.
+        """Erase everything from a logical offset on.
 
-        The zeros are durable on return, so that a later record, if it is torn, cannot be completed by an old one.
+        Its file has zeros up to the end then, and no file follows. The zeros are durable on return, so that a later
+        record, if it is torn, cannot be completed by an old one.
         """
         if self.files and self.files[-1].begin > offset:
             while self.files and self.files[-1].begin > offset:

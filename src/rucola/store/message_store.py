@@ -1,4 +1,4 @@
-"""The message store: a directory of messages that can be put, read, and queried by key.
+"""The message store: a directory of messages to put, read, and query by key.
 
     <store>/commitlog/      the records of all messages                                    commit_log
            /consumequeue/   for each queue, where its records are                          consume_queue
@@ -85,7 +85,7 @@ _MIN_UNITS_PER_GET: Final = 16_000 // UNIT_SIZE
 
 
 class MessageStore:
-    """A message store, opened once and closed once; as a context manager it is opened at time 0.
+    """A message store, opened and closed once; as a context manager, opened at time 0.
 
     `on_pending` is called by a put that finds no pending request, so that the owner calls `reput` soon. `on_arrival` is
     called by `reput` with the new units by topic (see `dispatch.ArrivalListener`); it may read from the store.
@@ -122,7 +122,7 @@ class MessageStore:
         """The physical offset from which on `get` returns nothing, set by the owner; None for the end of the log."""
 
     def set_host(self, store_host: bytes) -> None:
-        """Set the encoded address for all records from now on: a broker opens its store before it binds its port."""
+        """Set future records' encoded address: a broker opens its store before binding its port."""
         self._store_host = store_host
 
     # -- opening and closing ------------------------------------------------------------------------------------------
@@ -197,9 +197,9 @@ class MessageStore:
         self.flusher.mark_dirty(dirty, self._put_timestamp)
 
     def close(self) -> None:
-        """Make everything durable and unlock the directory. `abort` stays if the store has failed or is stalled.
+        """Make everything durable and unlock the directory.
 
-        Raises OSError if the last flush fails; the directory is unlocked all the same.
+        `abort` stays if the store failed or is stalled. Raises OSError if the last flush fails; unlocks all the same.
         """
         if not self._is_open:
             return
@@ -282,11 +282,11 @@ class MessageStore:
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
     def collect_puts(self, is_collecting: bool) -> None:
-        """Write the records of later puts together; with False, write them now: before the puts are acknowledged."""
+        """Collect the records of later puts; with False, write them now, before puts are acknowledged."""
         (self._log.begin_collecting if is_collecting else self._log.end_collecting)()
 
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
-        """Append messages for one queue, all or none: contiguous in the queue and in one file of the log.
+        """Append messages for one queue, all or none, contiguous there and in one log file.
 
         An empty batch and transaction messages are refused (MESSAGE_ILLEGAL). Otherwise like `put`.
         """
@@ -329,14 +329,14 @@ class MessageStore:
         return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
 
     def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:
-        """Return the status of a message that cannot be encoded; `strings` are the properties of the put."""
+        """Return the status of a message that cannot be encoded; `strings` are its put's properties."""
         log.debug("%s-%d: message refused: %s", topic, queue_id, error)
         if max(map(len, strings)) > MAX_PROPERTIES_SIZE:
             return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
         return PutMessageStatus.MESSAGE_ILLEGAL
 
     def _no_room(self, error: OSError) -> PutMessageStatus:
-        """Return the status of a put for which the log got no disk space, and log the first in a row."""
+        """Return the status of a put without disk space; log the first in a row."""
         if not self._is_full:
             log.error("no space for a record at %d: %s", self._log.end, error)
         self._is_full = True
@@ -376,14 +376,14 @@ class MessageStore:
 
     @property
     def stall(self) -> str | None:
-        """Why pending requests cannot be dispatched at the moment, and puts are refused; None if they can."""
+        """Why pending requests cannot be dispatched now, and puts are refused; None if they can."""
         return self._requests.stall
 
     # -- durability ---------------------------------------------------------------------------------------------------
 
     @property
     def last_store_timestamp(self) -> int:
-        """The store time of the last put, in milliseconds; 0 if no queue ever had a message."""
+        """The last put's store time in milliseconds; 0 if no queue ever had a message."""
         return self._put_timestamp
 
     @property
@@ -402,7 +402,7 @@ class MessageStore:
         return self._log.flushed_end
 
     def flush(self) -> None:
-        """Wait until every put that returned before this call is on disk. For any thread; see `Flusher.flush`."""
+        """Wait until every put that has returned is on disk. For any thread; see `Flusher.flush`."""
         self.flusher.flush()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
@@ -410,7 +410,7 @@ class MessageStore:
         self.flusher.checkpoint(max_queues)
 
     def warm(self, pause: Callable[[], None] | None = None) -> None:
-        """Touch the pages of the next puts, so that they cause no page faults; see `CommitLog.warm`. For any thread."""
+        """Touch the next puts' pages to avoid page faults. For any thread; see `CommitLog.warm`."""
         self._log.warm(pause)
 
     def _fail(self, reason: str) -> None:
@@ -420,7 +420,7 @@ class MessageStore:
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def begin_retention_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
-        """Begin a round of retention, and refuse or take puts according to the free disk space.
+        """Begin a retention round, and refuse or take puts according to the free disk space.
 
         `hour` is the local hour; `disks` are the file systems that hold the store.
         """
@@ -432,7 +432,7 @@ class MessageStore:
         return self._retention.expire(now_ms)
 
     def delete_expired(self) -> None:
-        """Delete the files that `expire` removed. For any thread. Raises OSError; may be called again then."""
+        """Delete the files that `expire` removed. For any thread. Raises OSError; may be repeated then."""
         self._retention.delete()
 
     def request_manual_deletion(self) -> None:
@@ -440,9 +440,9 @@ class MessageStore:
         self._retention.request_manual_deletion()
 
     def delete_queue(self, topic: str, queue_id: int) -> bool:
-        """Delete a queue that has no message left; False if it has any. The queue would start at 0 again.
+        """Delete a queue that has no message left; False if it has any.
 
-        Raises OSError.
+        The queue would start at 0 again. Raises OSError.
         """
         if (queue := self._queue(topic, queue_id)) is None or queue.min_offset < queue.max_offset:
             return False
@@ -465,7 +465,7 @@ class MessageStore:
         matches: Callable[[Mapping[str, str]], bool] | None = None,
         may_hold: bool = False,
     ) -> GetResult:
-        """Return records of a queue from `queue_offset` on: up to `max_count`, and up to `max_bytes` after the first.
+        """Return up to `max_count` records from `queue_offset` on, up to `max_bytes` after the first.
 
         `accepts` gets the tags code of each message, then `matches` its properties; rejected messages are skipped, and
         so are damaged units. The result's `next_begin_offset` is where the next get continues; for an offset outside
@@ -511,7 +511,7 @@ class MessageStore:
         return list(iter_units(queue.units_in_file(queue_offset, max_count)))
 
     def unit_array(self, topic: str, queue_id: int, begin: int, end: int) -> npt.NDArray[Any]:
-        """Return the units from `begin` to `end`, limited to those that exist: shape (n,), type consume_queue.UNIT."""
+        """Return the existing units from `begin` to `end`: shape (n,), type consume_queue.UNIT."""
         self._reput_unless_stalled()
         return self._queues[topic, queue_id].units(begin, end)
 
@@ -526,7 +526,7 @@ class MessageStore:
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:
-        """Return records that have a key with the hash of `key`: the latest, at most maxMsgsNumBatch, and 8 MiB.
+        """Return the latest records with the hash of `key`, up to maxMsgsNumBatch and 8 MiB.
 
         The caller compares the keys. Times are compared in whole seconds. All physical offsets are below `before`, so
         the first offset of one result continues the query.
@@ -548,37 +548,37 @@ class MessageStore:
         return list(self._queues.values())
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return {(topic, queue id): (min queue offset, max queue offset)} of every queue; ranges are half-open."""
+        """Return every queue's half-open range: {(topic, queue id): (min queue offset, max queue offset)}."""
         self._reput_unless_stalled()
         for queue in self._queues.values():
             queue.raise_min_offset(self._log.begin)
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of the first message that can be read; 0 for a queue that never had one."""
+        """Return the queue offset of the first readable message; 0 if there never was one."""
         queue = self._queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of the next message; 0 for a queue that never had one."""
+        """Return the queue offset of the next message; 0 if the queue never had one."""
         queue = self._queue(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the store time of a message in milliseconds; -1 if the queue does not have it."""
+        """Return a message's store time in milliseconds; -1 if the queue does not have it."""
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
         return self._log.store_timestamp(queue.unit(queue_offset)[0])
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Return the store time of the first message that can be read; -1 for an empty queue."""
+        """Return the store time of the first readable message; -1 for an empty queue."""
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at a time; 0 for an empty queue.
+        """Return the queue offset of the first message stored at a time.
 
-        If none was, it is the message stored nearest to that time (see `ConsumeQueue.nearest_offset`).
+        If none was, that of the message nearest in time (see `ConsumeQueue.nearest_offset`); 0 for an empty queue.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == queue.min_offset:
@@ -586,7 +586,7 @@ class MessageStore:
         return queue.nearest_offset(timestamp_ms, self._log.store_timestamp)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Dispatch what is pending and return a queue, its `min_offset` up to date; None if it never had a message."""
+        """Dispatch what is pending and return a queue with current `min_offset`; None if always empty."""
         if self._pending:
             self._reput_unless_stalled()
         queue = self._queues.get((topic, queue_id))
@@ -595,6 +595,6 @@ class MessageStore:
         return queue
 
     def _reput_unless_stalled(self) -> None:
-        """Dispatch what is pending; a read does not retry a dispatch that got no descriptor or no disk space."""
+        """Dispatch what is pending, but retry no dispatch that lacked a descriptor or disk space."""
         if self._requests.stall is None:
             self.reput()

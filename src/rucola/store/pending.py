@@ -92,7 +92,7 @@ class PendingRequests:
         return len(batch)
 
     def _interrupt(self, batch: list[DispatchRequest], error: OSError) -> None:
-        """Keep a batch that could not be dispatched, or raise the error if it does not pass by itself."""
+        """Keep an undispatched batch, or raise the error if it does not pass by itself."""
         if error.errno not in EXHAUSTED:
             # The log has these messages; the recovery of the next opening dispatches them.
             self._requests.clear()

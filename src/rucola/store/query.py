@@ -31,9 +31,10 @@ def query_steps(
 
 
 def latest_records(log: CommitLog, physical_offsets: list[int]) -> Generator[None, None, tuple[list[bytes], list[int]]]:
-    """Return the records at ascending physical offsets, as many of the last as fit a response, with their offsets.
+    """Return the records at ascending physical offsets, with their offsets.
 
-    Offsets without a record are left out. At least one record is returned, whatever its size.
+    Returns as many of the last as fit a response, at least one, whatever its size. Offsets without a record are left
+    out.
     """
     file = log.files.find(physical_offsets[0]) if physical_offsets else None
     if speed.read_records is not None and file is not None:

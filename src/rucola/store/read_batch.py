@@ -1,4 +1,4 @@
-"""Reading a batch: the records that consecutive units of a queue point at, filtered and limited.
+"""Reading a batch: the records of consecutive units of a queue, filtered and limited.
 
 A unit is skipped if a filter rejects its tags code or its record's properties, if the log no longer has its record, or
 if it is damaged. A unit is damaged if its record does not state the same size, queue offset and physical offset; other
@@ -103,7 +103,7 @@ def _read_usual(
     max_bytes: int,
     accepts: Callable[[int], bool] | None,
 ) -> tuple[GetMessageStatus, int, bytes, int] | None:
-    """Return the result of `read_batch` if all records are in one log file and none is damaged.
+    """Return the result of `read_batch` if all records are intact and in one log file.
 
     None otherwise, and without the accelerator.
     """
@@ -126,7 +126,10 @@ def hold_large(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
 ) -> HeldBytes | None:
-    """Return the first record, held in its file, if it is large, fills a batch alone, and is wanted. None otherwise."""
+    """Return the first record, held in its file, or None.
+
+    Only if it is large, fills a batch alone, and is wanted.
+    """
     if first_size(units) < LARGE_SIZE:  # nearly always
         return None
     physical_offset, size, tags_code = next(iter_units(units))
@@ -143,7 +146,10 @@ def hold_large(
 
 
 def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:
-    """Log that a queue has a damaged unit, once per queue: unless it is in `reported`, to which it is added."""
+    """Log that a queue has a damaged unit, once per queue.
+
+    Does nothing if the queue is in `reported`, to which it is added otherwise.
+    """
     if queue not in reported:
         reported.add(queue)
         logger.error(

@@ -1,4 +1,4 @@
-"""Recovery: find the end of the log when a store is opened, and dispatch the records that queues and index lack.
+"""Recovery: find the log's end when a store opens; dispatch what queues and index lack.
 
 After a clean stop everything was dispatched and flushed. After a crash (`abort` exists) the tail of the log, the
 ConsumeQueues and the index can each have lost what the others kept. The log decides; the others are rebuilt from it:
@@ -102,7 +102,7 @@ class Recovery:
         """The physical offset at which the next progress message is due."""
 
     def run(self) -> int:
-        """Recover and return the end of the log. Raises StoreCorrupt, and OSError if the disk is full."""
+        """Recover and return the log's end. Raises StoreCorrupt, and OSError if the disk is full."""
         if not self._files.files:
             self._reset_empty_store()
             return 0
@@ -139,7 +139,7 @@ class Recovery:
         return end
 
     def _queues_are_valid(self, scan_begin: int) -> bool:
-        """Tell whether every queue ends with a unit that points at its own record, and no unit is missing."""
+        """Tell whether every queue's last unit points at its record, and no unit is missing."""
         queues = [queue for queue in self._queues.values() if queue.max_offset > queue.min_offset]
         if not all(queue.is_valid_at(queue.max_offset - 1, self._files) for queue in queues):
             return False
@@ -151,9 +151,10 @@ class Recovery:
         return self._run()
 
     def _truncate_index(self, end: int) -> None:
-        """Delete index files with entries at or after `end`, and index again the messages before it that they had.
+        """Delete index files with entries at or after `end`.
 
-        The disk may have got pages of the index before those of the log.
+        Indexes again the messages before it that those files had. The disk may have got pages of the index before those
+        of the log.
         """
         index = self._index
         if index is not None and index.files and index.end_physical_offset >= end:
@@ -187,7 +188,7 @@ class Recovery:
         return max(min(begin, end), self._files.begin)
 
     def _rewind(self, queue: ConsumeQueue, scan_begin: int) -> None:
-        """Rewind a queue to its first unit that points at `scan_begin` or after it, and past units that are torn.
+        """Rewind a queue to its first unit at or after `scan_begin`, and past torn units.
 
         A unit may cross two pages. If the disk got only the second, the upper bytes of the physical offset are zeros,
         so it is too small by a multiple of 4 GiB. For example 0x1_2345_6789 (torn after 4 bytes) reads 0x2345_6789.
@@ -206,7 +207,7 @@ class Recovery:
             queue.rewind(queue.first_at_or_after(scan_begin))
 
     def _end_of_clean_log(self, scan_begin: int) -> int:
-        """Return the end of the log after a clean stop, and count the records that must have units."""
+        """Return the log's end after a clean stop, and count records that must have units."""
         self._expected_units = 0
         for item in self._runs(scan_begin):
             if isinstance(item, RecordRun):
@@ -217,7 +218,7 @@ class Recovery:
         return end
 
     def _durable_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
-        """Return the end of the last record that has its unit in a queue and is covered by the checkpoint.
+        """Return the end of the last record that a queue's units and the checkpoint cover.
 
         0 if that is before the scan.
         """
@@ -232,7 +233,7 @@ class Recovery:
         return 0
 
     def _index_end(self) -> tuple[int, int]:
-        """Delete unreliable index files; return the last indexed record's physical offset and its number of entries."""
+        """Delete unreliable index files; return the last indexed record's physical offset and entry count."""
         index = self._index
         if index is None:
             return _NEVER, 0
@@ -264,7 +265,10 @@ class Recovery:
         return last, count
 
     def _reset_empty_store(self) -> None:
-        """Empty queues and index: a store without a log has no messages. Raises StoreCorrupt if units say otherwise."""
+        """Empty queues and index: a store without a log has no messages.
+
+        Raises StoreCorrupt if units say otherwise.
+        """
         for queue in self._queues.values():
             if queue.max_offset > queue.min_offset:
                 raise StoreCorrupt(
@@ -305,7 +309,7 @@ class Recovery:
         return end.physical_offset
 
     def _runs(self, begin: int) -> Iterator[RecordRun | ScanEnd]:
-        """Scan from `begin` to the end of the log, skipping over bodies that were durable and have changed."""
+        """Scan from `begin` to the log's end, skipping bodies that were durable and have changed."""
         while True:
             for item in scan(self._files, begin):
                 if isinstance(item, ScanEnd):
@@ -337,7 +341,7 @@ class Recovery:
         )
 
     def _read_old_files(self, begin: int, end: int, units_begin: int, index_begin: int, entries_there: int) -> None:
-        """Dispatch from `begin`, the start of a record, up to `end`, the start of a file. Truncates nothing."""
+        """Dispatch from `begin`, a record's start, up to `end`, a file's start. Truncates nothing."""
         offset = begin
         while offset < end:
             file = self._files.find(offset)
@@ -405,7 +409,7 @@ class Recovery:
         expected: dict[tuple[str, int], int],
         units_begin: int,
     ) -> str | None:
-        """Append a record to `units` if it is the next of its queue; otherwise return why it is not.
+        """Append a record to `units` if it continues its queue; otherwise return why not.
 
         `expected` has the next queue offset of each queue seen in this run.
         """
@@ -424,7 +428,7 @@ class Recovery:
         return None
 
     def _expected_offset(self, name: tuple[str, int], queue_offset: int, units_begin: int) -> int:
-        """Return the queue offset that a queue continues with, given that of its first record to be dispatched.
+        """Return the queue offset to continue with, given that of the first record to dispatch.
 
         Raises _QueueGap if the queue has lost units from before `units_begin`.
         """
@@ -447,7 +451,10 @@ class Recovery:
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Suspend cyclic garbage collection: a recovery creates no cycles, and collections take a third of its time."""
+    """Suspend cyclic garbage collection.
+
+    A recovery creates no cycles, and collections take a third of its time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -458,9 +465,10 @@ def _without_gc() -> Iterator[None]:
 
 
 def _is_torn(file: MappedFile, position: int, request: DispatchRequest) -> bool:
-    """Tell whether a part of a record's properties was never written. The CRC ends with the body and does not tell.
+    """Tell whether a part of a record's properties was never written.
 
-    Properties contain a zero byte only if an application put it there, so most records are done after one search.
+    The CRC ends with the body and does not tell. Properties contain a zero byte only if an application put it there, so
+    most records are done after one search.
     """
     size, properties = request.size, request.properties
     if b"\0" not in properties:
@@ -474,14 +482,14 @@ def _is_torn(file: MappedFile, position: int, request: DispatchRequest) -> bool:
 
 
 def _store_timestamp(file: MappedFile, position: int) -> int:
-    """Return the store time of the record at `position`, which is not checked to be one."""
+    """Return the store time of an unchecked record at `position`."""
     is_v6 = int.from_bytes(file.map[position + 36 : position + 40], "big") & sysflag.BORN_HOST_V6
     position += 68 if is_v6 else 56
     return int.from_bytes(file.map[position : position + 8], "big", signed=True)
 
 
 def _first_timestamp(file: MappedFile) -> int | None:
-    """Return the store time of a file's first record, or None if it has no valid one."""
+    """Return the store time of a file's first record; None without a valid one."""
     for item in scan_file(file, 0, check_crc=False):
         if isinstance(item, RecordRun):
             return int(item.store_timestamps[0])

@@ -1,4 +1,4 @@
-"""The replica: appends the bytes of a master's log, so that a slave's log is equal byte for byte.
+"""The replica of a master's log on a slave, equal to it byte for byte.
 
 The master sends pieces of its log that may begin and end anywhere, each with its physical offset. The replica appends
 them there and, as soon as a record is complete, queues it for dispatch. It checks everything it gets:
@@ -62,16 +62,17 @@ class Replica:
 
     @property
     def begin(self) -> int:
-        """The physical offset from which the master shall send: a little before the end, if the log has any bytes.
+        """The physical offset from which the master shall send.
 
-        It is 0 only for an empty log that begins at 0; the master then chooses (haTransferFrom).
+        A little before the end, if the log has any bytes. It is 0 only for an empty log that begins at 0; the master
+        then chooses (haTransferFrom).
         """
         log = self._log
         # From the last record on, but not more than MAX_OVERLAP before the end.
         return log.end if log.end == log.begin else max(self._last_record, log.end - MAX_OVERLAP, log.begin, 1)
 
     def append(self, physical_offset: int, data: memoryview) -> None:
-        """Append the bytes that the log does not have yet, and queue the records that they complete.
+        """Append the bytes that the log lacks, and queue the records that they complete.
 
         Raises StoreError if the bytes do not belong to this log, and OSError; `truncate` must follow.
         """
@@ -122,7 +123,7 @@ class Replica:
                 )
 
     def _enqueue_complete_records(self) -> None:
-        """Walk from the last complete record to the end of the log, and queue the records that are complete."""
+        """Walk from the last complete record to the log's end, and queue complete records."""
         log = self._log
         while self._complete_end + FRAME.size <= log.end:
             begin = self._complete_end
@@ -152,7 +153,10 @@ class Replica:
             self._complete_end = begin + size
 
     def _advance_queue(self, request: DispatchRequest, begin: int) -> None:
-        """Raise StoreError unless a record is at its own offset and the next of its queue; advance the queue."""
+        """Advance the queue of a record.
+
+        Raises StoreError unless the record is at its own offset and the next of its queue.
+        """
         if request.physical_offset != begin:
             raise StoreError(f"the record that the master sent at {begin} belongs at {request.physical_offset}")
         if request.sys_flag & sysflag.TRANSACTION_PREPARED:

@@ -1,4 +1,4 @@
-"""Retention: which files of the log are deleted, when, and when the disk is too full for more messages.
+"""Retention: deletion of log files, and refusal of messages when the disk is too full.
 
 The oldest file may be deleted once the log has records in a later one. Every cleanResourceInterval (10 s) a round
 begins:
@@ -58,7 +58,7 @@ _GIB: Final = 1 << 30
 
 
 class DiskUsage(NamedTuple):
-    """The usage of one file system in bytes: `used` of the `total` that users may allocate, as df counts."""
+    """One file system's bytes: `used` of the `total` that users may allocate, as df counts."""
 
     path: Path
     used: int
@@ -71,7 +71,7 @@ class DiskUsage(NamedTuple):
 
 
 class Retention:
-    """Retention of one open store. `delete` is for any thread; everything else belongs to the owner thread."""
+    """Retention of one open store, for its owner thread; `delete` is for any thread."""
 
     def __init__(self, config: StoreConfig, commit_log: CommitLog, queues: ConsumeQueues, index: Index | None) -> None:
         """Raises ConfigError for invalid settings."""
@@ -102,7 +102,7 @@ class Retention:
         self._detached += self._detach_dependents()  # a stop in the middle of a round leaves some
 
     def begin_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
-        """Decide what this round may do, given the local hour and the usage of the store's file systems."""
+        """Decide what this round may do, given the local hour and the disks' usage."""
         config = self._config
         fullest = max(disks, key=lambda disk: disk.percent, default=DiskUsage(Path(), 0, 0))
         percent = fullest.percent
@@ -124,7 +124,10 @@ class Retention:
         self._manual_rounds = MANUAL_ROUNDS
 
     def expire(self, now_ms: int) -> bool:
-        """Detach the oldest log file if this round permits it. Tell whether there is a file to `delete` now."""
+        """Detach the oldest log file if this round permits it.
+
+        Tells whether there is a file to `delete` now.
+        """
         if not self._detached and self._may_expire and self._may_expire_oldest(now_ms):
             self._may_expire -= 1
             self._detached_ms = now_ms
@@ -137,7 +140,7 @@ class Retention:
         return not self._detached[0].is_held or waited_ms >= self._config.destroy_maped_file_interval_forcibly
 
     def delete(self) -> None:
-        """Delete the detached files, oldest first. Raises OSError; the next call continues with the same file."""
+        """Delete the detached files, oldest first. Raises OSError; the next call retries the same file."""
         with self._delete_lock:
             while self._detached:
                 file = self._detached[0]
@@ -166,7 +169,7 @@ class Retention:
         return True
 
     def _detach_dependents(self) -> list[MappedFile]:
-        """Detach and return the files of queues and index that point only at records that the log no longer has."""
+        """Detach and return the queue and index files that point at deleted records only."""
         begin = self._log.begin
         detached: list[MappedFile] = []
         for queue in self._queues.values():
@@ -193,7 +196,10 @@ class Retention:
 
 
 def _hours(when: str) -> frozenset[int]:
-    """Return the hours of deleteWhen, such as "04" or "04;16"; an impossible hour, such as 99, means never."""
+    """Return the hours of deleteWhen, such as "04" or "04;16".
+
+    An impossible hour, such as 99, means never.
+    """
     try:
         hours = frozenset(int(hour) for hour in when.split(";") if hour.strip())
     except ValueError:

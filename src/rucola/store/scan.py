@@ -67,7 +67,7 @@ class RecordRun:
 
 @dataclass(slots=True)
 class ScanEnd:
-    """The physical offset at which a scan ended: the end of the log, or its first invalid record.
+    """The physical offset where a scan ended: the log's end or first invalid record.
 
     `damage` describes the invalid record; None if the log ends there, in zeros or after its last file.
     """
@@ -77,7 +77,7 @@ class ScanEnd:
 
 
 def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
-    """Yield the valid records from physical offset `begin`, the start of a record, and finally one ScanEnd.
+    """Yield the valid records from physical offset `begin`, a record's start, and finally one ScanEnd.
 
     The log ends at an offset that is in no file.
     """
@@ -135,7 +135,10 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
 
 
 def _scan_end(file: MappedFile, position: int) -> ScanEnd:
-    """Return the end of a scan at `position`, where no record begins: end of file, end of log, or damage."""
+    """Return the end of a scan at `position`, where no record begins.
+
+    This is the end of the file, the end of the log, or damage.
+    """
     left = file.size - position
     at = file.begin + position
     if left < FRAME.size:
@@ -156,7 +159,7 @@ def _scan_end(file: MappedFile, position: int) -> ScanEnd:
 def _valid_run(
     file: MappedFile, first: int, begins: list[int], copy: bytes, check_crc: bool
 ) -> tuple[RecordRun, str | None]:
-    """Return the valid records before the first invalid one, and the damage of that one, or None.
+    """Return the valid records before the first invalid one, and its damage, or None.
 
     `copy` has the bytes of the file from position `first` on; records begin in it at `begins`. A record:
 
@@ -212,7 +215,7 @@ def _valid_run(
 
 
 def _damage_without_crc(file: MappedFile, position: int) -> str | None:
-    """Return why no valid record is at `position`, without looking at its CRC; None if it is valid so far."""
+    """Return why no valid record is at `position`, the CRC aside; None if one is."""
     try:
         outline = peek(file.map, position)
     except InvalidMessage as error:

@@ -64,7 +64,7 @@ class WriteState:
 
     @property
     def failure(self) -> str | None:
-        """Why the store takes no puts until it is opened again (CLOSED, FAILED); None in the other states."""
+        """Why the store takes no puts until reopened (CLOSED, FAILED); None in other states."""
         with self._lock:
             return self.reason if self._is_final() else None
 
@@ -85,14 +85,20 @@ class WriteState:
             self._set(WriteStatus.FAILED, reason)
 
     def set_disk_full(self, reason: str | None) -> None:
-        """Refuse puts while the disk is too full; None ends that. No effect if CLOSED or FAILED."""
+        """Refuse puts while the disk is too full; None ends that.
+
+        No effect if CLOSED or FAILED.
+        """
         with self._lock:
             self._disk_full = reason
             if not self._is_final():
                 self._set_open()
 
     def set_stalled(self, reason: str | None) -> None:
-        """Refuse puts while messages cannot be dispatched; None ends that. No effect if CLOSED or FAILED."""
+        """Refuse puts while messages cannot be dispatched; None ends that.
+
+        No effect if CLOSED or FAILED.
+        """
         with self._lock:
             self._stalled = reason
             if not self._is_final():

@@ -82,7 +82,7 @@ class _LogSummary:
 def check(
     path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> list[CheckFinding]:
-    """Return everything that is wrong with the store at `path`; an empty list if nothing is.
+    """Return everything wrong with the store at `path`; an empty list if nothing is.
 
     `index_slots` is that of `reader.StoreReader`. `progress` gets (bytes done, bytes in total) of the log. Raises
     StoreError if `path` is no directory.
@@ -117,7 +117,7 @@ def _collect(
 
 
 def _dispatched_end(store: Path) -> int:
-    """Return the end of the last record that has a unit; 0 if there is none."""
+    """Return the end of the last record with a unit; 0 if there is none."""
     end = 0
     for topic, queue_id, directory in queue_directories(store / "consumequeue"):
         try:
@@ -361,7 +361,7 @@ def _check_index(log: _LogSummary, directory: Path, slot_count: int) -> Iterator
 def _check_index_file(
     index: IndexFile, offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64], begin: int
 ) -> Iterator[CheckFinding]:
-    """Check header, slots and entries; `begin` is that of the log, whose records are at `offsets`."""
+    """Check header, slots and entries against a log from `begin` with records at `offsets`."""
     path = index.file.path
     # 1. The counts in the header, on which all else depends.
     if not 1 <= index.count <= index.max_count:
@@ -398,7 +398,7 @@ def _check_entries(
     offsets: npt.NDArray[np.int64],
     begin: int,
 ) -> Iterator[CheckFinding]:
-    """Check all entries at once: each is in exactly one chain, which leads back within one slot."""
+    """Check all entries at once: each in exactly one chain, leading back within one slot."""
     numbers = np.arange(1, index.count)
     previous = entries["previous"].astype(np.int64)
     hashes = entries["hash"].astype(np.int64)
@@ -427,7 +427,10 @@ def _check_entries(
 
 
 def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which values are among the ascending ones; numpy's isin would hash all of these for every index file."""
+    """Return which values are among the ascending ones.
+
+    The isin of numpy would hash all of these for every index file.
+    """
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     found: npt.NDArray[np.bool_] = ascending[np.searchsorted(ascending, values).clip(max=len(ascending) - 1)] == values
@@ -437,7 +440,7 @@ def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> n
 def _check_index_times(
     index: IndexFile, entries: npt.NDArray[np.void], offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
 ) -> Iterator[CheckFinding]:
-    """Compare the times of an index file with those of the records that the log still has."""
+    """Compare an index file's times with those of the records still in the log."""
     at = np.searchsorted(offsets, entries["physical_offset"])
     known = _is_in(entries["physical_offset"], offsets)
     stored = times[np.where(known, at, 0)] if len(times) else np.zeros(len(entries), np.int64)

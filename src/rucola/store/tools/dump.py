@@ -1,4 +1,4 @@
-"""Dump: a store as JSON lines, one object per message, in the order of the log.
+"""Dump: a store as JSON lines, one object per message, in log order.
 
     commitLogOffset topic queueId queueOffset storeSize msgId offsetMsgId storeTimestamp bornTimestamp bornHost
     storeHost sysFlag flag bodyCRC reconsumeTimes preparedTransactionOffset properties bodyLength bodySha256
@@ -29,7 +29,7 @@ def dump(
     progress: Callable[[int, int], None] | None = None,
     body_fields: Callable[[bytes], dict[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield every message of the store at `path` as a dict with the fields above, in that order.
+    """Yield all of the store's messages as dicts with the fields above, in that order.
 
     `body_fields` returns further fields for a decompressed body. `progress` gets (bytes done, bytes in total) of the
     log. If the log is damaged, raises StoreCorrupt after all messages before the damage.
@@ -77,7 +77,10 @@ def message_row(
     unit: tuple[str, int] | None,
     body_fields: Callable[[bytes], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields above for a message with its body as stored; `unit` is its (cq, tags code), if it has one."""
+    """Return the fields above for a message with its body as stored.
+
+    `unit` is its (cq, tags code), if it has one.
+    """
     body = decompress(message.body, message.sys_flag)
     row: dict[str, Any] = {
         "commitLogOffset": message.physical_offset,

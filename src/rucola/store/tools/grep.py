@@ -1,4 +1,4 @@
-"""Grep: search a store for messages by topic, queue, tag, key, store time and text in the body.
+"""Grep: search a store by topic, queue, tag, key, store time and body text.
 
 The access path depends on the query:
 
@@ -38,7 +38,10 @@ _STEP = 4096
 
 @dataclass(slots=True)
 class SearchQuery:
-    """The conditions of a search, all of which a message must meet. Times are in milliseconds, `end_ms` exclusive."""
+    """The conditions of a search, all of which a message must meet.
+
+    Times are in milliseconds, `end_ms` exclusive.
+    """
 
     topic: str | None = None
     queue_id: int | None = None
@@ -67,9 +70,9 @@ class SearchQuery:
         return self.text is not None or self.pattern is not None
 
     def match(self, body: bytes) -> tuple[int, int] | None:
-        """Return begin and end of the first match in a decompressed body; None if it does not meet both conditions.
+        """Return begin and end of the first match in a decompressed body.
 
-        With a pattern and a text, it is the match of the pattern.
+        None if the body does not meet both conditions. With a pattern and a text, the match is that of the pattern.
         """
         found: tuple[int, int] | None = None
         if self.text is not None:
@@ -192,7 +195,7 @@ def _in_log(reader: StoreReader, query: SearchQuery, progress: ProgressCallback 
 
 
 def _begin_in_time(reader: StoreReader, begin_ms: int) -> int:
-    """Return the begin of the scan: one file before the last one that begins at `begin_ms` or earlier.
+    """Return the scan's begin: one file before the last that begins at `begin_ms` or earlier.
 
     The additional file makes up for a clock that was set back.
     """

@@ -1,4 +1,4 @@
-"""Rebuild in parallel: pieces that many processes can build independently and that fit together byte by byte.
+"""Parallel rebuild: pieces that many processes build independently and that fit together byte by byte.
 
     scan_log_file          reads one log file: the units of its records and the number of their index entries
     write_consume_queue    writes one ConsumeQueue from the units of all log files, in order
@@ -55,7 +55,10 @@ class UnitRun(NamedTuple):
 
 
 class ScannedLogFile(NamedTuple):
-    """The summary of one log file: its records end at `end`; with `is_last` the log ends there too."""
+    """The summary of one log file.
+
+    Its records end at `end`; with `is_last` the log ends there too.
+    """
 
     begin: int
     end: int
@@ -65,7 +68,7 @@ class ScannedLogFile(NamedTuple):
 
 
 class IndexSource(NamedTuple):
-    """A log file with entries of some index file: its begin, and the number of its first entry."""
+    """A log file with entries of an index file: its begin and first entry's number."""
 
     begin: int
     first_entry: int
@@ -77,7 +80,7 @@ def log_files(log: Path) -> list[int]:
 
 
 def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | ScannedLogFile]:
-    """Yield the units of the log file that begins at a physical offset, and finally its summary.
+    """Yield the units of the log file at physical offset `begin`, and finally its summary.
 
     Raises StoreCorrupt if the file is damaged.
     """
@@ -99,10 +102,10 @@ def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[Unit
 
 
 def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: StoreConfig) -> int:
-    """Write the files of one queue under `target/consumequeue`; return its number of units. Durable on return.
+    """Write the files of one queue under `target/consumequeue`; return its number of units.
 
-    `runs` are all units of the queue, in the order of the log. Files of an earlier attempt are deleted. Raises
-    StoreCorrupt if the queue offsets are not consecutive.
+    Durable on return. `runs` are all units of the queue, in the order of the log. Files of an earlier attempt are
+    deleted. Raises StoreCorrupt if the queue offsets are not consecutive.
     """
     files = MappedFileQueue.open(log)
     queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
@@ -135,10 +138,10 @@ def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settin
 
 
 def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSource], settings: StoreConfig) -> int:
-    """Write index file `number`, counted from 0; return the store time of its first message. Durable on return.
+    """Write index file `number`, counted from 0; return its first message's store time.
 
-    `parts` are the log files, in order, that hold its entries and the entry before them. A file of an earlier attempt
-    is deleted.
+    Durable on return. `parts` are the log files, in order, that hold its entries and the entry before them. A file of
+    an earlier attempt is deleted.
     """
     path.unlink(missing_ok=True)
     begin, end = (_entries_a_file(settings) * each for each in (number, number + 1))
@@ -180,7 +183,7 @@ def index_names(first_timestamps: Sequence[int]) -> list[str]:
 
 
 def plan_index_files(taken: Sequence[ScannedLogFile], settings: StoreConfig) -> list[tuple[int, list[IndexSource]]]:
-    """Return (number, log files that it is built from) for each index file, given all log files in order."""
+    """Return (number, source log files) of each index file, given all log files in order."""
     room = _entries_a_file(settings)
     firsts = [0, *accumulate(each.entries for each in taken)]
     # With room for 100, a log file with entries 80 to 129 is a source of files 0 and 1. One with 0 to 99 is a source of
@@ -206,7 +209,7 @@ def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
 
 
 def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchRequest] | ScanEnd]:
-    """Yield the records of one log file in batches, in order, and finally the end of its records.
+    """Yield one log file's records in batches, in order, and finally their end.
 
     In a batch the queue offsets of each queue are consecutive: a batch ends before a queue starts over.
     """

@@ -1,4 +1,4 @@
-"""Queue reconstruction: which queue offsets a damaged log has lost, and which records claim a wrong one.
+"""Queue reconstruction: queue offsets that a damaged log lost, and records that claim wrong ones.
 
 The CRC of a record covers its body only, so a record that looks intact may state a wrong topic, queue id, queueOffset.
 Two sources tell: the queue offsets of each queue are consecutive in the order of the log, and the ConsumeQueues of the
@@ -51,7 +51,7 @@ _LOG_END: Final = 1 << 62
 
 
 class RecordLocation(NamedTuple):
-    """The location of a record, or the one that it claims: queue, queue offset, physical offset and size."""
+    """A record's location, true or claimed: queue, queue offset, physical offset and size."""
 
     queue: QueueName
     queue_offset: int
@@ -104,7 +104,7 @@ class SurvivingUnits:
         return list(self._queues)
 
     def begin(self, name: QueueName, physical_offset: int) -> int | None:
-        """Return the first queue offset whose record is at `physical_offset` or after it; None without units."""
+        """Return the first queue offset whose record is at or after `physical_offset`; None without units."""
         queue = self._queues.get(name)
         if queue is None or queue.max_offset <= queue.min_offset:
             return None
@@ -211,10 +211,11 @@ class _Reconstructor:
             self._missing.append(_Missing(name, last_at, _LOG_END, lost))
 
     def _epochs(self, name: QueueName, records: QueueRecords) -> Iterator[list[RecordLocation]]:
-        """Split the records of a queue where it starts at 0 again because its topic was deleted and created again.
+        """Split the records of a queue where it starts at 0 again.
 
-        A record that claims offset 0 in the middle may also be damaged. It starts an epoch if the next record has
-        offset 1, or its unit is the first of the queue, unless it only lost the next offset of the old epoch:
+        It does after its topic was deleted and created again. A record that claims offset 0 in the middle may also be
+        damaged. It starts an epoch if the next record has offset 1, or its unit is the first of the queue, unless it
+        only lost the next offset of the old epoch:
 
             5 6 0 1 2     an epoch begins at 0
             5 6 0 8 9     offset 7 is damaged
@@ -237,7 +238,7 @@ class _Reconstructor:
             yield all_records[begin:]
 
     def _trusted(self, epoch: list[RecordLocation], last: int) -> list[RecordLocation]:
-        """Return the records of an epoch that are trusted, given the last offset before; the others become strays."""
+        """Return an epoch's trusted records, given the last offset before; the others become strays."""
         # 1. Of several records with one offset trust only the one that its unit points at.
         rivals: dict[int, int] = {}
         for record in epoch:
@@ -262,7 +263,7 @@ class _Reconstructor:
         return kept
 
     def _can_end(self, kept: list[RecordLocation], candidates: list[RecordLocation], last: int) -> bool:
-        """Tell whether the last of the kept records can have its offset: enough records can be lost before it."""
+        """Tell whether enough records can be lost before the last kept one for its offset."""
         tail, before = kept[-1], kept[-2] if len(kept) > 1 else None
         expected = before.queue_offset + 1 if before else last + 1
         if tail.queue_offset == expected or self._units.at(*tail[:2])[0] == tail.physical_offset:
@@ -276,7 +277,7 @@ class _Reconstructor:
         return not is_expected and room + untrusted >= tail.queue_offset - expected
 
     def _count_hidden(self, begin: int, tail: RecordLocation, expected: int) -> int:
-        """Return the number of offsets from `expected` up to the tail's whose records may only look like others.
+        """Count the offsets from `expected` up to the tail's whose records may look like others.
 
         Such a record is marked as prepared, or one of two that claim the same offset of a similar queue.
         """
@@ -298,7 +299,7 @@ class _Reconstructor:
         return len(found)
 
     def _belongs_elsewhere(self, lone: RecordLocation) -> bool:
-        """Tell whether a record can belong to a queue with a similar name that lacks its offset."""
+        """Tell whether a record can belong to a similar queue that lacks its offset."""
         for name, records in self._log.queues.items():
             offsets = records.queue_offsets
             if _is_similar(name, lone.queue) and offsets and max(offsets) + 1 >= lone.queue_offset not in offsets:
@@ -306,7 +307,10 @@ class _Reconstructor:
         return False
 
     def _room(self, begin: int, tail: RecordLocation) -> int:
-        """Return the number of records that can be lost between two records of a queue: in holes, or as strays."""
+        """Return the number of records that can be lost between two records of a queue.
+
+        They can be lost in holes, or as strays.
+        """
         smallest = MIN_RECORD_SIZE + len(tail.queue[0].encode())
         holes = [hole for hole in self._log.holes if begin < hole.begin < tail.physical_offset]
         strays = sum(1 for at in self._strays if begin < at < tail.physical_offset)
@@ -315,7 +319,7 @@ class _Reconstructor:
     # -- step 2: strays -----------------------------------------------------------------------------------------------
 
     def _correct_known(self) -> None:
-        """Give missing offsets to records that the units know, and to strays of the same queue in between."""
+        """Give missing offsets to records that units know, and to the queue's strays in between."""
         for missing in self._missing:
             for queue_offset in missing.offsets[:]:
                 record = self._known_record(missing, queue_offset)
@@ -336,7 +340,7 @@ class _Reconstructor:
                     missing.offsets.remove(stray.queue_offset)
 
     def _known_record(self, missing: _Missing, queue_offset: int) -> RecordLocation | None:
-        """Return the record of a missing offset: one marked as prepared, or one that the offset's unit points at."""
+        """Return the record of a missing offset: marked as prepared, or where its unit points."""
         for at, (queue, claimed, size) in self._log.undispatched.items():
             if missing.spans(at) and (queue, claimed) == (missing.queue, queue_offset):
                 return RecordLocation(missing.queue, queue_offset, at, size)
@@ -352,7 +356,10 @@ class _Reconstructor:
         return None
 
     def _unconfirmed(self, physical_offset: int) -> RecordLocation | None:
-        """Return the record at a physical offset if it is the last of its queue and no unit points at it there."""
+        """Return the record at a physical offset, or None.
+
+        Only if it is the last of its queue and no unit points at it there.
+        """
         for name, records in self._log.queues.items():
             if records.physical_offsets and records.physical_offsets[-1] == physical_offset:
                 last = RecordLocation(name, records.queue_offsets[-1], physical_offset, records.sizes[-1])
@@ -360,7 +367,7 @@ class _Reconstructor:
         return None
 
     def _fits_another_queue(self, stray: RecordLocation) -> bool:
-        """Tell whether a similar queue lacks the stray's queue offset at this part of the log."""
+        """Tell whether a similar queue lacks the stray's queue offset here in the log."""
         return any(
             missing.spans(stray.physical_offset)
             and stray.queue_offset in missing.offsets
@@ -417,7 +424,7 @@ class _Reconstructor:
     # -- step 3: lost records -----------------------------------------------------------------------------------------
 
     def _place_placeholders(self) -> None:
-        """Find a hole for each offset that is still missing, in order; offsets without one become gaps."""
+        """Find a hole for each offset still missing, in order; offsets without one become gaps."""
         result = self._result
         left = {hole.begin: hole.end - hole.begin for hole in result.holes}
         for missing in sorted(self._missing, key=lambda missing: missing.begin):
@@ -445,7 +452,7 @@ class _Reconstructor:
                 result.placeholders.setdefault(hole.begin, []).append(lost)
 
     def _alone(self, missing: _Missing, queue_offset: int) -> RecordLocation | None:
-        """Return the record that claims an offset in a similar queue of one message, which has no units."""
+        """Return the record that claims an offset in a similar one-message queue without units."""
         for name, records in self._log.queues.items():
             if (
                 list(records.queue_offsets) == [queue_offset]
@@ -484,7 +491,7 @@ class _Reconstructor:
 
 
 def _locations(name: QueueName, records: QueueRecords) -> list[RecordLocation]:
-    """Return the locations that the records of a queue claim, in the order of the log."""
+    """Return the locations that a queue's records claim, in log order."""
     rows = zip(records.queue_offsets, records.physical_offsets, records.sizes, strict=True)
     return [RecordLocation(name, *row) for row in rows]
 
@@ -496,7 +503,7 @@ def _hole_at(holes: list[Hole], physical_offset: int) -> Hole | None:
 
 
 def _longest_rising(records: list[RecordLocation], last: int) -> list[RecordLocation]:
-    """Return the longest subsequence whose queue offsets rise and are greater than `last`. O(n log n).
+    """Return the longest subsequence with rising queue offsets greater than `last`. O(n log n).
 
     `ends[k]` is the smallest queue offset that a rising subsequence of length k + 1 can end with, so it rises, too, and
     each record finds by bisection the longest subsequence that it continues:
@@ -529,7 +536,7 @@ def _longest_rising(records: list[RecordLocation], last: int) -> list[RecordLoca
 
 
 def _is_similar(one: QueueName, other: QueueName) -> bool:
-    """Tell whether two queues differ in the queue id, or in one byte of the topic, and in nothing else."""
+    """Tell whether two queues differ only in queue id or one byte of the topic."""
     letters, others = one[0].encode(), other[0].encode()
     if len(letters) != len(others):
         return False

@@ -42,7 +42,7 @@ _STAGING: Final = "rebuild.tmp"
 
 @dataclass(slots=True)
 class RebuildResult:
-    """Counts of what a rebuild has read and written; `path` is the directory that holds the new files."""
+    """Counts of what a rebuild has read and written; directory `path` holds the new files."""
 
     path: Path
     messages: int = 0
@@ -64,7 +64,7 @@ def rebuild(
     progress: ProgressCallback | None = None,
     builder: Builder | None = None,
 ) -> RebuildResult:
-    """Write ConsumeQueues and index of a store: in place of the old ones, or under `out`, which must be empty.
+    """Write a store's ConsumeQueues and index: in place, or under `out`, which must be empty.
 
     Args:
         settings: file sizes and delay levels; by default the sizes of the existing files (see `detect_config`).
@@ -139,7 +139,7 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
 
 
 class _Feeder:
-    """Feeds the records of a log to a CommitLogDispatcher, after a check that each is the next of its queue."""
+    """Feeder of log records to a CommitLogDispatcher, with a check that each continues its queue."""
 
     def __init__(self, files: MappedFileQueue, dispatcher: CommitLogDispatcher) -> None:
         self._files = files
@@ -174,7 +174,7 @@ class _Feeder:
 
 
 def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
-    """Return a configuration with the file sizes of a store's own files, and defaults for those that it lacks.
+    """Return a configuration with a store's own file sizes, and defaults for missing ones.
 
     An index file shows only its total size, so it is assumed to have four entries per slot, as by default; raises
     StoreCorrupt if that is impossible. With `index` False the index is ignored.
@@ -196,7 +196,7 @@ def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
 
 
 def damaged_log(files: MappedFileQueue, physical_offset: int, damage: str) -> StoreCorrupt:
-    """Return the error of a log that is damaged at a physical offset; it names the tool to use."""
+    """Return the error for log damage at a physical offset, naming the tool to use."""
     file = files.find(physical_offset) or files.files[-1]
     return StoreCorrupt(
         file.path,
@@ -206,7 +206,7 @@ def damaged_log(files: MappedFileQueue, physical_offset: int, damage: str) -> St
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Exchange the names of two directories in one step; if there is no old one, rename the new one."""
+    """Exchange two directories' names in one step; without an old one, rename the new one."""
     if not old.exists():
         new.rename(old)
         return

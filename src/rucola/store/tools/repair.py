@@ -64,9 +64,10 @@ _SMALLEST: Final = MIN_RECORD_SIZE + 1
 
 @dataclass(slots=True)
 class LostRange:
-    """A range of physical offsets that the copy lacks, why, and the lost messages as "topic|queueId|queueOffset".
+    """A range of physical offsets that the copy lacks, why, and the lost messages.
 
-    Messages whose queue offset is known are listed: those between others of their queue, and those with a unit.
+    Messages whose queue offset is known are listed, as "topic|queueId|queueOffset": those between others of their
+    queue, and those with a unit.
     """
 
     begin: int
@@ -77,7 +78,7 @@ class LostRange:
 
 @dataclass(slots=True)
 class RepairResult:
-    """The outcome of a repair. All offsets are physical. The fields are those of `rucola store repair --json`."""
+    """The outcome of a repair: the fields of `rucola store repair --json`. Offsets are physical."""
 
     source: Path
     out: Path
@@ -111,7 +112,9 @@ def repair(
     settings: StoreConfig | None = None,
     progress: ProgressCallback | None = None,
 ) -> RepairResult:
-    """Write an intact copy of the store `source` to `out`, which must not exist or be empty, and return what was done.
+    """Write an intact copy of the store `source` to `out`, and return what was done.
+
+    `out` must be missing or empty.
 
     Args:
         settings: file sizes and delay levels; by default the sizes of the existing files, or Apache's defaults if the
@@ -156,7 +159,7 @@ def repair(
 
 
 def _step(progress: ProgressCallback | None, number: int) -> ProgressCallback | None:
-    """Return a callback for one of the three steps of a repair, each of which goes through the whole log."""
+    """Return a callback for one of a repair's three steps, each through the whole log."""
     if progress is None:
         return None
     return lambda done, total: progress(number * total + done, 3 * total)
@@ -222,7 +225,7 @@ def _copy(path: Path, file: MappedFile, size: int) -> None:
 
 
 def _set_location(file: MappedFile, location: RecordLocation) -> None:
-    """Overwrite topic, queue id and queueOffset of the record at a location with those of the location."""
+    """Set topic, queue id and queueOffset of the record at a location to the location's."""
     position = location.physical_offset - file.begin
     (topic, queue_id), data = location.queue, file.map
     topic_at = peek(data, position).body_end + 1
@@ -233,7 +236,7 @@ def _set_location(file: MappedFile, location: RecordLocation) -> None:
 
 
 def _fill(file: MappedFile, hole: Hole, placeholders: list[RecordLocation], found: SalvagedLog) -> None:
-    """Write placeholders and fillers over a hole, or a blank if the hole takes the rest of its file."""
+    """Write placeholders and fillers over a hole, or a blank if it ends its file."""
     at, to_file_end = hole.begin, hole.end == file.end
     timestamp = hole.timestamp or found.first_timestamp
     host = found.store_host or bytes(8)
@@ -265,7 +268,7 @@ def _fill(file: MappedFile, hole: Hole, placeholders: list[RecordLocation], foun
 def _record(
     topic: str, queue_id: int, queue_offset: int | None, hole: Hole, at: int, size: int, timestamp: int, host: bytes
 ) -> bytes:
-    """Return a record of `size` bytes: a placeholder for a queue offset, or without `queue_offset` a filler.
+    """Return a record of `size` bytes: a placeholder for `queue_offset`, or without it a filler.
 
     Its properties are the reason, cut or padded with blanks; the body of a filler takes the rest, as zeros.
     """
@@ -313,7 +316,7 @@ def _write_checkpoint(store: Path, found: SalvagedLog, index_slots: int) -> None
 
 
 def _copy_config(source: Path, target: Path) -> Iterator[str]:
-    """Copy every config file that can be read, and yield a sentence for each of the others."""
+    """Copy every readable config file, and yield a sentence for each of the others."""
     names = sorted({path.name.removesuffix(".bak") for path in source.glob("*.json*") if path.suffix != ".tmp"})
     for name in names:
         content, before = _json(source / name), _json(source / f"{name}.bak")
@@ -327,7 +330,7 @@ def _copy_config(source: Path, target: Path) -> Iterator[str]:
 
 
 def _json(path: Path) -> bytes | None:
-    """Return the bytes of a file if they are JSON as fastjson writes it, otherwise None."""
+    """Return a file's bytes if they are JSON as fastjson writes it, otherwise None."""
     try:
         data = path.read_bytes()
         fastjson.loads(data)  # an empty file is no JSON

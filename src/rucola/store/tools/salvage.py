@@ -63,7 +63,7 @@ class Hole(NamedTuple):
 
 @dataclass(slots=True)
 class QueueRecords:
-    """The records that claim one queue, in the order of the log, as columns: 20 bytes per record."""
+    """Columns of the records that claim one queue, in log order: 20 bytes per record."""
 
     physical_offsets: array[int] = field(default_factory=lambda: array("q"))
     queue_offsets: array[int] = field(default_factory=lambda: array("q"))
@@ -72,7 +72,7 @@ class QueueRecords:
 
 @dataclass(slots=True)
 class SalvagedLog:
-    """The valid records of a log and its holes. `begin` and `end` are those of the log, physical offsets."""
+    """The valid records and holes of a log from physical offset `begin` to `end`."""
 
     begin: int
     end: int
@@ -95,10 +95,10 @@ class SalvagedLog:
 
 
 def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | None = None) -> SalvagedLog:
-    """Read the log in `directory` from front to back. Needs about 24 bytes of memory per message.
+    """Read the log in `directory` from front to back.
 
-    With `file_size` 0 it is the distance between two file names, or the size of the only file. Raises StoreError if
-    there is no log.
+    Needs about 24 bytes of memory per message. With `file_size` 0 it is the distance between two file names, or the
+    size of the only file. Raises StoreError if there is no log.
     """
     paths = {int(path.name): path for path in file_paths(directory)}
     if not paths:
@@ -231,7 +231,7 @@ class _Salvager:
         queue.sizes.append(message.store_size)
 
     def _next_valid(self, file: MappedFile, position: int) -> int | None:
-        """Return the position of the next valid record after the invalid one at `position`, or None."""
+        """Return the next valid record's position after the invalid one at `position`, or None."""
         # In the last file, an older record than those before is from a tail that an earlier recovery had cut off.
         floor = min(self._times) if file.begin == self._last_begin else 0
         at = file.map.find(_MAGIC, position + _SMALLEST + 4)
@@ -248,7 +248,7 @@ class _Salvager:
         return None
 
     def _correct(self, file: MappedFile, position: int, following: int) -> int:
-        """Correct one field of the invalid record at `position`, and return its size; 0 if that is impossible.
+        """Correct one field of the invalid record at `position`; return its size, 0 if impossible.
 
         `following` is the position of the next valid record. Each trial replaces one field; the first whose result is a
         valid record, with something at its end that can follow a record, is taken.
@@ -271,7 +271,7 @@ class _Salvager:
         return 0
 
     def _trials(self, file: MappedFile, position: int, following: int) -> Iterator[tuple[int, int, bytes, str]]:
-        """Yield (size of the record, position of the field in it, its new bytes, why) of each possible correction."""
+        """Yield each possible correction: (record size, position of the field in it, new bytes, why)."""
         claimed, magic = FRAME.unpack_from(file.map, position)
         at = file.begin + position
         address = at.to_bytes(8, "big")
@@ -300,7 +300,7 @@ def _can_end_at(file: MappedFile, position: int, following: int) -> bool:
 
 
 def _size_of_parts(file: MappedFile, position: int) -> int:
-    """Return the size of a record with IPv4 hosts, added up from the sizes of its parts."""
+    """Return the summed size of the parts of a record with IPv4 hosts."""
     mapped = file.map
     try:
         topic_at = position + HEAD_SIZE + int.from_bytes(mapped[position + 84 : position + HEAD_SIZE], "big")

@@ -49,7 +49,7 @@ class RecordCounts:
 
 @dataclass(slots=True)
 class LogStat:
-    """The CommitLog. `begin` and `end` are physical offsets; sizes, blanks and unused space are in bytes."""
+    """The CommitLog: physical offsets `begin` and `end`; sizes, blanks and unused space in bytes."""
 
     files: int = 0
     file_size: int = 0
@@ -65,7 +65,7 @@ class LogStat:
 
 @dataclass(slots=True)
 class QueueStat:
-    """A queue: its half-open range of queue offsets, its files, and its records in the log.
+    """A queue: its half-open range of queue offsets, files, and records in the log.
 
     `in_log.messages` differs from `max_offset - min_offset` if messages are not dispatched yet or units are damaged.
     """
@@ -80,7 +80,7 @@ class QueueStat:
 
 @dataclass(slots=True)
 class IndexFileStat:
-    """An index file: entries and slots, used and in total, and the store times of its first and last message."""
+    """An index file: entries and slots (used, total), store times of first and last message."""
 
     name: str
     entries: int
@@ -93,7 +93,7 @@ class IndexFileStat:
 
 @dataclass(slots=True)
 class StoreStat:
-    """A whole store. `queues` are ordered by topic and id; `config` has {name: size in bytes}."""
+    """A whole store: `queues` ordered by topic and id, `config` as {name: size in bytes}."""
 
     path: Path
     log: LogStat
@@ -161,7 +161,7 @@ def _log(
 
 
 def _blank(log: LogStat, begin: int) -> None:
-    """Count the bytes between the last record and the one at `begin`, which are a blank."""
+    """Count the blank bytes between the last record and the one at `begin`."""
     if begin > log.end:
         log.blanks += 1
         log.blank_size += begin - log.end
