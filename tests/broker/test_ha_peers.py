@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.broker import Broker
 from rucola.broker.replication import ha_client
 from rucola.broker.replication.ha_handshake import LogDiverged, greet, welcome
@@ -19,10 +20,10 @@ from rucola.errors import RemotingConnectError
 from rucola.protocol.replication import encode_report
 from rucola.protocol.replication_epochs import Greeting, Join
 from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
-from rucola.store.config import BrokerRole
+from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
-from support.replication import pair, send
+from support.replication import follows, pair, send
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -123,3 +124,39 @@ async def test_a_fenced_master_serves_no_slave(tmp_path: Path, caplog: pytest.Lo
         assert first.role.in_sync() == {}
         await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
         await until(lambda: second.role.in_sync() == {1: second.role.position().end})
+
+
+async def test_a_slave_joins_once_the_log_before_its_first_report_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report confirms it, and an earlier session may have ended before the flush."""
+    waits: list[int] = []
+    joins: list[tuple[int, list[int]]] = []
+    wait_flushed = GroupCommit.wait_flushed
+
+    async def noted(commit: GroupCommit, physical_offset: int, timeout_ms: int) -> bool:
+        waits.append(physical_offset)
+        return await wait_flushed(commit, physical_offset, timeout_ms)
+
+    async def serve(stream: Stream) -> None:
+        join, _ = await welcome(stream, b"", Greeting(5, 0, 0, True, ()), TIMEOUT_MS)
+        assert join is not None
+        joins.append((join.begin, list(waits)))
+
+    monkeypatch.setattr(GroupCommit, "wait_flushed", noted)
+    other = StreamServer(HOST, 0, serve)
+    other.start()
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker()
+        await running.create_topic(master, "T", queues=1)
+        slave = await running.start_slave({"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+        await send(running, 3)
+        await follows(master, slave)
+        waits.clear()
+        await slave.role.become_slave(5, 0, f"{HOST}:{other.port}")
+        await until(lambda: bool(joins))
+    await other.stop()
+    begin, flushed = joins[0]
+    assert begin > 0
+    assert begin in flushed
+    assert check(tmp_path / "slave") == []

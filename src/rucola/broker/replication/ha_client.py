@@ -251,6 +251,10 @@ class _ReplicationSession:
 
     async def run(self) -> None:
         """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""
+        # The first report confirms all before it. With SYNC_FLUSH that may still be in memory only: an earlier session
+        # received it, and ended before the flush.
+        if not await self._is_safe(self._begin):
+            raise OSError(f"the log up to {self._begin} cannot be flushed")
         first = await self._greet()
         await run_until_first_ends(self._receive(first), self._report())
 
