@@ -32,7 +32,7 @@ MAX_DEPTH = 64
 """Limit on nesting in the tolerant parser; RocketMQ itself never exceeds six."""
 
 MAX_TOLERANT_SIZE = 32 * 1024
-"""Limit on a document that a server's event loop parses tolerantly, in bytes: 20 ms of work."""
+"""Limit on a body that a server's event loop parses tolerantly, in bytes: 20 ms of work."""
 
 MAX_DIGITS = 400
 """Limit on the length of a number in the tolerant parser; the largest double has 309 digits."""

@@ -14,6 +14,7 @@ from rucola.fastjson import MAX_DEPTH, MAX_TOLERANT_SIZE
 from rucola.message import sql92
 from rucola.message.compression import RATIO_VARIABLE, SIZE_VARIABLE, ExpansionLimits
 from rucola.namesrv.config import NamesrvConfig
+from rucola.protocol import header_limits
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.route import MAX_NAME_LENGTH, MAX_REGISTRATION_SIZE, MAX_TOPIC_SIZE
 from rucola.remoting import server_requests
@@ -47,7 +48,10 @@ def test_the_fixed_limits_are_those_of_the_code() -> None:
     assert fixed["its header"] == f"{MAX_HEADER_SIZE >> 10} KiB"
     slow = f"{MIN_FRAME_RATE} bytes a second in {FRAME_CHECK_INTERVAL_S:g} s"
     assert fixed["growth of an incomplete frame"].startswith(slow)
-    assert f"{MAX_TOLERANT_SIZE >> 10} KiB" in fixed.values()
+    assert fixed["a JSON body of a request that is no plain JSON"] == f"{MAX_TOLERANT_SIZE >> 10} KiB"
+    for name in ("MAX_NESTED_SIZE", "MAX_TOLERANT_HEADER"):
+        assert re.search(rf"`{name}`\) \| {getattr(header_limits, name) >> 10} KiB \|", PAGE)
+    assert f"(`MAX_EXT_FIELDS`) | {header_limits.MAX_EXT_FIELDS:,} |" in PAGE
     assert fixed["nesting of JSON"] == f"{MAX_DEPTH} levels"
     assert fixed["an SQL92 expression"] == (
         f"{sql92.MAX_LENGTH:,} characters, {sql92.MAX_COMMENTS} comments, {sql92.MAX_DEPTH} levels"

@@ -25,6 +25,7 @@ from rucola.protocol.command import (
     decode_command,
     next_opaque,
 )
+from rucola.protocol.header_limits import MAX_EXT_FIELDS, MAX_NESTED_SIZE, MAX_TOLERANT_HEADER, HeaderError
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from rucola.protocol.kv import KVConfigRequestHeader, PutKVConfigRequestHeader
 from rucola.protocol.offset import (
@@ -259,9 +260,9 @@ def test_unknown_header_members_are_ignored() -> None:
         ('{"code":1,"flag":1.5}', r"flag"),
         ('{"code":1,"extFields":[]}', "extFields must be an object"),
         ('{"code":1,"extFields":{"a":1}', "character 29"),
-        ('{"code":1,"extFields":' + "[" * 10_000, "nested deeper"),
-        ('{"a":' * 5_000, "nested deeper"),
-        ('{"a":' * 10_000, "the limit for other forms is 32768 bytes"),
+        ('{"code":1,"extFields":' + "[" * 4_000, "nested deeper"),
+        ('{"a":' * 800, "nested deeper"),
+        ('{"a":' * 1_000, r"the limit for other forms is 4096 bytes \(MAX_TOLERANT_HEADER\)"),
     ],
 )
 def test_an_unreadable_header_is_a_protocol_error(header: str, why: str) -> None:
@@ -279,6 +280,54 @@ def test_an_unreadable_field_is_named() -> None:
     command = command_of({"code": 30, "extFields": {"topic": "T", "queueId": "three"}})
     with pytest.raises(RemoteProtocolError, match=r"GET_MAX_OFFSET 30: .*queueId"):
         command.decode_header(QueueRequestHeader)
+
+
+# Limits of ext fields. What a typed header does not declare becomes text in Python, which a client could keep busy.
+
+
+@pytest.mark.parametrize("nested", ["[[1],[2]],", '{"a":[1]},'])
+def test_nested_ext_values_above_their_limit_are_refused(nested: str) -> None:
+    few, many = nested * 300, nested * (MAX_NESTED_SIZE // len(nested) + 1)
+    text = '{"code":310,"extFields":{"a":"g","x":"%s","z":[%s0]},"flag":0,"opaque":7}'
+    assert command_of(text % ("y" * 5000, few)).ext_fields["z"] == f"[{few}0]"
+    with pytest.raises(HeaderError, match=rf"the limit is {MAX_NESTED_SIZE} \(MAX_NESTED_SIZE\)") as raised:
+        command_of(text % ("", many))
+    assert raised.value.opaque == 7
+
+
+@pytest.mark.parametrize("serializer", SerializeType)
+def test_more_ext_fields_than_the_limit_are_refused(serializer: SerializeType) -> None:
+    most = {str(number): "" for number in range(MAX_EXT_FIELDS)}
+    command = RemotingCommand(310, most, opaque=7, serialize_type=serializer)
+    assert decode(command.encode()) == command
+    command.ext = most | {"one": "more"}
+    with pytest.raises(HeaderError, match=rf"the limit is {MAX_EXT_FIELDS} \(MAX_EXT_FIELDS\)") as raised:
+        decode_command(command.encode()[8:], b"", serializer)
+    assert raised.value.opaque == 7
+
+
+def test_pairs_of_one_name_in_a_binary_header_are_counted() -> None:
+    pairs = bytes(6) * (MAX_EXT_FIELDS + 1)
+    header = bytes(13) + bytes(4) + len(pairs).to_bytes(4, "big") + pairs
+    with pytest.raises(HeaderError, match="MAX_EXT_FIELDS"):
+        decode_command(header, b"", SerializeType.ROCKETMQ)
+
+
+@pytest.mark.parametrize("ext", ["topic:'%s'", '"topic":"\\ud800%s"'])
+def test_only_a_short_header_may_have_the_forms_of_fastjson(ext: str) -> None:
+    text = '{"code":105,"extFields":{' + ext + '},"flag":1,"opaque":7}'
+    assert command_of(text % "T").ext_fields["topic"].endswith("T")
+    with pytest.raises(HeaderError, match=rf"{MAX_TOLERANT_HEADER} bytes \(MAX_TOLERANT_HEADER\)") as raised:
+        command_of(text % ("T" * MAX_TOLERANT_HEADER))
+    assert (raised.value.opaque, raised.value.flag) == (7, 1)
+
+
+def test_a_long_header_of_unusual_types_is_read() -> None:
+    header = b'{"code":"105","extFields":{"topic":"%b\xff","n":1,"o":null},"language":3,"opaque":7,"remark":5,"x":[1]}'
+    command = decode_command(header % (b"T" * MAX_TOLERANT_HEADER), b"", SerializeType.JSON)
+    assert (command.code, command.opaque, command.language, command.remark) == (105, 7, "PYTHON", "5")
+    assert command.ext_fields == {"topic": "T" * MAX_TOLERANT_HEADER + "\ufffd", "n": "1"}
+    assert command.signed_fields == command.ext_fields
 
 
 # The binary header.

@@ -321,10 +321,15 @@ def test_a_damaged_frame_is_a_command_or_a_protocol_error(data: st.DataObject) -
 
 
 @pytest.mark.parametrize("serializer", SerializeType)
-def test_a_header_above_the_limit_is_answered(serializer: SerializeType) -> None:
-    command = RemotingCommand(10, {"a": "x" * MAX_HEADER_SIZE}, opaque=77, serialize_type=serializer)
+@pytest.mark.parametrize("chunk_size", [1 << 20, 65_500])
+@pytest.mark.parametrize("body", [b"", b"x" * 70_000])
+def test_a_header_above_the_limit_is_answered(serializer: SerializeType, chunk_size: int, body: bytes) -> None:
+    """With parts of 65,500 bytes the opaque of the JSON header is in two of them."""
+    command = RemotingCommand(10, {"a": "x" * (5 * 65_500 - 111)}, body, opaque=77, serialize_type=serializer)
     following = RemotingCommand(10, opaque=78)
-    refused, whole = FrameDecoder().receive_data(command.encode() + following.encode())
+    stream = command.encode() + following.encode()
+    chunks = [stream[begin : begin + chunk_size] for begin in range(0, len(stream), chunk_size)]
+    refused, whole = feed(FrameDecoder(), chunks)
     assert isinstance(refused, UnreadableCommand)
     assert (refused.opaque, refused.opaque_is_known, refused.is_answer) == (77, True, False)
     assert refused.why.endswith(f"bytes; the limit is {MAX_HEADER_SIZE}")

@@ -60,7 +60,6 @@ closes the connection.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
@@ -74,6 +73,14 @@ import msgspec
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.codes import LanguageCode, name_of
+from rucola.protocol.header_limits import (
+    BINARY_HEAD,
+    MAX_EXT_FIELDS,
+    MAX_TOLERANT_HEADER,
+    HeaderError,
+    members_of_long,
+    too_many_fields,
+)
 
 VERSION = 409
 """The version number of Apache RocketMQ 4.9.8; some clients select features by it."""
@@ -99,7 +106,6 @@ A received name that is not UTF-8 can be longer when it is encoded again: each w
 """
 
 _PREFIX = Struct(">iI")  # length, serializer << 24 | header size
-_BINARY_HEAD = Struct(">hBhii")  # code, language, version, opaque, flag
 _SIZE = Struct(">i")
 _KEY_SIZE = Struct(">h")
 
@@ -129,15 +135,6 @@ H = TypeVar("H", bound=Header)
 E = TypeVar("E")
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-
-
-class HeaderError(RemoteProtocolError):
-    """An unreadable header, with its opaque (None if unreadable, too) and flag."""
-
-    def __init__(self, why: str, opaque: int | None = None, flag: int = 0) -> None:
-        self.opaque = opaque
-        self.flag = flag
-        super().__init__(why)
 
 
 class RemotingCommand(msgspec.Struct, eq=False, gc=False):
@@ -220,7 +217,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
             if isinstance(received, Header):  # lacks fields that its type does not declare: decode the header again
                 received = _decode_json_header(self.json_header).ext
             text = str(received, "utf-8", "replace")
-            self.ext = _to_texts(fastjson.loads(text, fastjson.MAX_TOLERANT_SIZE)) if received else {}
+            self.ext = _to_texts(fastjson.loads(text, MAX_TOLERANT_HEADER)) if received else {}
         return self.ext
 
     @property
@@ -300,7 +297,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
             pairs += (_KEY_SIZE.pack(len(name)), name, _SIZE.pack(len(text)), text)
         ext = b"".join(pairs)
         language = LanguageCode.__members__.get(self.language, LanguageCode.OTHER)
-        head = _BINARY_HEAD.pack(self.code, language, self.version, self.opaque, self.flag)
+        head = BINARY_HEAD.pack(self.code, language, self.version, self.opaque, self.flag)
         return b"".join((head, _SIZE.pack(len(remark)), remark, _SIZE.pack(len(ext)), ext))
 
     def __eq__(self, other: object) -> bool:
@@ -482,34 +479,12 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         fields = _typed_decoders.get(header[:_BEGIN_SIZE], _decode_json_header)(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         fields = _decode_leniently(header)
+    if len(header) > MAX_TOLERANT_HEADER:
+        members_of_long(header)  # refuses what exceeds a limit
     return RemotingCommand(
         fields.code, None, body, fields.flag, fields.opaque, fields.remark, fields.language, fields.version, JSON,
         fields.ext, header,
     )  # fmt: skip
-
-
-def too_long(header: bytes, serializer: int, limit: int) -> HeaderError:
-    """Return the error for a header above a limit, with its opaque and flag.
-
-    These are included if they are found without decoding it.
-    """
-    opaque: int | None = None
-    flag = 0
-    with suppress(struct_error, ValueError):
-        if serializer == ROCKETMQ:
-            _, _, _, opaque, flag = _BINARY_HEAD.unpack_from(header, 0)
-        else:
-            for part in (header[-1024:], header[:1024]):
-                if found := _OPAQUE.findall(part):
-                    opaque = int(found[-1])
-                    flag = int((_FLAG.findall(part) or [0])[-1])
-                    break
-    return HeaderError(f"a header of {len(header)} bytes; the limit is {limit}", opaque, flag)
-
-
-_OPAQUE = re.compile(rb'"opaque":([0-9]{1,10})\b')
-_FLAG = re.compile(rb'"flag":([0-9]{1,10})\b')
-"""Members of a JSON header. Clients write them behind the ext fields, near the end, or before them."""
 
 
 def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
@@ -520,7 +495,14 @@ def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _decode_json_header(header)
     try:
-        members = fastjson.loads(str(header, "utf-8", "replace"), fastjson.MAX_TOLERANT_SIZE)
+        if len(header) > MAX_TOLERANT_HEADER:
+            members = members_of_long(header)
+            ext_fields = str(_encode_json(members["extFields"]), "utf-8", "replace")
+            members["extFields"] = fastjson.loads(ext_fields, MAX_TOLERANT_HEADER)
+        else:
+            members = fastjson.loads(str(header, "utf-8", "replace"))
+    except HeaderError:
+        raise
     except RemoteProtocolError as error:
         raise HeaderError(str(error)) from None
     if not isinstance(members, dict):
@@ -553,18 +535,21 @@ def _language_name(number: object) -> str:
 def _decode_rocketmq(header: bytes, body: bytes) -> RemotingCommand:
     """Decode a ROCKETMQ header (layout: see the module); HeaderError if it is unreadable."""
     try:
-        code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header, 0)
+        code, language, version, opaque, flag = BINARY_HEAD.unpack_from(header, 0)
     except struct_error:
         raise HeaderError(f"ROCKETMQ header: it ends in the middle of a field ({len(header)} bytes)") from None
     try:
-        remark, at = _read_text(header, _BINARY_HEAD.size, _SIZE)
+        remark, at = _read_text(header, BINARY_HEAD.size, _SIZE)
         (ext_size,) = _SIZE.unpack_from(header, at)
         at += 4
         end = at + ext_size
         if end > len(header):
             raise RemoteProtocolError(f"ROCKETMQ header: {ext_size} bytes of ext fields at byte {at} of {len(header)}")
         ext: dict[str, str] = {}
+        count = 0
         while at < end:
+            if (count := count + 1) > MAX_EXT_FIELDS:
+                raise RemoteProtocolError(f"ROCKETMQ header: {too_many_fields(count)}")
             key, at = _read_text(header, at, _KEY_SIZE)
             ext[key], at = _read_text(header, at, _SIZE)
     except struct_error:

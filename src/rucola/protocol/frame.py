@@ -22,7 +22,8 @@ from typing import Final, NoReturn
 
 from rucola import speed
 from rucola.errors import RemoteProtocolError
-from rucola.protocol.command import HeaderError, RemotingCommand, decode_command, decode_json, too_long, unreadable
+from rucola.protocol.command import RemotingCommand, decode_command, decode_json, unreadable
+from rucola.protocol.header_limits import EXCERPT, HeaderError, refused
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Default limit of a frame in bytes, without its length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
@@ -112,7 +113,9 @@ class FrameDecoder:
                         size = serializer_and_size & 0xFFFFFF
                         raise HeaderError(f"a header of {size} bytes in a frame of {length} bytes")
                     if body_begin - header_begin > MAX_HEADER_SIZE:
-                        raise too_long(data[header_begin:body_begin], serializer_and_size >> 24, MAX_HEADER_SIZE)
+                        raise _too_long(
+                            body_begin - header_begin, data[header_begin:body_begin], serializer_and_size >> 24
+                        )
                     header, body = data[header_begin:body_begin], data[body_begin:frame_end]
                     commands.append(decode_command(header, body, serializer_and_size >> 24))
                 except HeaderError as error:
@@ -127,28 +130,39 @@ class FrameDecoder:
     def _large_frame(self) -> list[RemotingCommand] | None:
         """Return the commands of the completely buffered frame and of the bytes behind it.
 
-        None, and nothing is done, unless its header is in the first part.
+        None, and nothing is done, unless its header is in the first part, or too long: then no part is joined.
         """
         first, last = self._parts[0], self._parts[-1]
-        _, serializer_and_size = _PREFIX.unpack_from(first)
-        size = serializer_and_size & 0xFFFFFF
-        if size > MAX_HEADER_SIZE or 8 + size > len(first) or len(self._parts) == 1:
+        length, serializer_and_size = _PREFIX.unpack_from(first)
+        serializer, size = serializer_and_size >> 24, serializer_and_size & 0xFFFFFF
+        is_too_long = MAX_HEADER_SIZE < size <= length - 4
+        if len(self._parts) == 1 or not (is_too_long or 8 + size <= len(first)):
             return None
         # A frame of 300,000 bytes, of which 310,000 have come: its end is 10,000 before that of the last part.
         end = len(last) - (self.buffered - self._needed)
         rest = bytes(memoryview(last)[end:])
-        body = b"".join([memoryview(first)[8 + size :], *self._parts[1:-1], memoryview(last)[:end]])
-        header = bytes(memoryview(first)[8 : 8 + size])
+        try:
+            if is_too_long:
+                raise _too_long(size, self._ends_of_header(size), serializer)
+            body = b"".join([memoryview(first)[8 + size :], *self._parts[1:-1], memoryview(last)[:end]])
+            command = decode_command(bytes(memoryview(first)[8 : 8 + size]), body, serializer)
+        except HeaderError as error:
+            command = unreadable(error, serializer)
         self._parts.clear()
         self.buffered = 0
-        try:
-            command = decode_command(header, body, serializer_and_size >> 24)
-        except HeaderError as error:
-            command = unreadable(error, serializer_and_size >> 24)
         try:
             return [command, *self.receive_data(rest)] if rest else [command]
         except FrameError as error:
             raise FrameError(str(error), [command, *error.commands]) from None
+
+    def _ends_of_header(self, size: int) -> bytes:
+        """Return the first and the last bytes of a buffered header that is too long."""
+        ends = bytearray(memoryview(self._parts[0])[8 : 8 + EXCERPT])
+        begin = 0
+        for part in self._parts:
+            ends += memoryview(part)[max(8 + size - EXCERPT - begin, 0) : max(8 + size - begin, 0)]
+            begin += len(part)
+        return bytes(ends)
 
     def _usual(self, data: bytes | memoryview) -> list[RemotingCommand] | None:
         """Do steps 2 and 3 by the accelerator.
@@ -183,3 +197,8 @@ class FrameDecoder:
         if length < 4:
             raise RemoteProtocolError(f"a frame of {length} bytes cannot hold its own header length")
         raise RemoteProtocolError(f"a frame of {length} bytes; the limit is {self._max_frame_size}")
+
+
+def _too_long(size: int, header: bytes, serializer: int) -> HeaderError:
+    """Return the error for a header of that size, of which at least both ends are given."""
+    return refused(header, serializer, f"a header of {size} bytes; the limit is {MAX_HEADER_SIZE}")
