@@ -13,7 +13,7 @@ from rucola.acl.credentials import Credentials
 from rucola.acl.signature import CREDENTIAL_FIELDS
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
-from rucola.broker.replication.ha_authentication import prove
+from rucola.broker.replication.ha_authentication import HELLO, prove
 from rucola.client import BrokerError, Message, Producer, PullConsumer, PushConsumer, SendFailed, TransactionProducer
 from rucola.client.producer.transaction import LocalTransactionState
 from rucola.errors import ConfigError, MQError
@@ -389,6 +389,16 @@ async def test_a_peer_without_credentials_gets_nothing_of_the_log(cluster: Guard
     await broker.stop()
     audit = (cluster.path / "store" / "audit" / "audit.jsonl").read_text()
     assert '"action":"REPLICATE"' in audit
+
+
+async def test_peers_without_credentials_keep_no_slave_out(cluster: GuardedCluster) -> None:
+    broker = await cluster.start_broker(max_slaves=1)
+    silent = [await open_stream(f"127.0.0.1:{broker.config.ha_listen_port}") for _ in range(2)]
+    await silent[0].write(encode_report(HELLO))  # it begins to authenticate
+    await cluster.start_broker("slave", broker_id=1, store={"broker_role": BrokerRole.SLAVE})
+    await until(lambda: 1 in broker.in_sync())
+    for stream in silent:
+        stream.close()
 
 
 async def test_the_metrics_count_denied_requests_and_broken_files(cluster: GuardedCluster) -> None:

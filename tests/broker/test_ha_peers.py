@@ -19,7 +19,7 @@ from rucola.client import SendStatus
 from rucola.errors import RemotingConnectError
 from rucola.protocol.replication import encode_report
 from rucola.protocol.replication_epochs import Greeting, Join
-from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
+from rucola.remoting.byte_stream import MAX_PENDING, Stream, StreamServer, open_stream
 from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
@@ -160,3 +160,34 @@ async def test_a_slave_joins_once_the_log_before_its_first_report_is_flushed(
     assert begin > 0
     assert begin in flushed
     assert check(tmp_path / "slave") == []
+
+
+async def test_silent_connections_keep_no_slave_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A connection takes a place of maxSlaves with its first report."""
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC, max_slaves=1)
+        await running.create_topic(master, "T", queues=1)
+        address = f"{HOST}:{master.config.ha_listen_port}"
+        silent = [await open_stream(address) for _ in range(MAX_PENDING)]
+        await running.start_slave()
+        await until(lambda: master.role.in_sync() == {1: master.role.position().end})
+        assert await send(running, 3) == [SendStatus.SEND_OK] * 3
+        await ends(silent[0])  # it made room for the slave
+        await silent[1].write(encode_report(0))
+        await ends(silent[1])
+        assert "than maxSlaves=1 failed, retrying: the newest is closed" in caplog.text
+        assert await send(running, 3) == [SendStatus.SEND_OK] * 3
+        for stream in silent[2:]:
+            stream.close()
+    assert check(tmp_path / "broker-a") == []
+
+
+@pytest.mark.slow
+async def test_a_connection_without_a_report_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After the time that a slave may be silent; that of Apache is silent for 5 s before its first report."""
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(ha_housekeeping_interval=1000)
+        silent = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        await silent.write(b"\0\0\0")
+        await ends(silent)
+        assert "no first report within 1000 ms (haHousekeepingInterval)" in caplog.text

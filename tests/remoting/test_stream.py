@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -10,7 +11,7 @@ from random import Random
 import pytest
 
 from rucola.errors import RemotingConnectError, RemotingError
-from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
+from rucola.remoting.byte_stream import MAX_PENDING, Stream, StreamServer, open_stream
 from support.remoting_peers import SECURITY
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -124,8 +125,9 @@ async def test_connections_beyond_the_limit_are_closed_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def serve(stream: Stream) -> None:
-        while data := await stream.read(10):
-            await stream.write(data)
+        if server.admit(stream):
+            while data := await stream.read(10):
+                await stream.write(data)
 
     server = StreamServer(HOST, 0, serve, max_streams=2, limit="maxSlaves")
     server.start()
@@ -145,4 +147,36 @@ async def test_connections_beyond_the_limit_are_closed_and_logged(
     await server.stop()
     assert [record.message for record in caplog.records] == [
         f"serving more connections on port {server.port} than maxSlaves=2 failed, retrying: the newest is closed"
+    ]
+
+
+async def test_pending_streams_end_the_oldest_of_the_address_with_most(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(stream: Stream) -> None:
+        await stream.write(await stream.read(1))
+
+    server = StreamServer(HOST, 0, serve, max_streams=1, limit="maxSlaves")
+    server.start()
+
+    async def connected(source: str) -> socket.socket:
+        peer = socket.socket()
+        peer.setblocking(False)
+        peer.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(peer, (HOST, server.port))
+        return peer
+
+    async with asyncio.timeout(30):
+        slow = await connected("127.0.0.2")
+        silent = [await connected("127.0.0.3") for _ in range(MAX_PENDING + 2)]
+        loop = asyncio.get_running_loop()
+        for closed in silent[:3]:
+            assert await loop.sock_recv(closed, 1) == b""
+        for waiting in (slow, silent[3], silent[-1]):
+            await loop.sock_sendall(waiting, b"x")
+            assert await loop.sock_recv(waiting, 1) == b"x"
+    for peer in (slow, *silent):
+        peer.close()
+    await server.stop()
+    assert [record.message for record in caplog.records] == [
+        f"waiting for more than {MAX_PENDING} silent connections on port {server.port} failed, retrying: "
+        f"{MAX_PENDING - 1} are from 127.0.0.3, of which the oldest is closed"
     ]

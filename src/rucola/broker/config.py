@@ -131,7 +131,10 @@ class BrokerConfig:
     Lower it if producers should see SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
     """
     max_slaves: Count = 64
-    """Maximum number of replication connections; further ones are closed. Raise it for more slaves of one master."""
+    """Maximum number of replication connections that have sent a report; further ones are closed.
+
+    Raise it for more slaves of one master.
+    """
     slave_timeout: Milliseconds = 3000
     """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
     slave_read_enable: bool = False

@@ -13,8 +13,10 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from rucola.errors import RemotingConnectError, RemotingError
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 TLS_READ_SIZE: Final = 64 * 1024
 """Encrypted bytes per system call."""
+MAX_PENDING: Final = 64
+"""Streams of one server that are not admitted yet."""
 
 
 class Stream:
@@ -47,6 +51,11 @@ class Stream:
             self.peer = address_of(sock.getpeername())
         except OSError:  # the peer has closed already; the next read reports it
             self.peer = "?"
+
+    @property
+    def host(self) -> str:
+        """The address of the other side without the port, which changes with every connection."""
+        return self.peer.rpartition(":")[0]
 
     async def read(self, max_size: int) -> bytes:
         """Wait for bytes and return up to `max_size`, none if the peer has closed."""
@@ -208,8 +217,11 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
 class StreamServer:
     """A server on one address: runs `serve` for each accepted stream and closes it afterwards.
 
-    With port 0 the system chooses a port; `port` holds it after `start`. At most `max_streams` are served at a time; a
-    further connection is closed, and logged with `limit`, the key of that number.
+    With port 0 the system chooses a port; `port` holds it after `start`.
+
+    A stream is pending until `serve` calls `admit`. At most `max_streams` are admitted at a time, which is logged with
+    `limit`, the key of that number. At most MAX_PENDING are pending: a further one ends the oldest of the address that
+    has most of them, so that silent peers keep nobody out, and those of one address no peer of another address.
     """
 
     def __init__(
@@ -231,6 +243,9 @@ class StreamServer:
         self._tls = tls
         self._acceptor: TlsAcceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[Stream, asyncio.Task[None]] = {}
+        """The streams that are not admitted yet, oldest first."""
+        self._admitted: set[Stream] = set()
         self._accept_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -272,6 +287,7 @@ class StreamServer:
                     continue
                 self._outages.succeeded(f"accepting a connection on port {self.port}")
                 self._begin(Stream(accepted))
+                await asyncio.sleep(0)  # `sock_accept` does not suspend while connections wait in the kernel's queue
         finally:
             listening.close()
 
@@ -287,16 +303,36 @@ class StreamServer:
             raise
         self._begin(stream)
 
-    def _begin(self, stream: Stream) -> None:
+    def admit(self, stream: Stream) -> bool:
+        """Return whether a pending stream is one of `max_streams`, and count it as such; otherwise it is to end."""
         excess = f"serving more connections on port {self.port} than {self._limit}={self._max_streams}"
-        if len(self._tasks) >= self._max_streams:
+        if len(self._admitted) >= self._max_streams:
             self._outages.failed(excess, "the newest is closed")
-            stream.close()
-            return
+            return False
         self._outages.succeeded(excess)
+        self._pending.pop(stream, None)
+        self._admitted.add(stream)
+        return True
+
+    def _begin(self, stream: Stream) -> None:
+        excess = f"waiting for more than {MAX_PENDING} silent connections on port {self.port}"
+        if len(self._pending) >= MAX_PENDING:
+            ((host, count),) = Counter(pending.host for pending in self._pending).most_common(1)
+            oldest = next(pending for pending in self._pending if pending.host == host)
+            self._pending.pop(oldest).cancel()
+            self._outages.failed(excess, f"{count} are from {host}, of which the oldest is closed")
+        else:
+            self._outages.succeeded(excess)
         task = asyncio.create_task(self._serve_one(stream))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._pending[stream] = task
+        task.add_done_callback(partial(self._ended, stream))
+
+    def _ended(self, stream: Stream, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pending.pop(stream, None)
+        self._admitted.discard(stream)
+        stream.close()  # here, since a task that is cancelled before its first step has no `finally`
 
     async def _serve_one(self, stream: Stream) -> None:
         try:
@@ -305,5 +341,3 @@ class StreamServer:
             logger.info("%s", error)
         except Exception:
             logger.exception("%s: serving this connection failed", stream.peer)
-        finally:
-            stream.close()

@@ -3,7 +3,9 @@
 Protocol on each connection (frames: `rucola.protocol.replication`):
 
 1. The slave connects and reports the physical offset to begin at; 0 means that it has no log. If it knows epochs, both
-   sides exchange theirs before that (`ha_handshake`). A master that is fenced serves no slaves.
+   sides exchange theirs before that (`ha_handshake`). A master that is fenced serves no slaves. From its first report
+   on, the slave is one of maxSlaves; a connection without one takes no slave's place. It has haHousekeepingInterval for
+   that, since Apache's slave is silent for its haSendHeartbeatInterval, 5 s, after it has connected.
 2. The master checks it. Behind the end of its own log, or before the beginning: the logs have diverged, or retention
    has deleted the range. The master closes the connection and logs what the operator can do.
 3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
@@ -62,9 +64,10 @@ TELL_INTERVAL_S = 0.1
 class _HAConnection:
     """State of one connected slave."""
 
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, stream: Stream) -> None:
+        self.peer = stream.peer
         """Address of the slave, "ip:port"."""
+        self.host = stream.host
         self.reported = -1
         """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
@@ -78,11 +81,6 @@ class _HAConnection:
         self.knows_epochs = False
         self.told_end = NO_VISIBLE_END
         """The visible end that the slave was told last."""
-
-    @property
-    def host(self) -> str:
-        """The address without the port, which changes with every connection."""
-        return self.peer.rpartition(":")[0]
 
 
 class HAService:
@@ -115,6 +113,7 @@ class HAService:
         self._reported = asyncio.Event()
         """Set by each report."""
         self._connections: set[_HAConnection] = set()
+        """Those of slaves that have reported."""
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiting sender."""
         self._logged_reasons: dict[str, str] = {}
@@ -252,8 +251,7 @@ class HAService:
 
     async def _serve(self, stream: Stream) -> None:
         """Serve one slave until either side closes the connection."""
-        connection = _HAConnection(stream.peer)
-        self._connections.add(connection)
+        connection = _HAConnection(stream)
         try:
             await run_until_first_ends(
                 self._receive(connection, stream), self._send(connection, stream), _until_dropped(connection)
@@ -273,16 +271,23 @@ class HAService:
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
-        for physical_offset in decoder.receive_data(await self._welcome(connection, stream)):
+        interval_ms = self._config.ha_housekeeping_interval
+        try:
+            async with asyncio.timeout(interval_ms / 1000):  # for all of it, however slowly it arrives
+                begins = decoder.receive_data(await self._welcome(connection, stream))
+        except TimeoutError:
+            raise StoreError(f"no first report within {interval_ms} ms (haHousekeepingInterval)") from None
+        if not self._server.admit(stream):
+            return
+        self._connections.add(connection)
+        for physical_offset in begins:
             self._on_report(connection, physical_offset)
         while True:
             try:
-                async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):
+                async with asyncio.timeout(interval_ms / 1000):
                     data = await stream.read(READ_SIZE)
             except TimeoutError:
-                raise StoreError(
-                    f"no report within {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
-                ) from None
+                raise StoreError(f"no report within {interval_ms} ms (haHousekeepingInterval)") from None
             if not data:
                 raise RemotingConnectError("it closed the connection")
             for physical_offset in decoder.receive_data(data):
