@@ -140,6 +140,53 @@ async def test_a_failed_one_way_request_is_logged(caplog: pytest.LogCaptureFixtu
     assert record.message.endswith("one-way request code 1 failed: the topic is empty")
 
 
+async def test_failures_that_a_peer_causes_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Each code has its line, and the responses stay as they are."""
+
+    def fail(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        raise InvalidMessage("the topic is empty")
+
+    def defect(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        raise KeyError("secret")
+
+    async with running_server({1: fail, 2: fail, 3: defect}) as server:
+        peer = await RawPeer.to(server)
+        await peer.send(b"".join(RemotingCommand.oneway(code).encode() for code in (1, 2) * 500))
+        await peer.send(b"".join(request(code).encode() for code in (1, 3) * 50))
+        answers = await peer.commands(100)
+        assert {answer.remark for answer in answers} == {
+            "the topic is empty", "request code 3 failed inside the server (KeyError); its log says more"
+        }  # fmt: skip
+        await peer.close()
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "one-way request code 1 failed: the topic is empty",
+        "one-way request code 2 failed: the topic is empty",
+        "request code 3 failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (request(1).encode()[:-1], "closed in the middle of a frame"),
+        (b"\xff" * 8, "closing the connection: "),
+        (b"\0\0\0\5\0\0\0\1{", "a frame cannot be read: "),
+    ],
+)
+async def test_connections_that_a_peer_ends_badly_fill_no_log(
+    data: bytes, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: asyncio.Queue[Connection] = asyncio.Queue()
+    caplog.set_level(logging.INFO, "rucola.remoting.connection")
+    async with running_server({}, on_open=opened.put_nowait) as server:
+        for _ in range(5):
+            peer = await RawPeer.to(server)
+            await peer.send(data)
+            await peer.close()
+            await (await opened.get()).closed.wait()
+    assert [line in record.message for record in caplog.records] == [True]
+
+
 async def test_an_error_of_a_processor_becomes_a_response(caplog: pytest.LogCaptureFixture) -> None:
     def ours(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise InvalidMessage("the topic is empty")

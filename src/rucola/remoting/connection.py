@@ -67,6 +67,7 @@ from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.large_writes import LargeBody, LargeWrites
 from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import error_response
+from rucola.remoting.seldom_lines import log_seldom
 from rucola.remoting.tls import hint_of_silence, subject_of
 from rucola.remoting.turns import turns_of
 
@@ -315,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
         An unreadable response fails the request in flight that it answers.
         """
         if not self._has_logged_unreadable:
-            logger.warning("%s: a frame cannot be read: %s", self.peer, command.why)
+            log_seldom(logger, logging.WARNING, "unreadable", "%s: a frame cannot be read: %s", self.peer, command.why)
         self._has_logged_unreadable = True
         if not command.opaque_is_known:
             return None
@@ -353,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if not self._decoder.is_between_frames:
-            logger.info("%s: closed in the middle of a frame", self.peer)
+            log_seldom(logger, logging.INFO, "cut off", "%s: closed in the middle of a frame", self.peer)
         for answer in self._in_flight.values():
             if not answer.done():
                 answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {why}"))
@@ -402,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             commands = self._decoder.receive_data(self._view[:nbytes])
         except FrameError as error:
             self._process(error.commands)
-            logger.warning("%s: closing the connection: %s", self.peer, error)
+            log_seldom(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
             self.close()
         else:
             if self._kept:  # a transport with a buffer of its own may have more after it was paused

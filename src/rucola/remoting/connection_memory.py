@@ -34,6 +34,7 @@ from typing import Annotated, Final, Protocol
 
 from rucola import settings
 from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.remoting.seldom_lines import SeldomLines
 from rucola.settings import INT_MAX, Bytes, Count, Range
 from rucola.system_calls import descriptor_limit
 
@@ -138,8 +139,7 @@ class ConnectionMemory:
         self._frame_timer: asyncio.TimerHandle | None = None
         self._resting: deque[BufferedConnection] = deque()
         """Connections whose frames come byte by byte, in the order in which they are read again."""
-        self._next_line_s: dict[str, float] = {}
-        self._unlogged: Counter[str] = Counter()
+        self._lines = SeldomLines(_LOG_INTERVAL_S)
 
     def admit(self, descriptor: int) -> bool:
         """Return whether a connection is accepted, and count it until `release`.
@@ -319,10 +319,5 @@ class ConnectionMemory:
     def _note(self, key: str, why: str, *, closed: bool = False) -> None:
         """Count a connection that is closed or not accepted; log each limit once a second."""
         self.closed[key] += 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._next_line_s.get(key, 0):
-            self._unlogged[key] += 1
-            return
-        self._next_line_s[key] = now_s + _LOG_INTERVAL_S
-        more = f"; {count} more since the last line" if (count := self._unlogged.pop(key, 0)) else ""
-        logger.warning("connection %s (%s): %s%s", "closed" if closed else "not accepted", key, why, more)
+        done = "closed" if closed else "not accepted"
+        self._lines.log(logger, logging.WARNING, key, "connection %s (%s): %s", done, key, why)

@@ -9,6 +9,7 @@ from rucola.access import Reason, Refused
 from rucola.errors import MQError
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import RemotingCommand
+from rucola.remoting.seldom_lines import log_seldom
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +52,18 @@ def refusal_response(command: RemotingCommand, refused: Refused) -> RemotingComm
 def error_response(peer: str, command: RemotingCommand, error: BaseException) -> RemotingCommand:
     """Return the response to a request of a peer whose processor raised.
 
-    Its remark is the text of an MQError; of any other error only the type, since the text may hold internals.
+    Its remark is the text of an MQError; of any other error only the type, since the text may hold internals. Both are
+    logged, but seldom for one request code: a peer can send as many such requests as it likes.
     """
     if isinstance(error, Refused):
         return refusal_response(command, error)
     if isinstance(error, MQError):
         remark = str(error)
         if command.is_oneway:
-            logger.warning("%s: one-way %s failed: %s", peer, name_of(command.code), error)
+            kind = f"one-way {command.code}"
+            log_seldom(logger, logging.WARNING, kind, "%s: one-way %s failed: %s", peer, name_of(command.code), error)
     else:
-        logger.error("%s: %s failed", peer, name_of(command.code), exc_info=error)
-        remark = f"{name_of(command.code)} failed inside the server ({type(error).__name__}); its log says more"
+        name, cause = name_of(command.code), type(error).__name__
+        log_seldom(logger, logging.ERROR, f"{cause} of {name}", "%s: %s failed", peer, name, error=error)
+        remark = f"{name} failed inside the server ({cause}); its log says more"
     return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)
