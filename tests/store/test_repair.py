@@ -378,6 +378,14 @@ def test_damaged_config_file_is_replaced_by_its_bak(damaged: Path) -> None:
     assert [line.split()[0] for line in done.config] == ["delayOffset.json", "topics.json"]
 
 
+def test_a_repaired_copy_does_not_entitle_its_broker_to_be_elected(damaged: Path) -> None:
+    (damaged / "config" / "coordination.json").write_text('{"incarnation":7,"bootId":""}')
+    (damaged / "config" / "coordination.json.bak").write_text('{"incarnation":6,"bootId":""}')
+    done = repaired(damaged)
+    assert sorted(path.name for path in (done.out / "config").iterdir()) == ["topics.json", "topics.json.bak"]
+    assert [line.split(":")[0] for line in done.config] == ["coordination.json was left out"]
+
+
 def test_an_unwritable_or_used_destination_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not empty"):
         repair(damaged, damaged)

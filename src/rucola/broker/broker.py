@@ -94,7 +94,11 @@ class Broker:
             else:
                 self.role.load()
         async with AsyncExitStack() as opening:
-            self._opened = await open_broker(self._environment, opening)
+            opened = await open_broker(self._environment, opening)
+            if self._coordination is not None:
+                storage = opened.storage
+                await self._coordination.compare(storage.store.max_physical_offset, storage.mastership.epochs)
+            self._opened = opened
             self._running = opening.pop_all()
 
     async def start(self) -> None:
@@ -128,7 +132,10 @@ class Broker:
         if self._coordination is not None:
             await self._coordination.stop()
         async with self.role.changing:
+            parts = self.parts
             await self.stop_parts()
+            if self._coordination is not None and parts is not None:
+                await self._coordination.keep_end(parts.storage.store.max_physical_offset)
 
     async def wait_failed(self) -> None:
         """Wait until a change of the role leaves the broker stopped, and raise the reason."""

@@ -14,7 +14,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.coordination.coordinator import Answer, BrokerRoles, CoordinationFigures, Coordinator
 from rucola.coordination.etcd import EtcdClient
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord
-from rucola.coordination.incarnation import boot_id, incarnation_of
+from rucola.coordination.incarnation import LogIncarnation, boot_id
 from rucola.coordination.write_lease import WriteLease
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -22,7 +22,10 @@ from rucola.protocol.promise import AskPromiseRequestHeader, AskPromiseResponseH
 from rucola.remoting.batching_event_loop import BatchingEventLoop
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.tls import ClientTls
+from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import StoreConfig
+from rucola.store.config_files import COORDINATION, config_path
+from rucola.store.epoch_file import EpochFile
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +50,48 @@ class BrokerCoordination:
         self._store_config = store_config
         self._tls = tls
         self._member = config.broker_id
-        self._incarnation = 0
+        self._directory = Path(store_config.store_path_root_dir)
+        self._incarnation = LogIncarnation(config_path(self._directory, COORDINATION))
+        self._least_end = 0
+        """The physical offset that the log must reach when it is opened first."""
         self._coordinator: Coordinator | None = None
         self._running = AsyncExitStack()
 
     async def prepare(self) -> None:
         """Read the incarnation of the log, before the store is opened. Raises StoreCorrupt or OSError."""
-        directory = Path(self._store_config.store_path_root_dir)
         is_flushed = self._store_config.is_sync_flush
 
-        def read() -> int:
-            was_closed = not (directory / "abort").exists()
-            return incarnation_of(directory, was_closed=was_closed, is_flushed=is_flushed, boot=boot_id())
+        def read() -> None:
+            was_closed = not (self._directory / "abort").exists()
+            self._incarnation.begin_run(was_closed=was_closed, is_flushed=is_flushed, boot=boot_id())
+            # Without an orderly stop, the checkpoint tells a second later that the log had a message.
+            had_messages = Checkpoint(self._directory / "checkpoint").physic_timestamp > 0
+            self._least_end = max(self._incarnation.least_end, int(had_messages))
 
-        self._incarnation = await asyncio.to_thread(read)
+        await asyncio.to_thread(read)
+
+    async def compare(self, end: int, epochs: EpochFile) -> None:
+        """Change the incarnation if the log, opened after `prepare`, ends before where it ended. Raises OSError."""
+        if end < self._least_end:
+            logger.warning(
+                "the log has lost messages: it ends at %d, and reached %d at least. This broker is not elected before "
+                "it has followed a master", end, self._least_end,
+            )  # fmt: skip
+            await asyncio.to_thread(self._renew, is_empty=not end, epochs=epochs)
+        self._least_end = 0  # while the broker runs, a change of its role may cut off what was never replicated
+
+    def _renew(self, *, is_empty: bool, epochs: EpochFile) -> None:
+        if is_empty:
+            # An epoch would make it a log that may be elected. First, so that a crash between the two repeats both.
+            epochs.replace(())
+        self._incarnation.renew()
+
+    async def keep_end(self, end: int) -> None:
+        """Keep the end of the log that the broker has closed."""
+        try:
+            await asyncio.to_thread(self._incarnation.end_run, end)
+        except OSError as error:
+            logger.warning("the next start cannot tell whether the log is complete: %s", error)
 
     async def start(self, broker: BrokerRoles) -> None:
         """Begin, once the broker serves and its ports are known. ConfigError without the extra."""
@@ -70,7 +101,7 @@ class BrokerCoordination:
             f"{config.broker_ip1}:{config.listen_port}",
             f"{config.broker_ip2}:{config.ha_listen_port}",
             settings.etcd_priority,
-            self._incarnation,
+            self._incarnation.number,
         )
         etcd = EtcdClient(settings.access, settings.etcd_retry_timeout / 1000)
         await self._running.enter_async_context(etcd)

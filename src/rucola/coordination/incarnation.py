@@ -4,7 +4,13 @@ A kill leaves the log in the memory of the machine, so the incarnation stays. Af
 be gone, unless every confirmed message was flushed; on an empty disk all of it is. The in-sync set in etcd names
 members with their incarnations, so that a broker whose log lost something is no longer entitled to be elected by it.
 
-`config/coordination.json` in the store directory has the number, and the boot id of the machine at the last start.
+`config/coordination.json` in the store directory has the number, and what the next start judges the log by:
+
+    {"incarnation":4503,"bootId":"1f0e…","isFlushed":false,"leastEnd":27353}
+
+`bootId` is that of the machine at the last start. `isFlushed` is about the run since then, since flushDiskType may have
+been changed after a power cut. The log may be on another disk than this file, so `leastEnd` is its end at the last
+orderly stop. A file of an earlier version has neither of the two, and counts as not flushed.
 """
 
 from __future__ import annotations
@@ -14,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from rucola.errors import StoreCorrupt
 from rucola.files import make_directory, replace_file
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-FILE: Final = "coordination.json"
 
 
 class IncarnationRecord(msgspec.Struct, frozen=True, rename="camel"):
@@ -27,6 +33,10 @@ class IncarnationRecord(msgspec.Struct, frozen=True, rename="camel"):
 
     incarnation: int
     boot_id: str
+    is_flushed: bool = False
+    """Whether all that the log had confirmed since `boot_id` is on disk, also after a power cut."""
+    least_end: int = 0
+    """Physical offset that the log must reach at the next start, or it has lost something."""
 
 
 def boot_id() -> str:
@@ -34,24 +44,61 @@ def boot_id() -> str:
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
-def incarnation_of(directory: Path, *, was_closed: bool, is_flushed: bool, boot: str) -> int:
-    """Return the incarnation of a store directory's log before it is opened. StoreCorrupt, OSError.
+class LogIncarnation:
+    """Incarnation of the log of one broker. Every change is on disk on return; all methods raise OSError."""
 
-    `was_closed` is False if the broker did not stop in order, `is_flushed` tells whether it confirms only what is on
-    disk, and `boot` is the boot id of now.
-    """
-    path = directory / "config" / FILE
-    record: IncarnationRecord | None = None
-    if path.exists():
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._record = IncarnationRecord(0, "")
+
+    @property
+    def number(self) -> int:
+        """The incarnation, after `begin_run`."""
+        return self._record.incarnation
+
+    @property
+    def least_end(self) -> int:
+        """The physical offset that the opened log must reach; otherwise `renew` follows."""
+        return self._record.least_end
+
+    def begin_run(self, *, was_closed: bool, is_flushed: bool, boot: str) -> None:
+        """Judge the log before it is opened. Raises StoreCorrupt.
+
+        `was_closed` is False if the broker did not stop in order, `is_flushed` tells whether from now on it confirms
+        only what is on disk, and `boot` is the boot id of now.
+        """
+        before = self._read()
+        is_on_disk = before is not None and (was_closed or before.is_flushed)
+        is_in_memory = before is not None and bool(boot) and before.boot_id == boot
+        if before is None or not (is_on_disk or is_in_memory):
+            # This number has confirmed nothing yet.
+            before, is_on_disk = IncarnationRecord(_new(), boot, least_end=before.least_end if before else 0), True
+        # What is in memory only, of a run that was killed, is not on disk before the first flush of this one.
+        self._write(structs.replace(before, boot_id=boot, is_flushed=is_flushed and is_on_disk))
+
+    def renew(self) -> None:
+        """Change the incarnation: the opened log does not reach `least_end`, or lacks something otherwise."""
+        self._write(structs.replace(self._record, incarnation=_new(), least_end=0))
+
+    def end_run(self, end: int) -> None:
+        """Keep the end of a log that was closed in order."""
+        self._write(structs.replace(self._record, least_end=end))
+
+    def _read(self) -> IncarnationRecord | None:
+        if not self._path.exists():
+            return None
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=IncarnationRecord)
+            return msgspec.json.decode(self._path.read_bytes(), type=IncarnationRecord)
         except msgspec.MsgspecError as error:
             raise StoreCorrupt(
-                path, 0, f"{error}; without this file the broker has to follow before it is elected"
+                self._path, 0, f"{error}; without this file the broker has to follow before it is elected"
             ) from None
-    is_same_machine = record is not None and bool(boot) and record.boot_id == boot
-    if record is None or not (was_closed or is_flushed or is_same_machine):
-        record = IncarnationRecord(secrets.randbelow(2**53), boot)
-    make_directory(path.parent)
-    replace_file(path, msgspec.json.encode(IncarnationRecord(record.incarnation, boot)))
-    return record.incarnation
+
+    def _write(self, record: IncarnationRecord) -> None:
+        make_directory(self._path.parent)
+        replace_file(self._path, msgspec.json.encode(record))
+        self._record = record
+
+
+def _new() -> int:
+    return secrets.randbelow(2**53)

@@ -17,11 +17,14 @@ import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt
 from rucola.files import replace_file
+
+COORDINATION: Final = "coordination"
+"""Name of the file that entitles a broker to be elected by its log (`rucola.coordination.incarnation`)."""
 
 
 def config_path(store: Path, name: str) -> Path:

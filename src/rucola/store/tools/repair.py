@@ -22,7 +22,8 @@ For example, records of T-0 with queue offsets 3, 4 and 5 follow each other, and
 
 ConsumeQueues and index are built from the new log. The checkpoint covers all of it and there is no `abort`, so Rucola
 and Apache's broker open the copy as after a clean stop. Config files are copied byte by byte; a damaged one is replaced
-by its .bak. The copy gets its final name only when all of it is on disk.
+by its .bak. Only `coordination.json` is left out: a copy that lacks messages must not entitle its broker to be elected.
+The copy gets its final name only when all of it is on disk.
 
 No counterpart in Apache RocketMQ, which skips damage in old files and cuts off the log at damage in new ones.
 """
@@ -43,6 +44,7 @@ from rucola.message.record import BLANK_MAGIC, FRAME, MIN_RECORD_SIZE, encode, p
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
+from rucola.store.config_files import COORDINATION
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.tools.progress import ProgressCallback
@@ -319,6 +321,9 @@ def _copy_config(source: Path, target: Path) -> Iterator[str]:
     """Copy every readable config file, and yield a sentence for each of the others."""
     names = sorted({path.name.removesuffix(".bak") for path in source.glob("*.json*") if path.suffix != ".tmp"})
     for name in names:
+        if name == f"{COORDINATION}.json":
+            yield f"{name} was left out: a broker with this copy has to follow a master before it is elected"
+            continue
         content, before = _json(source / name), _json(source / f"{name}.bak")
         if content is None:
             outcome = "replaced by its .bak" if before else "left out, and so is its .bak"
