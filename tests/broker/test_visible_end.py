@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from rucola.admin import LATEST, AdminClient
 from rucola.broker.broker import Broker
-from rucola.client import SendStatus
+from rucola.client import MessageExt, PushConsumer, SendStatus
 from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, SearchOffsetRequestHeader
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
 from support.broker_peer import pull_header
@@ -23,6 +25,7 @@ from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 SLAVE = {"broker_role": BrokerRole.SLAVE}
+LATE_MS = 2**60
 
 
 async def seen(running: Cluster, broker: Broker, queue_offset: int = 0, wait_ms: int = 0) -> list[int]:
@@ -43,6 +46,25 @@ async def sees(running: Cluster, broker: Broker, count: int) -> None:
         return found == count
 
     await until(is_so)
+
+
+async def ends(running: Cluster, broker: Broker) -> list[int]:
+    """What a broker tells clients about the queue: its end, and the offset of its last message by time."""
+    found = []
+    for code, header in (
+        (RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic="T", queue_id=0)),
+        (
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=LATE_MS),
+        ),
+    ):
+        answer = await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code, header))
+        found.append(answer.decode_header(OffsetResponseHeader).offset)
+    return found
+
+
+async def nothing(message: MessageExt) -> None:
+    """Consume a message."""
 
 
 async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> None:
@@ -87,6 +109,68 @@ async def test_what_was_visible_stays_so_when_a_slave_joins(tmp_path: Path) -> N
         assert await seen(running, master) == [0, 1, 2]
         await running.start_slave()
         await sees(running, master, 4)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
+
+
+async def test_a_queue_ends_for_clients_where_its_messages_are_visible(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        master = await running.start_broker(store=SYNC)
+        await running.create_topic(master, "T", queues=1)
+        slave = await running.start_slave()
+        third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
+        await until(lambda: master.role.in_sync().keys() == {1, 2})
+        master.role.set_in_sync(frozenset({1, 2}))
+        await send(running, 3)
+        await sees(running, slave, 3)
+        await third.stop()
+        await send(running, 2)
+        await until(lambda: slave.role.position() == master.role.position())
+        # 1. Both brokers have five messages; what they say is about three.
+        assert await ends(running, master) == await ends(running, slave) == [3, 2]
+        (topic,) = (await admin.topics.stats("T")).values()
+        assert topic.max_offset == 3
+        # 2. So are offsets that members of a group are reset to.
+        async with PushConsumer("g", running.namesrv) as consumer:
+            consumer.subscribe("T")
+            consumer.listen(nothing)
+            await until(lambda: len(consumer.queues) == 1)
+            (queue,) = consumer.queues
+            await admin.offsets.commit(master.address, "g", queue, 1)
+            for time_ms, queue_offset in ((LATEST, 3), (LATE_MS, 2)):
+                reset = await admin.offsets.reset_by_time("T", "g", time_ms)
+                assert (reset.online, reset.offsets) == (True, {queue: queue_offset})
+        # 3. And the backlog, which does not become negative if an offset is behind them already.
+        for committed, end in ((1, 3), (4, 4)):
+            await admin.offsets.commit(master.address, "g", queue, committed)
+            stats = (await admin.groups.consume_stats("g", "T")).offset_table[queue]
+            assert (stats.consumer_offset, stats.broker_offset) == (committed, end)
+            (span,) = await admin.groups.consume_time_spans("T", "g")
+            assert span.max_time_stamp == topic.last_update_timestamp
+            assert (span.delay_time > 0) == (committed < 3)
+        # 4. The third is back: the rest becomes visible.
+        await third.start()
+        await sees(running, master, 5)
+        assert await ends(running, master) == [5, 4]
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
+
+
+async def test_a_group_that_begins_at_the_end_skips_nothing_after_a_failover(tmp_path: Path) -> None:
+    """The new master stores other messages at the offsets of those that only the old one had."""
+    async with cluster(tmp_path) as running:
+        first = await running.start_broker(store=SYNC)
+        await running.create_topic(first, "T", queues=1)
+        second = await running.start_slave()
+        await until(lambda: first.role.in_sync().keys() == {1})
+        first.role.set_in_sync(frozenset({1}))
+        await send(running, 3)
+        await second.stop()
+        await send(running, 3)
+        begin, _ = await ends(running, first)
+        await first.stop()
+        await second.start()
+        await second.role.become_master(2, frozenset())
+        await send(running, 5)
+        assert await seen(running, second, begin) == [3, 4, 5, 6, 7]
     assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
 
 

@@ -315,7 +315,7 @@ class BrokerCollector:
             # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
             ahead = latency_ms = 0
             for step, (number, at) in enumerate(committed.items()):
-                ahead += max(0, self._store.max_offset(topic, number) - at)
+                ahead += max(0, self._store.max_offset(topic, number, visible=True) - at)
                 latency_ms = max(latency_ms, self._latency_ms(topic, number, at))
                 if step % _QUEUES_PER_STEP == 0:
                     yield None

@@ -119,7 +119,7 @@ class MessageStore:
         """Whether the last put found no space; keeps a full disk from being logged by every put."""
         self._is_open = False
         self.visible_end: int | None = None
-        """The physical offset from which on `get` returns nothing, set by the owner; None for the end of the log."""
+        """The physical offset from which on consumers see nothing, set by the owner; None for the end of the log."""
 
     def set_host(self, store_host: bytes) -> None:
         """Set future records' encoded address: a broker opens its store before binding its port."""
@@ -559,15 +559,15 @@ class MessageStore:
         queue = self._queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of the next message; 0 if the queue never had one."""
+    def max_offset(self, topic: str, queue_id: int, *, visible: bool = False) -> int:
+        """Return the queue offset after the last message, or last visible one; 0 without any."""
         queue = self._queue(topic, queue_id)
-        return queue.max_offset if queue is not None else 0
+        return queue.end_before(self.visible_end if visible else None) if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return a message's store time in milliseconds; -1 if the queue does not have it."""
+        """Return a visible message's store time in milliseconds; -1 if there is none."""
         queue = self._queue(topic, queue_id)
-        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+        if queue is None or not queue.min_offset <= queue_offset < queue.end_before(self.visible_end):
             return -1
         return self._log.store_timestamp(queue.unit(queue_offset)[0])
 
@@ -576,14 +576,14 @@ class MessageStore:
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at a time.
+        """Return the queue offset of the first visible message stored at a time.
 
         If none was, that of the message nearest in time (see `ConsumeQueue.nearest_offset`); 0 for an empty queue.
         """
         queue = self._queue(topic, queue_id)
-        if queue is None or queue.max_offset == queue.min_offset:
+        if queue is None or (end := queue.end_before(self.visible_end)) == queue.min_offset:
             return 0
-        return queue.nearest_offset(timestamp_ms, self._log.store_timestamp)
+        return min(queue.nearest_offset(timestamp_ms, self._log.store_timestamp), end - 1)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Dispatch what is pending and return a queue with current `min_offset`; None if always empty."""

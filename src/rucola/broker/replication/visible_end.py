@@ -3,7 +3,8 @@
 This holds on a SYNC_MASTER with such a set. A consumer that had got another message could commit its offset. If the
 master were lost then, the new one would store a different message under that offset, which the consumer would never get
 (apache/rocketmq#7689). So pulls end before the first message that a member lacks, and pulls that are held there are
-retried when the members have more.
+retried when the members have more. Whatever else tells clients where a queue ends tells that as well, since a group may
+begin there: `MessageStore.max_offset` for clients, `store_time` and `offset_by_time`.
 
 The same holds on a slave, which learns the visible end from its master with the log. A slave that may have to cut off
 the end of its log shows nothing before it has compared it with the master's.

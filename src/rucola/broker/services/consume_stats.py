@@ -85,10 +85,13 @@ class ConsumeStatsService:
         return stats
 
     def _of_queue(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
+        store = self._state.store
         consumed = max(0, self._state.offsets.get(group, topic, queue_id))
-        last_ms = self._state.store.store_time(topic, queue_id, consumed - 1) if consumed else 0
+        last_ms = store.store_time(topic, queue_id, consumed - 1) if consumed else 0
+        # A new master may not know yet that the others have what the group has consumed: that is no negative backlog.
+        known_end = min(consumed, store.max_offset(topic, queue_id))
         return OffsetWrapper(
-            broker_offset=max(0, self._state.store.max_offset(topic, queue_id)),
+            broker_offset=max(known_end, store.max_offset(topic, queue_id, visible=True)),
             consumer_offset=consumed,
             last_timestamp=max(0, last_ms),
         )
@@ -114,7 +117,7 @@ class ConsumeStatsService:
         # A time is -1 if its message does not exist: in an empty queue, or before the first message. The delay is that
         # of the next message to consume, 0 if the group has consumed all.
         store = self._state.store
-        end = store.max_offset(topic, queue_id)
+        end = store.max_offset(topic, queue_id, visible=True)
         oldest_ms = store.earliest_store_time(topic, queue_id)
         newest_ms = store.store_time(topic, queue_id, end - 1)
         consumed = self._state.offsets.get(group, topic, queue_id)

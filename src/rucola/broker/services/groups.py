@@ -117,7 +117,7 @@ class GroupService:
         for queue_id in range(topic.write_queue_nums):
             committed = self._state.offsets.get(request.group, request.topic, queue_id)
             if request.timestamp == LATEST:
-                offset = self._state.store.max_offset(request.topic, queue_id)
+                offset = self._state.store.max_offset(request.topic, queue_id, visible=True)
             else:
                 offset = max(0, self._state.store.offset_by_time(request.topic, queue_id, request.timestamp))
             if committed >= 0 and not is_true(request.is_force):

@@ -57,15 +57,15 @@ class OffsetService:
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at or nearest to a time.
+        """Return the queue offset of the first visible message stored at or nearest to a time.
 
-        It is 0 for an empty queue.
+        It is 0 without such a message.
         """
         return self._store.offset_by_time(topic, queue_id, timestamp_ms)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset behind the last message."""
-        return self._store.max_offset(topic, queue_id)
+        """Return the queue offset behind the last visible message."""
+        return self._store.max_offset(topic, queue_id, visible=True)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the first message."""

@@ -73,7 +73,7 @@ class TopicService:
             raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{name}] not exist")
         offsets: dict[MessageQueue, TopicOffset] = {}
         for queue_id in range(topic.write_queue_nums):
-            max_offset = max(0, self._state.store.max_offset(name, queue_id))
+            max_offset = max(0, self._state.store.max_offset(name, queue_id, visible=True))
             newest_ms = self._state.store.store_time(name, queue_id, max_offset - 1) if max_offset else 0
             offsets[MessageQueue(name, self._state.config.broker_name, queue_id)] = TopicOffset(
                 last_update_timestamp=max(0, newest_ms),
