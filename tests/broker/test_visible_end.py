@@ -174,6 +174,29 @@ async def test_a_group_that_begins_at_the_end_skips_nothing_after_a_failover(tmp
     assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
 
 
+async def test_a_new_master_shows_what_it_showed_as_slave(tmp_path: Path) -> None:
+    """Also before the other members are connected to it: a queue whose end moved back would look like a loss."""
+    async with cluster(tmp_path) as running:
+        first = await running.start_broker(store=SYNC)
+        await running.create_topic(first, "T", queues=1)
+        second = await running.start_slave()
+        third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
+        await until(lambda: first.role.in_sync().keys() == {1, 2})
+        first.role.set_in_sync(frozenset({1, 2}))
+        await send(running, 3)
+        await sees(running, second, 3)
+        await third.stop()
+        await send(running, 2)
+        await until(lambda: second.role.position() == first.role.position())
+        await first.stop()
+        await second.role.become_master(2, frozenset({2}))
+        assert await seen(running, second) == [0, 1, 2]
+        assert await ends(running, second) == [3, 2]
+        await third.start()
+        await sees(running, second, 5)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_returning_master_shows_nothing_before_it_has_compared_its_log(tmp_path: Path, restarts: bool) -> None:
     """The new master has stored other messages at the same queue offsets."""

@@ -179,13 +179,13 @@ class BrokerRoleControl:
     async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
         """Become master in a new epoch; see `RoleControl`."""
         async with self.changing:
-            last = self.position().epoch
-            if self._parts.storage.mastership.epoch == epoch:
+            last, storage = self.position().epoch, self._parts.storage
+            if storage.mastership.epoch == epoch:
                 return
             if epoch <= last:
                 raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
             others = None if in_sync is None else in_sync - {self.member_id}
-            await self._restart(self.record.master, MASTER_ID, RoleStart(epoch, others))
+            await self._restart(self.record.master, MASTER_ID, RoleStart(epoch, others, storage.store.visible_end))
 
     async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
         """Follow another master; see `RoleControl`."""

@@ -54,8 +54,8 @@ class Replication(Protocol):
         """Return the connected slaves; none on a slave."""
         ...
 
-    def set_in_sync(self, members: frozenset[int]) -> None:
-        """Wait for all of these slaves from now on."""
+    def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
+        """Wait for all of these slaves from now on; they have everything below `visible_end`, if it is given."""
         ...
 
     def disconnect_slave(self, member: int) -> None:
@@ -124,8 +124,8 @@ class _MasterSide:
     def slaves(self) -> list[SlaveProgress]:
         return self._ha_service.slaves()
 
-    def set_in_sync(self, members: frozenset[int]) -> None:
-        self._ha_service.set_in_sync(members)
+    def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
+        self._ha_service.set_in_sync(members, visible_end)
 
     def disconnect_slave(self, member: int) -> None:
         self._ha_service.disconnect_slave(member)
@@ -193,7 +193,7 @@ class _SlaveSide:
     def slaves(self) -> list[SlaveProgress]:
         return []
 
-    def set_in_sync(self, members: frozenset[int]) -> None:
+    def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
         raise StoreError("this broker is a slave: nothing waits for its slaves")
 
     def disconnect_slave(self, member: int) -> None:

@@ -58,6 +58,8 @@ class RoleStart:
     """The epoch to begin as master; 0 claims one with the name servers."""
     in_sync: frozenset[int] | None = None
     """The slaves that must have a message before it is acknowledged; None if one is enough, as in 4.9.8."""
+    visible_end: int | None = None
+    """What was visible before; all of `in_sync` have that."""
     is_promotion: bool = False
     """Whether the configuration makes a slave's directory that of a master."""
     master_address: str = ""
@@ -110,7 +112,7 @@ async def start_broker(
     access.open(running)
     replication = build_replication(environment, access, storage, metadata, connections)
     if start.in_sync is not None:
-        replication.set_in_sync(start.in_sync)
+        replication.set_in_sync(start.in_sync, start.visible_end)
     delivery = DeliveryServices(environment, storage, metadata, connections)
     delivery.open(running)
     serving = Serving(environment, access, metadata, connections, storage, delivery, replication)

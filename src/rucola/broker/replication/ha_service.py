@@ -175,17 +175,21 @@ class HAService:
             if connection.reported >= 0
         ]
 
-    def set_in_sync(self, members: frozenset[int]) -> None:
+    def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
         """Acknowledge only what all of these slaves have, by their brokerId.
 
-        Nothing waits for any other slave.
+        Nothing waits for any other slave. A new master begins with the `visible_end` that it had as slave.
         """
         if self._is_sync and not members:
             self._visible_end = NO_VISIBLE_END
         elif self._is_sync and self._visible_end == NO_VISIBLE_END:
             # What was visible while no slave was required stays so: a slave joins the in-sync set once it has that, and
             # until then no other broker can be elected.
-            self._visible_end = 0 if self._in_sync is None else self._store.max_physical_offset
+            end = self._store.max_physical_offset
+            if self._in_sync is None:
+                # Without an in-sync set its last master told no end at all. Not all members may have what this one has.
+                end = visible_end if visible_end is not None and visible_end <= end else 0
+            self._visible_end = end
         self._in_sync = members
         self._on_progress()
 
