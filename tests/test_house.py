@@ -254,6 +254,44 @@ def test_functions_are_short_and_have_few_parameters() -> None:
     assert found == []
 
 
+MOST_ON_THE_WAY, MOST_FILES_ON_THE_WAY = 12, 8
+
+
+def test_a_retry_is_short_enough_to_be_followed() -> None:
+    """Each function that the journey of a retry names exists; its class, if it has one, names the file."""
+    journey = (ast.get_docstring(tree_of("rucola.client.consumer.retry")) or "").partition("one line per function:")[2]
+    steps = re.findall(r"^ +(?:client +|broker +)?(?:(\w+)\.)?(\w+) {2,}\S", journey, re.MULTILINE)
+    files = set()
+    for class_name, function in steps:
+        homes = {
+            module
+            for module in MODULES
+            if room_of(module) in ("client", "broker")
+            for node in (nodes_of(module) if class_name else [tree_of(module)])
+            if isinstance(node, ast.ClassDef if class_name else ast.Module) and getattr(node, "name", "") == class_name
+            for member in node.body
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and member.name == function
+        }
+        assert len(homes) == 1, f"{class_name}.{function} is in {homes}"
+        files |= homes
+    assert 10 <= len(steps) <= MOST_ON_THE_WAY
+    assert len(files) <= MOST_FILES_ON_THE_WAY
+
+
+MOST_WORDS = 15
+
+
+def test_the_first_line_of_a_docstring_is_short() -> None:
+    found = []
+    for module in MODULES:
+        for node in nodes_of(module):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                words = (ast.get_docstring(node) or "").partition("\n")[0].split()
+                if len(words) > MOST_WORDS:
+                    found.append(f"{module}:{getattr(node, 'lineno', 1)} {' '.join(words)}")
+    assert found == []
+
+
 LONGEST_BROKER = 150
 
 

@@ -104,7 +104,7 @@ class BrokerError(RemotingError):
         self.code = code
         self.remark = remark
         self.address = address
-        super().__init__(f"{address} answered code {code}: {remark or 'no remark'}")
+        super().__init__(f"{address} responded with code {code}: {remark or 'no remark'}")
 
     def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str | None, str]]:
         return BrokerError, (self.code, self.remark, self.address)

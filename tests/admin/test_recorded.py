@@ -169,5 +169,5 @@ async def test_commands_with_empty_responses_succeed(golden: Path, tmp_path: Pat
         await admin.offsets.clone("W_g_tag", "W_g_cloned", "WA", offline=True)
         await admin.brokers.clean_expired_consume_queues(at)
         await admin.brokers.clean_unused_topics(at)
-        with pytest.raises(BrokerError, match=f"answered code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
+        with pytest.raises(BrokerError, match=f"responded with code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
             await admin.brokers.delete_expired_commit_log(at)

@@ -78,7 +78,7 @@ async def test_the_response_tells_why_a_reply_was_not_delivered(tmp_path: Path) 
         async with requester(peer) as asker:
             asker.code = ResponseCode.SYSTEM_ERROR
             refused = await send_reply(peer, b"2")
-            assert "it answered code 1, no" in (refused.remark or "")
+            assert "it responded with code 1, no" in (refused.remark or "")
             header = UnregisterClientRequestHeader(client_id="asker", producer_group="p")
             await asker.client.invoke(
                 peer.broker.address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)

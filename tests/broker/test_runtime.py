@@ -71,7 +71,7 @@ async def test_topic_auto_creation_can_be_switched_at_runtime(tmp_path: Path, at
                     if enabled:
                         await producer.send(Message(topic, b"x"))
                     else:
-                        with pytest.raises(SendFailed, match=r"answered code 17: .* autoCreateTopicEnable=true"):
+                        with pytest.raises(SendFailed, match=r"responded with code 17: .* autoCreateTopicEnable=true"):
                             await producer.send(Message(topic, b"x"))
     assert check(tmp_path / "broker-a") == []
 

@@ -44,7 +44,7 @@ def test_broker_consume_stats_respect_the_timeout_option(cluster: GoldenCluster)
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         result = cluster.admin(f"brokerConsumeStats -b {address} -t 20")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"{address} gave no answer to GET_BROKER_CONSUME_STATS 317 within 20 ms" in result.stderr
+    assert f"{address} sent no response to GET_BROKER_CONSUME_STATS 317 within 20 ms" in result.stderr
 
 
 def test_stats_of_all_topics_have_what_mqadmin_shows(cluster: GoldenCluster) -> None:

@@ -56,7 +56,7 @@ async def test_an_unaccepted_connection_times_out(monkeypatch: pytest.MonkeyPatc
     for filler in fillers:
         filler.setblocking(False)
         filler.connect_ex(full.getsockname())
-    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no answer in 20 ms"):
+    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 20 ms"):
         await RemotingClient().connect(address)
     for opened in (*fillers, full):
         opened.close()

@@ -549,7 +549,7 @@ async def test_a_request_times_out_and_the_connection_stays_open() -> None:
         client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
         await client.connect(address)
-        with pytest.raises(RemotingTimeout, match=f"{address} gave no answer to request code 2 within [0-9]+ ms"):
+        with pytest.raises(RemotingTimeout, match=f"{address} sent no response to request code 2 within [0-9]+ ms"):
             await client.invoke(address, request(HOLD), timeout_ms=20)
         assert (await client.invoke(address, request(ECHO))).code == 0
         assert len(server.connections) == 1

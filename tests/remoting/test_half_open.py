@@ -148,7 +148,7 @@ async def test_a_timeout_covers_connecting(monkeypatch: pytest.MonkeyPatch) -> N
         filler.connect_ex(full.getsockname())
     client = RemotingClient()
     patient = asyncio.ensure_future(client.connect(address))
-    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no answer in 50 ms"):
+    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 50 ms"):
         await client.invoke(address, request(ECHO), timeout_ms=50)
     assert not patient.done()
     await client.close()

@@ -84,9 +84,7 @@ def test_a_golden_store_is_counted(jobs: AnySession, golden: Path, tmp_path: Pat
     assert [n for _, n in hottest] == sorted((n for n in keys.values()), reverse=True)[: audit.HOT_KEYS]
     assert all(keys["GA", key] == n for key, n in hottest)
     # The consumer failed both messages at once; the retries were stored a second later.
-    assert rows(found, "consumption", "group", "topic", "known", "messages") == [
-        ("G_g_retry", "GRetry", "given back", 2)
-    ]
+    assert rows(found, "consumption", "group", "topic", "known", "messages") == [("G_g_retry", "GRetry", "retried", 2)]
     assert 0 < rows(found, "consumption", "most")[0] < 1000
     committed = load_fastjson((store / "config" / "consumerOffset.json").read_bytes())["offsetTable"]
     ends = Counter((row["topic"], row["queueId"]) for row in messages)

@@ -71,7 +71,7 @@ class BrokerCoordination:
         await asyncio.to_thread(read)
 
     async def compare(self, end: int, epochs: EpochFile) -> None:
-        """Change the incarnation if the log, opened after `prepare`, ends before where it ended. Raises OSError."""
+        """Change the incarnation if the log, opened after `prepare`, has lost its end. Raises OSError."""
         if end < self._least_end:
             logger.warning(
                 "the log has lost messages: it ends at %d, and reached %d at least. This broker is not elected before "

@@ -83,9 +83,9 @@ class RoleControl(Protocol):
         ...
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge from now on, as master, only what all of these slaves have, by their brokerId.
+        """Acknowledge, as master, only what all of these slaves have from now on.
 
-        The own brokerId is ignored. Consumers of a SYNC_MASTER see only that from then on.
+        `members` are their brokerIds; the own one is ignored. Consumers of a SYNC_MASTER see only that from then on.
         """
         ...
 

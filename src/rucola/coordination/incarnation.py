@@ -45,7 +45,10 @@ def boot_id() -> str:
 
 
 class LogIncarnation:
-    """Incarnation of the log of one broker. Every change is on disk on return; all methods raise OSError."""
+    """Incarnation of the log of one broker.
+
+    Every change is on disk on return; all methods raise OSError.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

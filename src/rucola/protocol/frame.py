@@ -200,5 +200,5 @@ class FrameDecoder:
 
 
 def _too_long(size: int, header: bytes, serializer: int) -> HeaderError:
-    """Return the error for a header of that size, of which at least both ends are given."""
+    """Return the error for a header of that size; `header` has at least its ends."""
     return refused(header, serializer, f"a header of {size} bytes; the limit is {MAX_HEADER_SIZE}")

@@ -47,7 +47,10 @@ class HeaderError(RemoteProtocolError):
 
 
 def refused(header: bytes, serializer: int, why: str) -> HeaderError:
-    """Return the error for a header, or its two ends, with its opaque and flag if they are found undecoded."""
+    """Return the error for a header, or for its two ends.
+
+    Its opaque and flag are included if they are found without decoding it.
+    """
     opaque: int | None = None
     flag = 0
     with suppress(struct_error, ValueError):
@@ -86,9 +89,9 @@ _decode_members = msgspec.json.Decoder(_Members).decode
 
 
 def members_of_long(header: bytes) -> dict[str, Any]:
-    """Return the members of a JSON header above MAX_TOLERANT_HEADER by name, ext fields as raw JSON.
+    """Return the members of a JSON header by name, ext fields as raw JSON.
 
-    HeaderError if it is no plain JSON, or exceeds a limit of ext fields.
+    For headers above MAX_TOLERANT_HEADER.     HeaderError if it is no plain JSON, or exceeds a limit of ext fields.
     """
     try:
         members = _decode_members(header)

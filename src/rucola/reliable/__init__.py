@@ -2,12 +2,13 @@
 
 Reading order:
 
-    schema, migration                                       the tables and their versions
-    outbox, dbapi                                           the sender's side; connections of plain SQL and Django
-    lanes, claims, batch_sender, policy, checks, alerts     the parts of the relay
-    relay                                                   the loop that runs them
-    receipts, redis_claims, idempotent                      the consumer's side
-    operations, joined_view, metrics                        inspection and repair by operators
+    schema, migration                                   the tables and their versions
+    outbox, dbapi                                       the sender's side; connections of plain SQL and Django
+    lane_leases, stub_claims, batch_sender              the parts of the relay
+    policy, stub_checks, alerts                         its checks of messages without a receipt
+    relay                                               the loop that runs them
+    receipts, redis_claims, idempotent                  the consumer's side
+    operations, joined_view, metrics                    inspection and repair by operators
 """
 
 from rucola.reliable.alerts import Alert, Alerts, email_sink, log_sink, webhook_sink

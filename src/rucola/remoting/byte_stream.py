@@ -190,7 +190,7 @@ async def open_stream(address: str, tls: FollowedContext | None = None) -> Strea
     except (OSError, TimeoutError, UnicodeError) as error:
         if sock is not None:
             sock.close()
-        why = getattr(error, "strerror", None) or error or f"no answer in {CONNECT_TIMEOUT_MS} ms"
+        why = getattr(error, "strerror", None) or error or f"no response in {CONNECT_TIMEOUT_MS} ms"
         raise RemotingConnectError(f"cannot connect to {address}: {why}") from None
     except asyncio.CancelledError:
         if sock is not None:
@@ -304,7 +304,7 @@ class StreamServer:
         self._begin(stream)
 
     def admit(self, stream: Stream) -> bool:
-        """Return whether a pending stream is one of `max_streams`, and count it as such; otherwise it is to end."""
+        """Count a pending stream as one of `max_streams`; False if there are as many."""
         excess = f"serving more connections on port {self.port} than {self._limit}={self._max_streams}"
         if len(self._admitted) >= self._max_streams:
             self._outages.failed(excess, "the newest is closed")

@@ -100,7 +100,7 @@ class RemotingClient:
         try:
             return await self._connecting.run(address, lambda: self._open(address), Deadline(timeout_ms), purpose)
         except TimeoutError:
-            raise RemotingConnectError(f"{purpose}: no answer in {timeout_ms:.0f} ms") from None
+            raise RemotingConnectError(f"{purpose}: no response in {timeout_ms:.0f} ms") from None
 
     def open_connection(self, address: str) -> Connection | None:
         """Return the open connection to an address, or None."""
@@ -151,7 +151,7 @@ class RemotingClient:
                     **secured,
                 )
         except TimeoutError:
-            raise RemotingConnectError(f"cannot connect to {address}: no answer in {CONNECT_TIMEOUT_MS} ms") from None
+            raise RemotingConnectError(f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms") from None
         except ssl.SSLError as error:  # before ValueError, which an invalid certificate is as well
             raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}") from None
         except ValueError:  # the host is no valid name, for example longer than 63 characters

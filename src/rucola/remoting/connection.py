@@ -238,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             self.timed_out(command, waited_ms)
             raise RemotingTimeout(
-                f"{self.peer} gave no answer to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms"
+                f"{self.peer} sent no response to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms"
             ) from None
         finally:
             self._in_flight.pop(command.opaque, None)

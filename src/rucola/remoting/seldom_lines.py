@@ -1,4 +1,4 @@
-"""SeldomLines: log lines that peers can cause at will, one of each kind in an interval.
+"""Log lines that peers can cause at will, one of each kind in an interval.
 
 The next line of a kind has the number of those that were left out:
 
@@ -22,9 +22,9 @@ LINE_INTERVAL_S: Final = 60.0
 
 
 class SeldomLines:
-    """Logs at most one line of each kind in `interval_s`. Kinds are few, and never what a peer sends.
+    """Logs at most one line of each kind in `interval_s`.
 
-    `clock_s` never runs backwards.
+    Kinds are few, and never what a peer sends. `clock_s` never runs backwards.
     """
 
     def __init__(self, interval_s: float = LINE_INTERVAL_S, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,10 @@ class SeldomLines:
         self, logger: logging.Logger, level: int, kind: str, message: str, *args: object,
         error: BaseException | None = None,
     ) -> None:  # fmt: skip
-        """Log a line if it is time for one of its kind, and count it otherwise. `error` adds a traceback."""
+        """Log a line, or count it if one of its kind was logged recently.
+
+        `error` adds a traceback.
+        """
         now_s = self._clock_s()
         if now_s < self._next_line_s.get(kind, now_s):
             self._unlogged[kind] += 1
@@ -53,7 +56,7 @@ _lines: WeakKeyDictionary[asyncio.AbstractEventLoop, SeldomLines] = WeakKeyDicti
 def log_seldom(
     logger: logging.Logger, level: int, kind: str, message: str, *args: object, error: BaseException | None = None
 ) -> None:
-    """Log a line unless the running event loop had one of this kind in LINE_INTERVAL_S, see `SeldomLines.log`."""
+    """Log a line unless the event loop had one of its kind in LINE_INTERVAL_S."""
     loop = asyncio.get_running_loop()
     lines = _lines.get(loop)
     if lines is None:

@@ -1,14 +1,14 @@
 """Messages in PySpark: the data source `rocketmq`, the lake of archived messages, and pipeline jobs.
 
-    source/        the data source: batch and streaming reads of stores and live brokers, and writes
-    lake/          archived messages as Parquet files with a key index, and their commit protocol
-    jobs/          one module per job: a pure function over DataFrames or Arrow batches, and its driver
-    session        Spark sessions, created when needed
-    errors         Rucola's errors, through Spark's processes to the user
-    class_archive  cached classes, for a faster start of the Java runtime
-    java_output    its standard error, without noise
-    interruption   Ctrl-C during a job
-    worker_daemon  the process that forks Spark's Python workers
+    source/            the data source: batch and streaming reads of stores and live brokers, and writes
+    lake/              archived messages as Parquet files with a key index, and their commit protocol
+    jobs/              one module per job: a pure function over DataFrames or Arrow batches, and its driver
+    session            Spark sessions, created when needed
+    error_translation  Rucola's errors, through Spark's processes to the user
+    class_archive      cached classes, for a faster start of the Java runtime
+    java_output        its standard error, without noise
+    interruption       Ctrl-C during a job
+    worker_daemon      the process that forks Spark's Python workers
 
 A read passes through these modules of source/, from options to rows:
 
@@ -19,9 +19,9 @@ A read passes through these modules of source/, from options to rows:
         pushdown            filters of the query that the source evaluates
     log_reader or pull_partitions                                  on the workers
         record_layout       records located and validated
-        columns             their fields as Arrow columns: byte_ranges, property_columns, arrays
+        columns             their fields as Arrow columns: byte_ranges, property_columns, array_conversions
 
-A write passes through sink, row_messages, encoding (of the job replay) and delivery. `lag` computes a stream's backlog,
+A write passes through sink, row_messages, message_encoding and delivery. `lag` computes a stream's backlog,
 `catalog_tables` keeps options of `CREATE TABLE`.
 
 Spark finds the data source by itself (see `pyspark_rucola`) if its Python processes run an interpreter that has this

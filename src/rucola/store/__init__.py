@@ -1,7 +1,7 @@
 """The storage engine: a record log, queues that point into it, and a key index.
 
 The engine works on files only: it has no event loop, no socket and no clock. A broker drives `message_store`; a
-program that only reads a directory uses `reader`, which takes no lock and writes nothing.
+program that only reads a directory uses `directory_reader`, which takes no lock and writes nothing.
 
     message_store     put, get, query: the whole engine       recovery           opening after a stop or a crash
     commit_log        the records in order of arrival         checkpoint         the times up to which all is on disk
@@ -12,7 +12,7 @@ program that only reads a directory uses `reader`, which takes no lock and write
     dispatch_request  the fields that dispatch needs          archive_progress   the part of the log that is archived
     read_batch        the records of a get                    config             settings, and results of operations
     scan              reading a log without trusting it       config_files       config/*.json
-    reader            read-only access to a directory         lock               one broker per directory
+    directory_reader  read-only access to a directory         lock               one broker per directory
     pending           messages that are not dispatched yet
 
 `tools/` has the offline tools of `rucola store`. Nothing is imported here, so that Spark workers load only what they

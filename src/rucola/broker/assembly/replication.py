@@ -55,7 +55,10 @@ class Replication(Protocol):
         ...
 
     def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
-        """Wait for all of these slaves from now on; they have everything below `visible_end`, if it is given."""
+        """Wait for all of these slaves from now on.
+
+        They have everything below `visible_end`, if it is given.
+        """
         ...
 
     def disconnect_slave(self, member: int) -> None:

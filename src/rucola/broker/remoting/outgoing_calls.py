@@ -93,7 +93,7 @@ class RemotingClientCalls:
         except RemotingError as error:
             return str(error)
         if received.code != ResponseCode.SUCCESS:
-            return f"it answered code {received.code}, {received.remark}"
+            return f"it responded with code {received.code}, {received.remark}"
         return None
 
     async def consumer_status(

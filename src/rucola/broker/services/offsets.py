@@ -57,9 +57,9 @@ class OffsetService:
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first visible message stored at or nearest to a time.
+        """Return the queue offset of the first visible message stored at a time.
 
-        It is 0 without such a message.
+        If none was, that of the message stored nearest to it; 0 without any.
         """
         return self._store.offset_by_time(topic, queue_id, timestamp_ms)
 

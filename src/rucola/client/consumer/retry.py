@@ -10,16 +10,20 @@
 
 The journey of a message on which a concurrent listener fails, one line per function:
 
-    client    Dispatcher._deliver           calls the listener and catches its exception
-              Dispatcher._retry             reads the delay level from the exception
-              ConsumeRetry.retry            chooses one of the rows above
-              ConsumeRetry._send_back       sends CONSUMER_SEND_MSG_BACK; on success the message is complete here
-    broker    RetryService.retry            puts the message as a delayed message of %RETRY%group, or into %DLQ%group
-              ScheduleMessageService        puts it into its queue of %RETRY%group when the delay has passed
-              PullRequestHold.arrived       completes the held pull of that queue
-    client    Fetcher._fetch                pulls the message with others of %RETRY%group
-              restore_topic                 sets its original topic
-              ReadyQueue.put                from here on it is delivered like any other message
+    client    Dispatcher._deliver               calls the listener and catches its exception
+              Dispatcher._retry                 reads the delay level from the exception
+              ConsumeRetry.retry                chooses one of the rows above
+              ConsumeRetry._retry_by_broker     completes the message here, once the broker has accepted it
+              ConsumeRetry._send_back           sends CONSUMER_SEND_MSG_BACK
+    broker    RetryAdapter.send_back            decodes it
+              RetryService.retry                puts the message as a delayed one of %RETRY%group, or into %DLQ%group
+              ScheduleMessageService.deliver    puts it into its queue of %RETRY%group when the delay has passed
+              PullRequestHold.arrived           completes the held pull of that queue
+    client    Fetcher._fetch                    pulls the message with others of %RETRY%group
+              restore_topic                     sets its original topic
+              ReadyQueue.put                    from here on it is delivered like any other message
+
+What every put and every delayed message passes is left out: `delivery.internal_puts` and `delivery.due_delivery`.
 
 In order, the journey stays in the client: ConsumeRetry.retry, _requeue_in_order, ReadyQueue.requeue_blocked, and after
 the suspension _resume, which unblocks the queue.

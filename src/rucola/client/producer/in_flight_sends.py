@@ -94,7 +94,7 @@ class InFlightRequests:
             waited_ms = (asyncio.get_running_loop().time() - request.posted_at) * 1000
             connection.timed_out(request.command, waited_ms)
             raise RemotingTimeout(
-                f"{connection.peer} gave no answer to {name_of(request.command.code)} within {waited_ms:.0f} ms"
+                f"{connection.peer} sent no response to {name_of(request.command.code)} within {waited_ms:.0f} ms"
             ) from None
         finally:
             self.forget(request)

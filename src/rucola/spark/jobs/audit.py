@@ -16,7 +16,7 @@ Each table is a pure function of DataFrames.
 contains a message once per failure, so repeats are not counted in retry and dead letter topics.
 
 **Consumption times** are not stored. They are known for messages whose consumers send traces (topic
-RMQ_SYS_TRACE_TOPIC), and estimated for retried messages ("given back"): the first retry was stored when its delay had
+RMQ_SYS_TRACE_TOPIC), and estimated for retried messages (`retried`): the first retry was stored when its delay had
 passed, so the consumption failed that delay before. For all others, `lags` has the waiting time of the oldest message.
 
 Times are UTC. The current time is not used: waiting times end at the last message of the source.
@@ -178,7 +178,7 @@ def hot_keys(facts: DataFrame, limit: int = HOT_KEYS) -> DataFrame:
 
 
 def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT_DELAY_LEVELS) -> DataFrame:
-    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `given back`).
+    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `retried`).
 
     `traces` are the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
@@ -189,7 +189,7 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
     delays = parse_delay_levels(delay_levels)
     level = F.least(F.coalesce("delayLevel", F.lit(0)), F.lit(len(delays)))
     delay = F.when(level > 0, F.element_at(F.array(*map(F.lit, delays)), level)).otherwise(0)
-    given_back = facts.where("kind = 'retry' AND reconsumeTimes = 1").select(
+    retried = facts.where("kind = 'retry' AND reconsumeTimes = 1").select(
         "group", F.col("originId").alias("offsetMsgId"), (F.col("storedMs") - delay).alias("at")
     )
     # Trace: a line "SubBefore" is written before a message is passed to the listener. Field 1 is the time, 3 the group,
@@ -201,7 +201,7 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
         .selectExpr("f[3] AS `group`", "f[5] AS msgId", "TRY_CAST(f[1] AS bigint) AS at")
         .where("at IS NOT NULL")
     )
-    ways = {"given back": plain.join(given_back, "offsetMsgId"), "trace": plain.join(traced, "msgId")}
+    ways = {"retried": plain.join(retried, "offsetMsgId"), "trace": plain.join(traced, "msgId")}
     known = union_all(
         [way.select("group", "topic", F.lit(name).alias("known"), "storedMs", "at") for name, way in ways.items()]
     )

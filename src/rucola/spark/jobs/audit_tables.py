@@ -184,7 +184,7 @@ def hot_keys(facts: pa.Table, limit: int) -> pa.Table:
 
 
 def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> pa.Table:
-    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `given back`).
+    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `retried`).
 
     `traces` are the bodies of the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
@@ -193,7 +193,7 @@ def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> 
     # delays[level] is the delay of a level in milliseconds; clipping gives levels above the last one the last delay.
     delays = np.array([0, *parse_delay_levels(delay_levels)])
     level = ints(retries["delayLevel"].fill_null(_ZERO)).clip(0, len(delays) - 1)
-    given_back = pa.table(
+    retried = pa.table(
         {
             "group": retries["group"],
             "offsetMsgId": retries["originId"],
@@ -209,7 +209,7 @@ def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> 
         }
     )
     ways = {
-        "given back": join(plain, given_back, "offsetMsgId"),
+        "retried": join(plain, retried, "offsetMsgId"),
         "trace": join(plain, traced, "msgId"),
     }
     known = pa.concat_tables(

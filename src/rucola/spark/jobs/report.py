@@ -134,7 +134,7 @@ def _consumption(rows: Sequence[Row]) -> str:
     return section(
         "From store to consumption",
         "A store has no consumption times. They are known for consumers that send traces, and estimated for messages "
-        "that were given back.",
+        "that were retried.",
         table(rows, columns),
     )
 

@@ -4,15 +4,15 @@
 
     read_lake(spark, "/srv/lake").where("topic = 'Orders'").count()
 
-    snapshot     the files of a lake and the archive progress, replaced as a whole by every commit
-    writer       the commit protocol: staging, atomic publication, completion after a crash
-    reader       Spark DataFrames over the messages
-    data_files   layout, footers and entries of the Parquet files
-    parquet_files  rows and key entries read and written by Arrow, without Spark
-    key_index    hash index from message key to location
-    lookup       messages found by key, id or condition, without Spark
-    inventory    all files of a lake, damaged ones included
-    repair_plan  what a repair restores from an inventory
+    snapshot        the files of a lake and the archive progress, replaced as a whole by every commit
+    writer          the commit protocol: staging, atomic publication, completion after a crash
+    reader          Spark DataFrames over the messages
+    data_files      layout, footers and entries of the Parquet files
+    parquet_files   rows and key entries read and written by Arrow, without Spark
+    key_index       hash index from message key to location
+    lookup          messages found by key, id or condition, without Spark
+    file_inventory  all files of a lake, damaged ones included
+    repair_plan     what a repair restores from an inventory
 
 `read_lake` and `read_snapshot` are imported on first use, so that importing the package loads neither Arrow nor Spark.
 """
