@@ -8,7 +8,7 @@ import pytest
 
 from rucola.client import Message
 from rucola.client.sync import Producer
-from rucola.store.lock import is_served
+from rucola.store.directory_lock import is_served
 from support.servers import run, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from rucola.broker.role import LogPosition
-from rucola.coordination.coordinator import Answer, Coordinator
+from rucola.coordination.coordinator import Coordinator, PromiseResponse
 from rucola.coordination.election import Bounds
 from rucola.coordination.etcd import EtcdAccess, EtcdClient
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord
@@ -53,9 +53,9 @@ class EmptyBroker:
         pass
 
 
-async def late_promise(address: str, epoch: int) -> Answer:
+async def late_promise(address: str, epoch: int) -> PromiseResponse:
     await asyncio.sleep(LATE_S)  # the time that the answer takes is what is tested
-    return Answer(address == SECOND.address, epoch)
+    return PromiseResponse(address == SECOND.address, epoch)
 
 
 async def extensions(lease: WriteLease, count: int) -> None:

@@ -464,7 +464,7 @@ def test_a_second_store_on_a_directory_is_refused(open_store: OpenStore, tmp_pat
     with pytest.raises(StoreLocked):
         MessageStore(config(tmp_path / "store")).open(1)
     program = (
-        "import sys; from rucola.store.lock import DirectoryLock; from pathlib import Path; "
+        "import sys; from rucola.store.directory_lock import DirectoryLock; from pathlib import Path; "
         "DirectoryLock(Path(sys.argv[1]))"
     )
     other = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 from rucola.errors import StoreError
 from rucola.files import check_ownership, make_directory, replace_file
 from rucola.store.config import StoreConfig
-from rucola.store.lock import DirectoryLock
+from rucola.store.directory_lock import DirectoryLock
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.stores import OpenStore, inner

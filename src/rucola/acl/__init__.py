@@ -7,7 +7,7 @@
     plain_acl        accounts of plain_acl.yml (ACL 1.0), and plain_acl_files: reading, watching and changing the files
     policies         users and policies (ACL 2.0), and user_store: their file
     access_control   authentication and authorization of requests, as an interceptor
-    audit            a log of administrative and denied requests
+    audit_log        a log of administrative and denied requests
 
 Corresponds to the modules `acl` of Apache RocketMQ 4.9.8 and `auth` of 5.3.
 """

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rucola.acl.credentials import credentials_of_file, default_credentials
 from rucola.broker.config import BrokerConfig
-from rucola.coordination.coordinator import Answer, BrokerRoles, CoordinationFigures, Coordinator
+from rucola.coordination.coordinator import BrokerRoles, CoordinationFigures, Coordinator, PromiseResponse
 from rucola.coordination.etcd import EtcdClient
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord
 from rucola.coordination.incarnation import LogIncarnation, boot_id
@@ -36,7 +36,7 @@ class GroupRole(Protocol):
     @property
     def lease(self) -> WriteLease: ...
 
-    def promise(self, epoch: int, master: LeaderRecord) -> Answer: ...
+    def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse: ...
 
     def figures(self) -> CoordinationFigures | None: ...
 
@@ -135,24 +135,26 @@ class BrokerCoordination:
             await self._coordinator.stop()
         await self._running.aclose()
 
-    def promise(self, epoch: int, master: LeaderRecord) -> Answer:
+    def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse:
         """Answer the request of a master; before the start nothing is promised."""
-        return Answer(False, 0) if self._coordinator is None else self._coordinator.promise(epoch, master)
+        return PromiseResponse(False, 0) if self._coordinator is None else self._coordinator.promise(epoch, master)
 
     def figures(self) -> CoordinationFigures | None:
         """Return the figures for the metrics; None before the start."""
         return None if self._coordinator is None else self._coordinator.figures()
 
-    def _asking(self, client: RemotingClient, record: MemberRecord) -> Callable[[str, int], asyncio.Future[Answer]]:
+    def _asking(
+        self, client: RemotingClient, record: MemberRecord
+    ) -> Callable[[str, int], asyncio.Future[PromiseResponse]]:
         timeout_ms = self._config.coordination.etcd_retry_timeout
 
-        async def ask(address: str, epoch: int) -> Answer:
+        async def ask(address: str, epoch: int) -> PromiseResponse:
             header = AskPromiseRequestHeader(
                 epoch=epoch, member=record.member, address=record.address, ha_address=record.ha_address
             )
             request = RemotingCommand.request(RequestCode.ASK_PROMISE, header)
             response = await client.invoke_ok(address, request, timeout_ms)
             answer = response.decode_header(AskPromiseResponseHeader)
-            return Answer(answer.promised, answer.epoch)
+            return PromiseResponse(answer.promised, answer.epoch)
 
         return lambda address, epoch: asyncio.ensure_future(ask(address, epoch))

@@ -82,15 +82,15 @@ class BrokerRoles(Protocol):
     def disconnect_slave(self, member: int) -> None: ...
 
 
-class Answer(NamedTuple):
-    """Answer of a member to the request for a promise."""
+class PromiseResponse(NamedTuple):
+    """The response of a member that was asked for a promise."""
 
     has_promised: bool
     epoch: int
     """The highest epoch that it knows."""
 
 
-AskMember: TypeAlias = Callable[[str, int], Awaitable[Answer]]
+AskMember: TypeAlias = Callable[[str, int], Awaitable[PromiseResponse]]
 """Asks the member at an address to promise the master of an epoch not to stand.
 
 MQError if it does not answer within `Bounds.retry_timeout_s`.
@@ -180,7 +180,7 @@ class Coordinator:
                 return
             await asyncio.sleep(JOINING_WAIT_S)  # reports of slaves arrive on other tasks
 
-    def promise(self, epoch: int, master: LeaderRecord) -> Answer:
+    def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse:
         """Respond to the master of an epoch, which asks for a promise.
 
         A broker that knows no master follows the one that asks.
@@ -189,7 +189,7 @@ class Coordinator:
         if has_promised and self._following is None:
             self._promised_master = (epoch, master)
             self._wake.set()
-        return Answer(has_promised, self._election.epoch)
+        return PromiseResponse(has_promised, self._election.epoch)
 
     def figures(self) -> CoordinationFigures:
         """Return the figures of now."""
@@ -390,7 +390,7 @@ class Coordinator:
             self._outages.succeeded("promises of the in-sync members")
         self._apply_right()
 
-    async def _ask_one(self, member: int, epoch: int) -> Answer | None:
+    async def _ask_one(self, member: int, epoch: int) -> PromiseResponse | None:
         record = self._members.get(member)
         if record is None:
             return None

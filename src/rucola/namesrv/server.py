@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rucola.access import Interceptor
 from rucola.acl.access_control import AccessControl, PlainAccounts
-from rucola.acl.audit import AuditLog
+from rucola.acl.audit_log import AuditLog
 from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
 from rucola.errors import ConfigError, missing_extra
 from rucola.namesrv.config import NamesrvConfig

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 from rucola.access import ADMINISTRATIVE, Action, Caller, Reason, Refused, Resource
 from rucola.acl.access_control import AccessControl
-from rucola.acl.audit import AuditLog
+from rucola.acl.audit_log import AuditLog
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply

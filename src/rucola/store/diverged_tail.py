@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
+from rucola.store.directory_lock import DirectoryLock
 from rucola.store.epoch_file import EpochFile
-from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
 from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 from rucola.system_calls import OPEN_FLAGS, sync_all

@@ -61,12 +61,12 @@ from rucola.store.config import (
 )
 from rucola.store.config_files import remove_temporary_files
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name, iter_units, open_queues
+from rucola.store.directory_lock import DirectoryLock, naming_store
 from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.flusher import Flusher
 from rucola.store.held_bytes import HeldBytes
 from rucola.store.index import MAX_LONG, Index
-from rucola.store.lock import DirectoryLock, naming_store
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.pending import PendingRequests
 from rucola.store.query import query_steps

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rucola.access import Caller, Refused
 from rucola.acl.access_control import AccessControl, Accounts, PlainAccounts, PolicyAccounts
-from rucola.acl.audit import AuditLog
+from rucola.acl.audit_log import AuditLog
 from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
 from rucola.acl.user_store import UserStore
 from rucola.broker.assembly.environment import BrokerEnvironment

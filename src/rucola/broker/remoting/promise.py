@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from rucola.access import Action
-from rucola.coordination.coordinator import Answer
+from rucola.coordination.coordinator import PromiseResponse
 from rucola.coordination.group_keys import LeaderRecord
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -14,13 +14,13 @@ from rucola.protocol.promise import AskPromiseRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 
-Promise: TypeAlias = Callable[[int, LeaderRecord], Answer]
+Promise: TypeAlias = Callable[[int, LeaderRecord], PromiseResponse]
 """Answers the master of an epoch, see `Coordinator.promise`."""
 
 
-def no_promise(epoch: int, master: LeaderRecord) -> Answer:
+def no_promise(epoch: int, master: LeaderRecord) -> PromiseResponse:
     """Promise nothing: the configuration of this broker decides whether it is master."""
-    return Answer(False, 0)
+    return PromiseResponse(False, 0)
 
 
 class PromiseAdapter:

@@ -51,7 +51,7 @@ def repair(
       rucola pipeline repair --lake lake
     """
     with require_spark():
-        from rucola.spark.jobs.repair import run
+        from rucola.spark.jobs.lake_repair import run
         from rucola.spark.session import LazySession
     session = LazySession("rucola pipeline repair", master)
     with show_tasks(session, "repair"):

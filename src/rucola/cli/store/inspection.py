@@ -15,8 +15,8 @@ from rucola.cli.option_types import SINCE_HELP, TIME
 from rucola.cli.output import optional, print_json, print_table, printable, progress_bar, time_text, whole, wide_option
 from rucola.cli.store.body_view import BodyView, body_options, match_context
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
+from rucola.store.directory_lock import is_served
 from rucola.store.directory_reader import StoreReader
-from rucola.store.lock import is_served
 from rucola.store.tools.check import check as check_store
 from rucola.store.tools.dump import dump as dump_store
 from rucola.store.tools.dump import message_row

@@ -2,13 +2,13 @@
 
 A module has a pure function over DataFrames or Arrow batches, and `run`, its driver.
 
-    archive   new messages of stores or live brokers into a lake
-    compact   small files of a lake into few large ones
-    repair    a damaged lake from its remaining files
-    search    messages of a lake
-    audit     statistics of stores and lakes: audit_tables (without Spark), report and charts (HTML)
-    replay    messages to live brokers again: resend (sending), replay_ledger (acknowledgements)
-    rebuild   ConsumeQueues and index of a store
+    archive      new messages of stores or live brokers into a lake
+    compact      small files of a lake into few large ones
+    lake_repair  a damaged lake from its remaining files
+    search       messages of a lake
+    audit        statistics of stores and lakes: audit_tables (without Spark), report and charts (HTML)
+    replay       messages to live brokers again: replay_sender (sending), replay_ledger (acknowledgements)
+    rebuild      ConsumeQueues and index of a store
 
 The jobs share `selection` (conditions on messages), `selected_messages` (a store or lake to read), `grouping` (group-by
 and join in numpy) and `progress`. Every job runs with Spark, or in this process if there is little to read.

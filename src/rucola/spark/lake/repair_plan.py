@@ -11,7 +11,7 @@ Made from an inventory in these steps:
 5. The progress is the maximum over all copies. If the published progress is lost, it is derived from the rows: their
    last physical offset and queue offsets.
 6. The key index is kept if the base is the snapshot itself, except for runs that lack a file. Otherwise it is built
-   again from the rows, after the old entries were used to find lost messages (see `rucola.spark.jobs.repair`).
+   again from the rows, after the old entries were used to find lost messages (see `rucola.spark.jobs.lake_repair`).
 
 No file is deleted: files that the plan cannot use are moved to `_rucola/aside/<commit>/`.
 

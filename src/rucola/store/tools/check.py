@@ -33,10 +33,10 @@ from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
+from rucola.store.directory_lock import is_served
 from rucola.store.diverged_tail import DIVERGED
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
-from rucola.store.lock import is_served
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
 

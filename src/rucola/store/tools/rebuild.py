@@ -28,10 +28,10 @@ from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
+from rucola.store.directory_lock import DirectoryLock
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
 from rucola.store.index import Index, IndexFile, index_paths
-from rucola.store.lock import DirectoryLock
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.scan import RecordRun, scan
 from rucola.store.tools.progress import ProgressCallback

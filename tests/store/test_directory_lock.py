@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreLocked
-from rucola.store.lock import DirectoryLock, is_served
+from rucola.store.directory_lock import DirectoryLock, is_served
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.stores import config, inner
 
-OPEN = "import sys; from pathlib import Path; from rucola.store.lock import DirectoryLock; "
+OPEN = "import sys; from pathlib import Path; from rucola.store.directory_lock import DirectoryLock; "
 PROGRAM = OPEN + "DirectoryLock(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.access import Action, Caller, Resource
-from rucola.acl.audit import DENIED_PER_WINDOW, DENIED_WINDOW_MS, MAX_TEXT, AuditLog
+from rucola.acl.audit_log import DENIED_PER_WINDOW, DENIED_WINDOW_MS, MAX_TEXT, AuditLog
 from rucola.acl.principal import Principal
 from rucola.errors import ConfigError
 from rucola.protocol.codes import RequestCode
@@ -89,7 +89,7 @@ def test_a_flood_of_denied_requests_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_drops_lines_and_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rucola.acl.audit.MAX_QUEUED", 5)
+    monkeypatch.setattr("rucola.acl.audit_log.MAX_QUEUED", 5)
     audit = AuditLog(tmp_path / "audit.jsonl", 1 << 20, 3, Clock())  # not opened: nothing takes lines
     for _ in range(8):
         audit.record(ALICE, 17, Action.ALTER_TOPIC, [], "done")

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
-from rucola.spark.jobs import archive, compact, repair, search
+from rucola.spark.jobs import archive, compact, lake_repair, search
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_lake, writer
 from rucola.spark.lake.lookup import by_key
@@ -157,7 +157,7 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
 
     # A dry run changes nothing, and tells.
     before = content(filled.path)
-    dry = repair.run(spark, filled.path, dry_run=True)
+    dry = lake_repair.run(spark, filled.path, dry_run=True)
     assert content(filled.path) == before
     is_harmless = name == "lock" or (damage == "removed" and (is_replaced or name.endswith(".bak")))
     assert dry.is_sound == is_harmless
@@ -176,18 +176,18 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
     left = filled.archived
     if is_lost:
         with pytest.raises(StoreError, match=f"lost 5 messages of [TU] on 2023-11-15, which were in .*{path.name}"):
-            repair.run(spark, filled.path)
+            lake_repair.run(spark, filled.path)
         assert content(filled.path) == before
-        done = repair.run(spark, filled.path, allow_loss=True)
+        done = lake_repair.run(spark, filled.path, allow_loss=True)
         left = messages(spark, filled.path)
         assert 0 < len(left) < len(filled.archived)
     else:
-        done = repair.run(spark, filled.path)
+        done = lake_repair.run(spark, filled.path)
     assert done.is_sound == dry.is_sound
     assert done.rows == len(left)
     assert messages(spark, filled.path) == left
     assert sorted(indexed(filled.path, filled.archived)) == left
-    again = repair.run(spark, filled.path, dry_run=True)
+    again = lake_repair.run(spark, filled.path, dry_run=True)
     assert again.is_sound, again.findings
     kept = {data for name, data in content(filled.path).items() if name.endswith(".parquet")}
     assert {data for name, data in before.items() if name.endswith(".parquet")} <= kept
@@ -202,15 +202,15 @@ def own(filled: Filled, *names: str) -> list[Path]:
     return [filled.path / "_rucola" / name for name in names]
 
 
-def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> repair.LakeRepairResult:
+def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> lake_repair.LakeRepairResult:
     """Repair, and hold that everything is there once, by scan and by key, and that archiving goes on after it."""
-    done = repair.run(spark, filled.path, **more)
+    done = lake_repair.run(spark, filled.path, **more)
     assert not done.is_sound
     assert messages(spark, filled.path) == filled.archived
     assert sorted(indexed(filled.path, filled.archived)) == filled.archived
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3
     assert messages(spark, filled.path) == filled.archived + filled.later
-    assert repair.run(spark, filled.path, dry_run=True).is_sound
+    assert lake_repair.run(spark, filled.path, dry_run=True).is_sound
     return done
 
 
@@ -221,7 +221,7 @@ def test_a_lake_without_metadata_is_restored(spark: SparkSession, filled: Filled
     with pytest.raises(StoreCorrupt, match="the directory is missing, but there are messages of a lake"):
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     with pytest.raises(ConfigError, match=f"how {BROKER} was archived; give --store {BROKER} if"):
-        repair.run(spark, filled.path)
+        lake_repair.run(spark, filled.path)
     done = is_restored(spark, filled, stores=[BROKER])
     # Files that a compaction had replaced are no part of it, and no file is lost.
     assert sorted(Path(path).name[:10] for path in done.asides) == ["0000000001"] * 2 + ["0000000002"] * 2
@@ -233,7 +233,7 @@ def test_lost_progress_is_derived_from_the_rows(spark: SparkSession, filled: Fil
     wanted = read_snapshot(filled.path).progress
     for path in own(filled, "snapshot.json", "snapshot.json.bak", "progress.json", "progress.json.bak"):
         path.unlink()
-    repair.run(spark, filled.path, stores=[BROKER])
+    lake_repair.run(spark, filled.path, stores=[BROKER])
     assert read_snapshot(filled.path).progress == wanted
     published = json.loads((filled.path / "_rucola" / "progress.json").read_bytes())
     assert published[BROKER]["physical_offset"] == wanted[BROKER].physical_offset
@@ -250,8 +250,8 @@ def test_the_key_index_reveals_lost_messages(spark: SparkSession, filled: Filled
             path.unlink()
     said = {3: "10 messages of T on 2023-11-15 from broker-a", 4: "5 messages of T on 2023-11-15 from broker-a"}[number]
     with pytest.raises(StoreError, match=f"has lost {said}, at physical offsets"):
-        repair.run(spark, filled.path)
-    left = repair.run(spark, filled.path, allow_loss=True).rows
+        lake_repair.run(spark, filled.path)
+    left = lake_repair.run(spark, filled.path, allow_loss=True).rows
     assert left == len(messages(spark, filled.path)) == 30 - int(said[:2])
 
 
@@ -278,7 +278,7 @@ def test_messages_archived_again_into_an_empty_lake_are_kept_once(
     shutil.copytree(tmp_path / "new", filled.path, dirs_exist_ok=True)
     for path in own(filled, "snapshot.json.bak", "progress.json.bak"):
         path.unlink()
-    repair.run(spark, filled.path)
+    lake_repair.run(spark, filled.path)
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 0
 
@@ -300,8 +300,8 @@ def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path,
             for name in ("snapshot.json.bak", "progress.json", "progress.json.bak"):
                 (own / name).unlink()
             with pytest.raises(ConfigError, match="or --live broker-a"):
-                repair.run(spark, lake)
-        done = repair.run(spark, lake, live=["broker-a"] if is_said else [])
+                lake_repair.run(spark, lake)
+        done = lake_repair.run(spark, lake, live=["broker-a"] if is_said else [])
         assert (done.rows, done.losses, done.asides) == (80, (), ())
         assert read_snapshot(lake).progress == wanted
         assert archive.run_live(spark, namesrv, lake).rows == 0
@@ -342,13 +342,13 @@ def test_an_interrupted_commit_is_completed_or_dropped(spark: SparkSession, fill
             archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     else:
         (filled.path / "_rucola" / lost).unlink()
-    done = repair.run(spark, filled.path)
+    done = lake_repair.run(spark, filled.path)
     is_completed = lost in ("snapshot.json", "progress.json")
     assert done.rows == len(filled.archived) + 3 * is_completed
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3 * (not is_completed)
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert sorted(indexed(filled.path, filled.later)) == filled.later
-    assert repair.run(spark, filled.path, dry_run=True).is_sound
+    assert lake_repair.run(spark, filled.path, dry_run=True).is_sound
 
 
 # -- a repair that is killed -------------------------------------------------------------------------------------------
@@ -381,11 +381,11 @@ def test_a_repair_killed_at_any_step_can_be_repeated(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, deadly)
             with suppress(Killed):
-                repair.run(None, lake, allow_loss=True)  # type: ignore[arg-type]
-        summary = repair.run(None, lake, allow_loss=True)  # type: ignore[arg-type]
+                lake_repair.run(None, lake, allow_loss=True)  # type: ignore[arg-type]
+        summary = lake_repair.run(None, lake, allow_loss=True)  # type: ignore[arg-type]
         assert sum(file.rows for file in read_snapshot(lake).rows) == summary.rows == 25
         assert sorted(indexed(lake, original.archived)) == sorted({*original.archived} - {*original.archived[20::2]})
-        assert repair.run(None, lake, dry_run=True).is_sound  # type: ignore[arg-type]
+        assert lake_repair.run(None, lake, dry_run=True).is_sound  # type: ignore[arg-type]
         kept = {data for name, data in content(lake).items() if name.endswith(".parquet")}
         assert {data for name, data in before.items() if name.endswith(".parquet")} <= kept
         if deadly.calls > 0:
@@ -401,7 +401,7 @@ def test_a_killed_rebuild_of_the_index_can_be_repeated(spark: SparkSession, fill
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
     with killed_behind(last):
-        repair.run(spark, filled.path)
+        lake_repair.run(spark, filled.path)
     if last == "pending.json":
         with pytest.raises(StoreCorrupt, match=r"snapshot\.json at byte 0: the file is missing"):
             read_snapshot(filled.path)
@@ -411,7 +411,7 @@ def test_a_killed_rebuild_of_the_index_can_be_repeated(spark: SparkSession, fill
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert sorted(indexed(filled.path, filled.archived)) == filled.archived
-    assert repair.run(spark, filled.path, dry_run=True).is_sound
+    assert lake_repair.run(spark, filled.path, dry_run=True).is_sound
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_the_command_prints_its_plan_and_executes_it(spark: SparkSession, filled
 def test_a_new_lake_is_sound_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         pass
-    assert repair.run(None, tmp_path / "lake").is_sound  # type: ignore[arg-type]
+    assert lake_repair.run(None, tmp_path / "lake").is_sound  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="is not a lake"):
-        repair.run(None, tmp_path)  # type: ignore[arg-type]
+        lake_repair.run(None, tmp_path)  # type: ignore[arg-type]
     assert not (tmp_path / "_rucola").exists()
