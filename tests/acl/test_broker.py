@@ -396,7 +396,7 @@ async def test_peers_without_credentials_keep_no_slave_out(cluster: GuardedClust
     silent = [await open_stream(f"127.0.0.1:{broker.config.ha_listen_port}") for _ in range(2)]
     await silent[0].write(encode_report(HELLO))  # it begins to authenticate
     await cluster.start_broker("slave", broker_id=1, store={"broker_role": BrokerRole.SLAVE})
-    await until(lambda: 1 in broker.in_sync())
+    await until(lambda: 1 in broker.role.in_sync())
     for stream in silent:
         stream.close()
 

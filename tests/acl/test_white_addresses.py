@@ -34,7 +34,9 @@ from rucola.errors import ConfigError
         ("1050:0:0:0:5:600:300c:*", ["1050::5:600:300c:1"], ["1050::5:600:300d:1"]),
     ],
 )
-def test_patterns(pattern: str, admitted: list[str], refused: list[str]) -> None:
+def test_a_pattern_admits_the_addresses_that_apache_admits(
+    pattern: str, admitted: list[str], refused: list[str]
+) -> None:
     addresses = WhiteAddresses([pattern])
     assert [host for host in admitted + refused if addresses.admit(host)] == admitted
     assert [host for host in admitted + refused if addresses.admit(host)] == admitted  # remembered

@@ -35,7 +35,7 @@ def broker_on(host: str, path: Path, **changed: object) -> Broker:
         ("broker-a.example.com", False), ("localhost.example.com", False),
     ],
 )  # fmt: skip
-def test_loopback_addresses(host: str, expected: bool) -> None:
+def test_only_loopback_addresses_count_as_closed(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 

@@ -36,7 +36,11 @@ def reasons() -> list[dict[str, Any]]:
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Results of the sequences that this run selects. The broker's store passes its check afterwards."""
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = [test.callspec.params["sequence"] for test in tests if test.originalname == test_sequence.__name__]
+    chosen = [
+        test.callspec.params["sequence"]
+        for test in tests
+        if test.originalname == test_a_recorded_sequence_has_the_same_outcome.__name__
+    ]
     store = tmp_path_factory.mktemp("differential") / "store"
 
     async def run() -> dict[str, Outcome]:
@@ -50,7 +54,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sequence", recorded(), ids=lambda sequence: sequence.name[:60])
-def test_sequence(sequence: Sequence, outcomes: dict[str, Outcome]) -> None:
+def test_a_recorded_sequence_has_the_same_outcome(sequence: Sequence, outcomes: dict[str, Outcome]) -> None:
     listed = [line for reason in reasons() for line in reason["lines"].get(sequence.name, ())]
     assert sorted(differences(sequence, *outcomes[sequence.name])) == sorted(listed)
 

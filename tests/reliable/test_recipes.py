@@ -80,13 +80,13 @@ def test_every_recipe_is_carried_out() -> None:
     }  # fmt: skip
 
 
-def test_sqlalchemy(follow: Follow) -> None:
+def test_the_recipe_for_sqlalchemy_works(follow: Follow) -> None:
     url = follow("SQLAlchemy: Session and AsyncSession")
     assert rows(url, "SELECT what FROM orders ORDER BY id") == ["pizza", "pasta"]
     assert rows(url, "SELECT body FROM rucola_stub ORDER BY seq") == [b"1", b"2"]
 
 
-def test_fastapi(follow: Follow) -> None:
+def test_the_recipe_for_fastapi_works(follow: Follow) -> None:
     url = follow("FastAPI")
     assert rows(url, "SELECT what FROM orders") == ["pizza"]
 
@@ -95,11 +95,11 @@ async def test_sqlite3(follow: Follow) -> None:
     await check_billed(follow("sqlite3"), "invoices")
 
 
-async def test_psycopg(follow: Follow, postgresql: DatabaseServer) -> None:
+async def test_the_recipe_for_psycopg_works(follow: Follow, postgresql: DatabaseServer) -> None:
     await check_billed(follow("psycopg", postgresql), "invoices")
 
 
-def test_pymysql(follow: Follow, mariadb: DatabaseServer) -> None:
+def test_the_recipe_for_pymysql_works(follow: Follow, mariadb: DatabaseServer) -> None:
     url = follow("PyMySQL", mariadb)
     assert rows(url, "SELECT what FROM orders") == ["pizza"]
     assert rows(url, "SELECT body FROM rucola_stub") == [b"1"]

@@ -31,7 +31,7 @@ def ranges_of(strings: list[bytes]) -> tuple[Any, Any, Any]:
 
 
 @given(st.lists(STRINGS, min_size=1, max_size=8))
-def test_properties(strings: list[bytes]) -> None:
+def test_both_find_the_same_properties(strings: list[bytes]) -> None:
     def parse() -> Any:
         parsed = parse_properties(*ranges_of(strings))
         return parsed.as_map().to_pylist(), [parsed.values_of(name).to_pylist() for name in ("a", "b", "none")]
@@ -60,7 +60,7 @@ def test_the_usual_properties_are_parsed_in_c() -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=8))
-def test_crcs(bodies: list[bytes]) -> None:
+def test_both_compute_the_same_checksums(bodies: list[bytes]) -> None:
     assert_same(lambda: body_crcs(*ranges_of(bodies)).tolist())
 
 

@@ -58,7 +58,7 @@ def _received(chunks: list[bytes], as_views: bool = False) -> tuple[list[Any], o
 
 
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(0, 700), max_size=3), st.booleans())
-def test_streams(parts: list[bytes], cuts: list[int], as_views: bool) -> None:
+def test_both_decoders_split_a_stream_alike(parts: list[bytes], cuts: list[int], as_views: bool) -> None:
     stream = b"".join(parts)
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     chunks = [stream[begin:end] for begin, end in pairwise(edges)]
@@ -66,7 +66,7 @@ def test_streams(parts: list[bytes], cuts: list[int], as_views: bool) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes(data: bytes) -> None:
+def test_both_decoders_treat_any_bytes_alike(data: bytes) -> None:
     assert_same(lambda: _received([data]))
 
 

@@ -47,7 +47,7 @@ def test_crc32_is_that_of_zlib(extension: ModuleType | None) -> None:
 
 
 @given(STRINGS)
-def test_one_string(text: str) -> None:
+def test_both_read_a_property_string_alike(text: str) -> None:
     assert_same(lambda: PropertyEditor("C").edit("T", text))
 
 
@@ -78,7 +78,7 @@ def _read(editor: PropertyEditor, body: bytes, shared: str = "", most: int = 102
 
 
 @given(MESSAGES, SHARED, st.sampled_from([1, 3, 1024]))
-def test_a_batch(messages: list[tuple[int, bytes, bytes]], shared: str, most: int) -> None:
+def test_both_read_a_batch_alike(messages: list[tuple[int, bytes, bytes]], shared: str, most: int) -> None:
     body = _batch(messages)
     editor = PropertyEditor("C")
     for _ in range(2):  # the second batch finds the shared properties of the first
@@ -125,7 +125,9 @@ BATCHES = st.lists(
 
 
 @given(BATCHES, INT64, INT64 | st.sampled_from([2**63, -(2**63) - 1]), INT64, st.sampled_from([bytes(8), bytes(20)]))
-def test_records(batch: MessageInnerBatch, queue_offset: int, physical_offset: int, time_ms: int, host: bytes) -> None:
+def test_both_encode_the_records_of_a_batch_alike(
+    batch: MessageInnerBatch, queue_offset: int, physical_offset: int, time_ms: int, host: bytes
+) -> None:
     assert_same(lambda: encode_many(batch, queue_offset, physical_offset, time_ms, host))
 
 
@@ -158,7 +160,9 @@ HOSTS = st.sampled_from([bytes(range(8)), bytes(range(20)), b"", bytes(9)])
     SMALL_OR_HUGE,
     HOSTS,
 )
-def test_one_record(message: MessageInner, queue_offset: int, physical_offset: int, time_ms: int, host: bytes) -> None:
+def test_both_encode_one_record_alike(
+    message: MessageInner, queue_offset: int, physical_offset: int, time_ms: int, host: bytes
+) -> None:
     assert_same(lambda: encode(message, queue_offset, physical_offset, time_ms, host))
 
 

@@ -55,7 +55,7 @@ def test_units_by_queue(requests: list[DispatchRequest]) -> None:
 
 
 @given(REQUESTS)
-def test_index_entries(requests: list[DispatchRequest]) -> None:
+def test_both_make_the_same_index_entries(requests: list[DispatchRequest]) -> None:
     columns = assert_same(lambda: [column.tolist() for column in index_entries_of(requests)])
     assert len(set(map(len, columns))) == 1
 
@@ -102,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(ENTRY_LISTS, ENTRY_LISTS, st.binary(max_size=8))
-def test_index_files(folder: Path, first: list[Any], second: list[Any], damage: bytes) -> None:
+def test_both_write_the_same_index_files(folder: Path, first: list[Any], second: list[Any], damage: bytes) -> None:
     """Two blocks, between which slots may be overwritten, then a query for every hash."""
 
     def work(index: IndexFile) -> Any:
@@ -180,7 +180,7 @@ def test_records_of_a_log(
 
 
 @given(RECORDS, DAMAGE, st.integers(1, 40), st.integers(0, 900), st.sampled_from([None, (0,), (1, 2)]), st.data())
-def test_a_get(
+def test_both_read_the_same_records(
     logs: Callable[[bytes], CommitLog],
     records: list[Any],
     damage: list[tuple[int, int]],
