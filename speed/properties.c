@@ -105,20 +105,16 @@ static PyObject *text_or_none(Span value) {
     return PyUnicode_DecodeUTF8((const char *)value.at, value.size, NULL);
 }
 
-/* Counterpart: PropertyEditor.edit of rucola.broker.send_properties. */
-PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* Return the result of PropertyEditor.edit for a string of valid UTF-8; NULL if it is not of the usual form. */
+PyObject *edited_properties(Span string, Span end, PyObject *joined_names) {
     uint8_t small[1024], *out = small;
-    Span string, end;
     Names names;
     Edited edited;
     PyObject *result = NULL;
-    (void)module;
-    if (count != 3 || !PyUnicode_Check(args[0]) || !take_bytes(args[1], &end) || end.size < 1 ||
-        !take_names(args[2], &names))
-        return decline();
-    string.at = (const uint8_t *)PyUnicode_AsUTF8AndSize(args[0], &string.size);
-    if (!string.at || !string.size || (string.size == 1 && string.at[0] == 2) || string.size > INT32_MAX - end.size)
-        return decline(); /* a message without properties takes another path; in a batch it does not */
+    if (end.size < 1 || !take_names(joined_names, &names))
+        return NULL;
+    if (!string.size || (string.size == 1 && string.at[0] == 2) || string.size > INT32_MAX - end.size)
+        return NULL; /* a message without properties takes another path; in a batch it does not */
     if ((size_t)(string.size + end.size) > sizeof small && !(out = PyMem_Malloc((size_t)(string.size + end.size))))
         return PyErr_NoMemory();
     if (edit(string, end, &names, out, &edited)) {
@@ -132,6 +128,18 @@ PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t co
     }
     if (out != small)
         PyMem_Free(out);
+    return result;
+}
+
+/* Counterpart: PropertyEditor.edit of rucola.broker.send_properties. */
+PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span string, end;
+    PyObject *result;
+    (void)module;
+    if (count != 3 || !PyUnicode_Check(args[0]) || !take_bytes(args[1], &end))
+        return decline();
+    string.at = (const uint8_t *)PyUnicode_AsUTF8AndSize(args[0], &string.size);
+    result = string.at ? edited_properties(string, end, args[2]) : NULL;
     return result ? result : decline();
 }
 

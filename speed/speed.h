@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 3
+#define RUCOLA_SPEED_INTERFACE 4
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
@@ -75,10 +75,14 @@ uint32_t crc32_of(const uint8_t *data, size_t size);
 int is_utf8(const uint8_t *data, Py_ssize_t size);
 uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 
+/* properties.c */
+PyObject *edited_properties(Span string, Span end, PyObject *joined_names);
+
 /* The functions of the module. */
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 FUNCTION(split_frames); /* frames.c */
+FUNCTION(usual_sends); /* sends.c */
 FUNCTION(edit_properties); /* properties.c */
 FUNCTION(read_batch);
 FUNCTION(encode_record); /* records.c */

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 3
+INTERFACE: Final = 4
 """The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
 
 
@@ -70,6 +70,14 @@ split_frames: Callable[[Buffer, int, int], tuple[list[bytes], list[bytes], int] 
 split_frames = _function("split_frames")
 """(data, max frame size, max header size) -> the headers and bodies of the frames that are complete in data, and the
 position after them, if `FrameDecoder` finds nothing wrong and all headers are JSON."""
+
+UsualSend = tuple[str, int, int, int, int, int, EditedString, bytes]
+"""A message to send: (topic, queue id, sysFlag, born timestamp, flag, reconsume times, edited properties, body)."""
+
+usual_sends: Callable[[Buffer, int, int, bytes, bytes, int], list[tuple[int, UsualSend, int]] | None] | None
+usual_sends = _function("usual_sends")
+"""(data, max frame size, max header size, end, names, max count) -> opaque, message and position behind its frame for
+each of the frames at the begin of data that are complete, and are a SEND_MESSAGE_V2 of the usual form."""
 
 edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
 """(text, end, names) -> `PropertyEditor.edit`."""

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rucola import speed
+from rucola.access import Action, Caller, Check, Reason, Refused, Resource
+from rucola.broker.broker import Broker
+from rucola.broker.config import BrokerConfig
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
-from rucola.store.config import FlushDiskType
-from support.broker_peer import Peer, broker_peer, pull_header, send_header
+from rucola.protocol.offset import QueueRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader
+from rucola.store.config import FlushDiskType, StoreConfig
+from rucola.store.tools.check import check
+from support.broker_peer import broker_peer, pull_header, send_header
+from support.cluster import SMALL_FILES
+
+
+def _usual(number: int) -> RemotingCommand:
+    header = send_header(properties=f"UNIQ_KEY\x01u{number}")
+    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"message %d;" % number)
 
 
 def _send(number: int) -> bytes:
-    header = send_header(properties=f"UNIQ_KEY\x01u{number}")
-    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"message %d;" % number).encode()
+    return _usual(number).encode()
 
 
-async def _answers(peer: Peer, requests: list[bytes]) -> list[RemotingCommand]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", peer.broker.config.listen_port)
+async def _answers(broker: Broker, requests: list[bytes]) -> list[RemotingCommand]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.config.listen_port)
     writer.write(b"".join(requests))
     decoder, found = FrameDecoder(), list[RemotingCommand]()
     while len(found) < len(requests):
@@ -40,7 +55,7 @@ def _log_bytes(root: Path) -> bytes:
 async def test_what_is_acknowledged_is_in_the_log(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
     async with broker_peer(tmp_path, {"flush_disk_type": flush_disk_type}) as peer:
         await peer.send(b"creates the topic")
-        answers = await _answers(peer, [_send(number) for number in range(100)])
+        answers = await _answers(peer.broker, [_send(number) for number in range(100)])
         log = _log_bytes(tmp_path)
         assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
         assert all(b"message %d;" % number in log for number in range(100))
@@ -51,6 +66,95 @@ async def test_a_pull_among_sends_finds_those_before_it(tmp_path: Path) -> None:
         await peer.send(b"creates the topic and the group")
         await peer.pull()
         pull = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header(queue_offset=1)).encode()
-        answers = await _answers(peer, [_send(0), _send(1), pull, _send(2), _send(3), pull])
+        answers = await _answers(peer.broker, [_send(0), _send(1), pull, _send(2), _send(3), pull])
         pulled = [answer.body for answer in answers if answer.body]
         assert [len(decode_many(body)) for body in pulled] == [2, 4]
+
+
+def _odd(number: int) -> list[RemotingCommand]:
+    """Requests that are no send of the usual form, or are refused."""
+    fields: list[dict[str, Any]] = [
+        {"properties": "DELAY\x011\x02KEYS\x01k"},
+        {"properties": ""},
+        {"properties": "KEYS\x01" + "k " * 200},
+        {"queue_id": -1, "topic": "one"},
+        {"queue_id": 99},
+        {"topic": "unknown"},
+        {"topic": "read-only"},
+        {"topic": "SCHEDULE_TOPIC_XXXX"},
+        {"topic": "\u00e4"},
+        {"sys_flag": 4},
+        {"flag": 1 << 40},
+        {"batch": "true"},
+    ]
+    headers = [send_header(**{"properties": f"UNIQ_KEY\x01odd{number}"} | field) for field in fields]
+    odd = [RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"odd %d" % number) for header in headers]
+    usual = send_header(properties="UNIQ_KEY\x01u")
+    odd += [
+        RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, usual, bytes(5000)),
+        RemotingCommand.request(RequestCode.SEND_BATCH_MESSAGE, usual, b"no batch"),
+        RemotingCommand.request(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic="T", queue_id=0)),
+        RemotingCommand.request(12345),
+    ]
+    return odd
+
+
+async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object]]:
+    """What a broker answers and stores of 200 requests in a few reads."""
+    drawn = random.Random(seed)
+    settings: dict[str, Any] = {"max_keys_per_message": 100, "auto_create_topic_enable": False}
+    async with broker_peer(path, {"max_message_size": 4096}, clock=lambda: 1_000, **settings) as peer:
+        for topic, perm in (("T", 6), ("one", 6), ("read-only", 4)):
+            header = CreateTopicRequestHeader(
+                topic=topic, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=perm
+            )
+            assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        requests = [drawn.choice([_usual(number)] * 20 + _odd(number)) for number in range(200)]
+        for number, request in enumerate(requests):
+            request.opaque = number
+        answers = await _answers(peer.broker, [request.encode() for request in requests])
+        log = _log_bytes(path)
+        stored = [
+            (one.topic, one.queue_id, one.queue_offset, one.physical_offset, one.body, one.properties, one.sys_flag)
+            for one in decode_many(log.rstrip(b"\0"))
+        ]
+    told = [
+        (one.opaque, one.code, re.sub(r"127.0.0.1:\d+", "ADDRESS", str(one.remark)), one.ext_fields | {"msgId": ""}, one.body)
+        for one in answers
+    ]
+    return sorted(told, key=repr), list(stored)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_sends_take_the_fast_path_without_a_difference(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_fast_path = await _outcome(tmp_path / "fast", seed)
+    monkeypatch.setattr(speed, "usual_sends", None)
+    without = await _outcome(tmp_path / "usual", seed)
+    for fast, usual in zip(with_fast_path, without, strict=True):
+        assert [one for one in fast if one not in usual] == [one for one in usual if one not in fast]
+    assert with_fast_path == without
+    assert len(with_fast_path[1]) > 100
+
+
+async def test_an_interceptor_sees_each_message_of_a_read_once(tmp_path: Path) -> None:
+    class Counting:
+        seen = 0
+
+        def check_for(self, action: Action) -> Check | None:
+            return self._count if action is Action.PUBLISH else None
+
+        def _count(self, caller: Caller, resource: Resource) -> None:
+            self.seen += 1
+            if self.seen % 3 == 0:
+                raise Refused(Reason.BUSY, "every third one")
+
+    counting = Counting()
+    config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, broker_name="broker-a", broker_ip1="127.0.0.1")
+    store_config = StoreConfig(store_path_root_dir=tmp_path, **SMALL_FILES)
+    async with Broker(config, store_config, interceptors=[counting]) as broker:
+        answers = await _answers(broker, [_send(number) for number in range(30)])
+    assert counting.seen == 30
+    assert [answer.code for answer in answers].count(ResponseCode.SYSTEM_BUSY) == 10
+    assert check(tmp_path) == []

@@ -39,4 +39,4 @@ def test_a_formatted_answer_equals_the_encoded_one(
     request.opaque = opaque
     ids = physical_offsets if is_batch else []
     published = Published(queue_id, queue_offset, physical_offsets[0], 0, False, ids)
-    assert answers.formatted(request, published) == answers.encoded(request, published).encode()
+    assert answers.formatted(request.opaque, published) == answers.encoded(request, published).encode()

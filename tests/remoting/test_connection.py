@@ -19,6 +19,7 @@ from rucola.remoting.addresses import address_of
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
+from rucola.remoting.read_hooks import ReadHooks
 from support.remoting_peers import BIG, ECHO, HOLD, NOTIFY, SECURITY, RawPeer, echo, request, running_server
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -72,7 +73,7 @@ async def test_several_requests_of_a_read_are_bracketed_before_their_replies_are
         connection._write = noted
 
     async with running_server({ECHO: note}, on_open=note_writes) as server:
-        server.around_reads = events.append
+        server.read_hooks = ReadHooks(around=events.append)
         peer = await RawPeer.to(server)
 
         async def exchange(*bodies: bytes) -> list[object]:

@@ -27,7 +27,7 @@ never answered.
 
 **Batching.** Work is done per read, not per message: all frames of a read are decoded and processed, and their replies
 leave in one write, on a BatchingEventLoop together with the replies of other connections. All connections of an event
-loop share one receive buffer, so an idle connection needs none.
+loop share one receive buffer, so an idle connection needs none. A fast path may answer before that (`read_hooks`).
 
 **Back pressure.** A server stops reading from a peer that does not read its responses when the limit of unsent bytes is
 reached, WRITE_LIMIT by default, which bounds the memory of a connection; `connection_memory` bounds that of all. A
@@ -65,6 +65,7 @@ from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, Silence, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.large_writes import LargeBody, LargeWrites
+from rucola.remoting.read_hooks import ReadHooks
 from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import error_response
 from rucola.remoting.seldom_lines import log_seldom
@@ -95,7 +96,7 @@ CLOSE_TIMEOUT_S = 3.0
 class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `memory` is that of the server's connections, None for a client's. `on_open` and `on_close` are called with the
+    `memory` and `read_hooks` are those of a server, None for a client. `on_open` and `on_close` are called with the
     connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
     with `credentials`, if given.
     """
@@ -109,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         credentials: Credentials | None = None,
-        around_reads: Callable[[bool], object] = bool,
+        read_hooks: ReadHooks | None = None,
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
@@ -121,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(max_frame_size)
         self._memory = memory
         self._credentials = credentials
-        self._around_reads = around_reads  # see `RemotingServer`; `bool` does nothing
+        self._around_reads, self._fast_path = read_hooks or ReadHooks()
         self._on_open = on_open
         self._on_close = on_close
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
@@ -198,8 +199,7 @@ class Connection(asyncio.BufferedProtocol):
     def send_large(self, head: bytes, body: LargeBody) -> None:
         """Send a frame whose body stays in its place until it is sent.
 
-        The body is released then, or when the connection closes. For accepted connections, which are congested until
-        then.
+        The body is released then, or when the connection closes. For accepted connections; congested until then.
         """
         self._write_outgoing()
         if self._transport is None or self._transport.is_closing():
@@ -399,8 +399,16 @@ class Connection(asyncio.BufferedProtocol):
         self._has_received = True
         if self._measured_times is not None:
             self._measured_times.on_received()
+        data = self._view[:nbytes]
+        if self._fast_path is not None and not (self._decoder.buffered or self._kept or self._turns_until_s):
+            responses, served = self._fast_path(self.caller, data)
+            if responses:
+                self._write(responses)
+            if served == nbytes:
+                return
+            data = data[served:]
         try:
-            commands = self._decoder.receive_data(self._view[:nbytes])
+            commands = self._decoder.receive_data(data)
         except FrameError as error:
             self._process(error.commands)
             log_seldom(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
@@ -475,13 +483,8 @@ class Connection(asyncio.BufferedProtocol):
     def _process(self, commands: list[RemotingCommand]) -> None:
         """Process the commands of one read and write their replies together.
 
-        1. A response completes the future of its request.
-        2. A request goes to the processor of its code. A reply of bytes, the common case, is kept as it is; others are
-           encoded, or scheduled if they are awaitable.
-        3. If the replies exceed WRITE_LIMIT they are written before the rest is processed. If the connection is then
-           congested, the remaining commands are kept for `resume_writing`.
-        4. The replies are joined into one write.
-
+        A response completes the future of its request. If the replies exceed WRITE_LIMIT they are written before the
+        rest is processed; if the connection is then congested, the remaining commands are kept for `resume_writing`.
         Many commands are processed in slices, so that other connections have their turn (`rucola.remoting.turns`).
         """
         replies: list[bytes] = []

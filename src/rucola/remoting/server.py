@@ -15,6 +15,7 @@ from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
 from rucola.remoting.exposure import cannot_listen
+from rucola.remoting.read_hooks import ReadHooks
 from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
@@ -53,9 +54,8 @@ class RemotingServer:
         self.processors = processors
         self.connections: set[Connection] = set()
         self.memory = memory or ConnectionMemory(ConnectionLimits())
-        self.around_reads: Callable[[bool], object] = bool
-        """Called with True before several requests of one read are processed, and with False before their replies are
-        written. May be set until `start`; `bool` does nothing."""
+        self.read_hooks = ReadHooks()
+        """May be set until `start`."""
         self._max_frame_size = max_frame_size
         self._tls = tls
         self._on_open = on_open
@@ -98,7 +98,7 @@ class RemotingServer:
         def connection() -> Connection:
             return Connection(
                 self.processors, buffer, self._max_frame_size, self.memory, self._opened, self._closed,
-                around_reads=self.around_reads,
+                read_hooks=self.read_hooks,
             )  # fmt: skip
 
         try:

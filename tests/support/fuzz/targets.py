@@ -20,6 +20,7 @@ from rucola.message.compression import CompressionType, compress, decompress
 from rucola.message.record import MIN_RECORD_SIZE, body_crcs, decode_many, encode, encode_many, peek, place_of
 from rucola.protocol import route, topic, trace
 from rucola.protocol.body import decode_body, decode_request, encode_body
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
 from rucola.protocol.connections import ConsumerConnection, ProducerConnection
 from rucola.protocol.frame import FrameDecoder
@@ -32,6 +33,7 @@ from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
 from support.accelerator import assert_same
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
+from support.sends import assert_usual_sends
 
 HEADERS: tuple[type[Header], ...] = (
     PullMessageRequestHeader,
@@ -76,6 +78,7 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("large-registration", [encode_body(registration)], _large_registration),
         Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
         Target("accelerated-frames", [b"".join(frames[:5]), b"".join(frames[5:10])[:-9]], _accelerated_frames),
+        Target("accelerated-sends", [_sends(), _sends() + b"".join(frames[:2])], _accelerated_sends),
         Target("accelerated-batch", [encode_batch(messages)], _accelerated_batch),
         Target("accelerated-properties", [properties.join(each.properties) for each in messages], _accelerated_edit),
         Target("accelerated-log", [log[:6000]], _accelerated_log),
@@ -102,6 +105,20 @@ def _accelerated_frames(data: bytes) -> None:
         return [(repr(command), command.json_header) for command in decoder.receive_data(data)], decoder.buffered
 
     assert_same(receive)
+
+
+def _sends() -> bytes:
+    """Two sends of the usual form."""
+    header = SendMessageRequestHeaderV2(
+        topic="T", queue_id=1, sys_flag=0, born_timestamp=2, flag=3, properties="TAGS\x01a\x02KEYS\x01k"
+    )
+    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"body").encode() * 2
+
+
+def _accelerated_sends(data: bytes) -> None:
+    """Read the sends at the begin of a read, in C and in Python."""
+    if speed.usual_sends is not None:
+        assert_usual_sends(data)
 
 
 def _accelerated_batch(data: bytes) -> None:

@@ -18,9 +18,9 @@ from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
 from rucola.remoting.exposure import check_exposure
+from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
 from rucola.store.dispatch import TopicArrivals
-from rucola.store.message_store import MessageStore
 
 EXPIRE_PULLS_INTERVAL_MS = 100
 EXPIRE_CLIENTS_INTERVAL_MS = 10_000
@@ -77,10 +77,10 @@ class Connections:
             interval_ms = min(CLOSE_IDLE_INTERVAL_MS, idle_ms // 2)
             scheduler.every(interval_ms, "close idle connections", lambda: self._listeners.close_idle(idle_ms))
 
-    async def listen(self, running: AsyncExitStack, store: MessageStore) -> None:
+    async def listen(self, running: AsyncExitStack, read_hooks: ReadHooks) -> None:
         """Accept connections. At the stop held pulls are answered before the connections close."""
         # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
-        await self._listeners.start(store.collect_puts)
+        await self._listeners.start(read_hooks)
         running.push_async_callback(self._listeners.stop)
         running.callback(self.hold.release_all)
 

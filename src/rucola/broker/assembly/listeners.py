@@ -16,6 +16,7 @@ from rucola.errors import RemotingError
 from rucola.protocol.route import vip_port
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
+from rucola.remoting.read_hooks import ReadHooks
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
 
@@ -61,10 +62,10 @@ class Listeners:
                 server.unbind()
         self._config.listen_port = self._servers[0].port
 
-    async def start(self, around_reads: Callable[[bool], object] = bool) -> None:
-        """Listen. Raises RemotingError. For `around_reads` see `RemotingServer`."""
+    async def start(self, read_hooks: ReadHooks) -> None:
+        """Listen. Raises RemotingError."""
         for server in self._servers:
-            server.around_reads = around_reads
+            server.read_hooks = read_hooks
             await server.start()
 
     async def stop(self) -> None:

@@ -21,11 +21,13 @@ from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.promise import PromiseAdapter, no_promise
+from rucola.broker.remoting.send_fast_path import fast_path_of
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.endpoints import processor_table
+from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
 
 TOUCH_PAGES_INTERVAL_MS = 100
@@ -94,6 +96,10 @@ class Serving:
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
         )
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
+        # Interceptors that were added may count requests, and must see each of them once.
+        is_plain = access.gate is None and not environment.interceptors
+        fast_path = fast_path_of(self.services.publish, self.state, chain) if is_plain else None
+        self.read_hooks = ReadHooks(storage.store.collect_puts, fast_path)
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:

@@ -49,6 +49,7 @@ from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.slices import in_slices
+from rucola.speed import UsualSend
 from rucola.store.config import PUT_OK, PutMessageStatus
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -113,8 +114,10 @@ class PublishService:
         self._check_permission = check_permission
         self._topics_registered = topics_registered
         self._delay_level_count = state.delay_level_count
-        self._waits = durability.must_wait
+        self.waits = durability.must_wait
+        """Whether responses wait until their messages are durable, except those with WAIT=false."""
         self._properties = PropertyEditor(state.config.broker_cluster_name)
+        self.editing = self._properties.editing
         self._region = state.config.region_fields
 
     # Admission.
@@ -194,21 +197,55 @@ class PublishService:
 
     def put_message(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
         """Store one message. Raises InvalidMessage or Refused."""
-        # 1. The limits of the broker.
+        # The property string alone decides: DELAY, TRAN_MSG and the names of timer messages are not edited (None).
+        edited = self._properties.edit(header.topic, header.properties)
+        if edited is None or header.topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
+            self._check_size(body)
+            return self._put_unusual(header, body, version, queue_id, born_host)
+        return self._put_usual(
+            (
+                header.topic,
+                queue_id,
+                header.sys_flag,
+                header.born_timestamp,
+                header.flag,
+                header.reconsume_times,
+                edited,
+                body,
+            ),
+            born_host,
+        )
+
+    def put_at_once(self, caller: Caller, send: UsualSend) -> Published | None:
+        """Store a message, unless it needs more than `put_message`: then return None.
+
+        Raises InvalidMessage or Refused.
+        """
+        name, queue_id, sys_flag = send[:3]
+        topic = self._topic(name)
+        if topic is None or not 0 <= queue_id < topic.write_queue_nums or topic.topic_filter_type == MULTI_TAG:
+            return None
+        if name[0] == _SYSTEM_PREFIX or sys_flag & _IS_NOT_DISPATCHED:
+            return None
+        return self._put_usual(send, encode_host(caller.address))
+
+    def _check_size(self, body: bytes) -> None:
         if len(body) > self._store_config.max_message_size:
             raise InvalidMessage(
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
-        # 2. Topic and properties. The topic is interned: all its messages share one string, which dispatch compares by
-        #    identity. Properties that need more than editing, retry topics and half messages take the longer path.
-        topic = intern(header.topic)
-        #    The property string alone decides: DELAY, TRAN_MSG and the names of timer messages are not edited (None).
-        edited = self._properties.edit(topic, header.properties)
-        if edited is None or topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
-            return self._put_unusual(header, body, version, queue_id, born_host)
+
+    def _put_usual(self, send: UsualSend, born_host: bytes) -> Published:
+        """Store a message in its own topic, with properties that need no more than editing."""
+        topic, queue_id, sys_flag, born_timestamp, flag, reconsume_times, edited, body = send
+        # 1. The limits of the broker.
+        if len(body) > self._store_config.max_message_size:
+            self._check_size(body)
         stored_properties, tags, unique_key, keys, wait = edited
         if keys is not None and len(keys) > self._config.max_keys_per_message:  # only then there can be too many
             self._check_keys(topic, keys)
+        # 2. The topic is interned: all its messages share one string, which dispatch compares by identity.
+        topic = intern(topic)
         # 3. The put. Arguments are positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
         now_ms = self._clock()
         result = self._store.put(
@@ -217,11 +254,11 @@ class PublishService:
                 queue_id,
                 body,
                 stored_properties,
-                header.flag,
-                header.sys_flag,
-                header.born_timestamp,
+                flag,
+                sys_flag,
+                born_timestamp,
                 born_host,
-                header.reconsume_times,
+                reconsume_times,
                 0,
                 tags_code(tags),
                 unique_key,
@@ -231,14 +268,14 @@ class PublishService:
         )
         if result.status is not PUT_OK:
             raise self._not_stored(result.status)
-        if not self._waits and (duration_ms := self._clock() - now_ms) > 0:
+        if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
             self._stats.put_durations.record(duration_ms)
         return Published(
             queue_id,
             result.queue_offset,
             result.physical_offset,
             result.physical_offset + result.size,
-            self._waits and wait != "false",
+            self.waits and wait != "false",
         )
 
     def _put_unusual(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
@@ -279,7 +316,7 @@ class PublishService:
             result.queue_offset,
             result.physical_offset,
             result.physical_offset + result.size,
-            self._waits and wait != "false",
+            self.waits and wait != "false",
         )
 
     def _target_queue(
@@ -418,10 +455,10 @@ class PublishService:
         )
         if result.status is not PUT_OK:
             raise self._not_stored(result.status)
-        if not self._waits and (duration_ms := self._clock() - now_ms) > 0:
+        if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
             self._stats.put_durations.record(duration_ms)
         first = result.physical_offsets[0]
-        must_wait = self._waits and properties.parse(header.properties).get(properties.WAIT) != "false"
+        must_wait = self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
         return Published(queue_id, result.queue_offset, first, first + result.size, must_wait, result.physical_offsets)
 
     # Durability and refusals.

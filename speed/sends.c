@@ -1,0 +1,253 @@
+/* Requests to send one message, from the bytes of a read.
+
+JSON of the usual form only: no white space, no member twice, and none that a SEND_MESSAGE_V2 does not have. Numbers are
+decimal and of up to 18 digits. Escapes occur in the property string alone, which needs them for its separators. */
+
+#include "speed.h"
+
+#define SIZE_OF_SIZE 4
+#define PREFIX_SIZE 8
+#define SEND_MESSAGE_V2 310
+
+typedef struct {
+    const uint8_t *at, *end;
+} Cursor;
+
+/* The ext fields `a` to `m` of a SEND_MESSAGE_V2, as raw text between their quotes. */
+typedef struct {
+    Span of[13];
+} Fields;
+
+/* What a property string is edited with: the arguments of edit_properties. */
+typedef struct {
+    Span end;
+    PyObject *names;
+} Editing;
+
+typedef struct {
+    Fields ext;
+    int64_t code, flag, opaque, version;
+    int seen; /* one bit for each member of the header */
+} Header;
+
+enum { CODE = 1, EXT_FIELDS = 2, FLAG = 4, LANGUAGE = 8, OPAQUE = 16, SERIALIZER = 32, VERSION = 64 };
+
+static inline int take(Cursor *cursor, char expected) {
+    return cursor->at < cursor->end && *cursor->at == (uint8_t)expected && ++cursor->at;
+}
+
+/* Take a string up to its closing quote; escapes are left as they are. */
+static int take_raw(Cursor *cursor, Span *raw) {
+    if (!take(cursor, '"'))
+        return 0;
+    raw->at = cursor->at;
+    for (; cursor->at < cursor->end && *cursor->at != '"'; cursor->at++) {
+        if (*cursor->at < ' ' || (*cursor->at == '\\' && ++cursor->at == cursor->end))
+            return 0;
+    }
+    raw->size = cursor->at - raw->at;
+    return take(cursor, '"');
+}
+
+/* Read a whole text as a number. */
+static int number_in(Span text, int64_t *number) {
+    int is_negative = text.size > 0 && text.at[0] == '-';
+    Py_ssize_t digits = text.size - is_negative;
+    int64_t value = 0;
+    const uint8_t *at = text.at + is_negative;
+    if (digits < 1 || digits > 18 || (at[0] == '0' && (digits > 1 || is_negative)))
+        return 0;
+    for (Py_ssize_t i = 0; i < digits; i++) {
+        if (at[i] < '0' || at[i] > '9')
+            return 0;
+        value = value * 10 + (at[i] - '0');
+    }
+    *number = is_negative ? -value : value;
+    return 1;
+}
+
+static int take_number(Cursor *cursor, int64_t *number) {
+    Span text = {cursor->at, 0};
+    while (cursor->at < cursor->end && ((*cursor->at >= '0' && *cursor->at <= '9') || *cursor->at == '-'))
+        cursor->at++;
+    text.size = cursor->at - text.at;
+    return number_in(text, number);
+}
+
+static inline int is_text(Span span, const char *text) {
+    return span.size == (Py_ssize_t)strlen(text) && !memcmp(span.at, text, (size_t)span.size);
+}
+
+/* Whether a raw string stands for itself: ASCII without escapes. */
+static int is_plain(Span raw) {
+    for (Py_ssize_t i = 0; i < raw.size; i++)
+        if (raw.at[i] >= 0x80 || raw.at[i] == '\\')
+            return 0;
+    return 1;
+}
+
+static int take_ext(Cursor *cursor, Fields *fields) {
+    memset(fields, 0, sizeof *fields);
+    if (!take(cursor, '{'))
+        return 0;
+    do {
+        Span name, value;
+        if (!take_raw(cursor, &name) || name.size != 1 || name.at[0] < 'a' || name.at[0] > 'm' ||
+            !take(cursor, ':') || !take_raw(cursor, &value) || fields->of[name.at[0] - 'a'].at)
+            return 0;
+        fields->of[name.at[0] - 'a'] = value;
+    } while (take(cursor, ','));
+    return take(cursor, '}');
+}
+
+static int take_member(Cursor *cursor, Header *header) {
+    Span name, text;
+    int member;
+    if (!take_raw(cursor, &name) || !take(cursor, ':'))
+        return 0;
+    if (is_text(name, "code"))
+        member = take_number(cursor, &header->code) && header->code == SEND_MESSAGE_V2 ? CODE : 0;
+    else if (is_text(name, "extFields"))
+        member = take_ext(cursor, &header->ext) ? EXT_FIELDS : 0;
+    else if (is_text(name, "flag"))
+        member = take_number(cursor, &header->flag) ? FLAG : 0;
+    else if (is_text(name, "language"))
+        member = take_raw(cursor, &text) && is_plain(text) ? LANGUAGE : 0;
+    else if (is_text(name, "opaque"))
+        member = take_number(cursor, &header->opaque) ? OPAQUE : 0;
+    else if (is_text(name, "serializeTypeCurrentRPC"))
+        member = take_raw(cursor, &text) && is_text(text, "JSON") ? SERIALIZER : 0;
+    else
+        member = is_text(name, "version") && take_number(cursor, &header->version) ? VERSION : 0;
+    if (!member || header->seen & member)
+        return 0;
+    header->seen |= member;
+    return 1;
+}
+
+static inline int is_i32(int64_t number) { return number >= INT32_MIN && number <= INT32_MAX; }
+
+/* Read a header whose members and ext fields are all of the usual form. */
+static int take_header(Span raw, Header *header) {
+    Cursor cursor = {raw.at, raw.at + raw.size};
+    memset(header, 0, sizeof *header);
+    if (!take(&cursor, '{'))
+        return 0;
+    do {
+        if (!take_member(&cursor, header))
+            return 0;
+    } while (take(&cursor, ','));
+    return take(&cursor, '}') && cursor.at == cursor.end && header->seen & EXT_FIELDS && header->seen & OPAQUE &&
+           header->seen & CODE && !header->flag && is_i32(header->opaque) && is_i32(header->version);
+}
+
+static inline Span field(const Fields *fields, char name) { return fields->of[name - 'a']; }
+
+/* Read an ext field as a number of 32 bits; `number` stays if the field is absent. */
+static int i32_in(Span text, int64_t *number) { return !text.at || (number_in(text, number) && is_i32(*number)); }
+
+static int is_hex_below_0x80(const uint8_t *digits, uint8_t *byte) {
+    int low = digits[3] <= '9' ? digits[3] - '0' : (digits[3] | 0x20) - 'a' + 10;
+    int is_digit = (digits[3] >= '0' && digits[3] <= '9') || ((digits[3] | 0x20) >= 'a' && (digits[3] | 0x20) <= 'f');
+    if (!is_digit || digits[0] != '0' || digits[1] != '0' || digits[2] < '0' || digits[2] > '7')
+        return 0;
+    *byte = (uint8_t)((digits[2] - '0') << 4 | low);
+    return 1;
+}
+
+/* Return the edited form of a raw property string, whose escapes are replaced; NULL if something is unusual. */
+static PyObject *edited_of(Span raw, const Editing *editing) {
+    uint8_t small[1024], *out = small, *at;
+    PyObject *edited = NULL;
+    if (raw.size > (Py_ssize_t)sizeof small && !(out = PyMem_Malloc((size_t)raw.size)))
+        return PyErr_NoMemory();
+    at = out;
+    for (Py_ssize_t i = 0; i < raw.size; i++) {
+        if (raw.at[i] != '\\') {
+            *at++ = raw.at[i];
+        } else if (raw.at[i + 1] == '"' || raw.at[i + 1] == '\\' || raw.at[i + 1] == '/') {
+            *at++ = raw.at[++i];
+        } else if (raw.at[i + 1] == 'u' && raw.size - i >= 6 && is_hex_below_0x80(raw.at + i + 2, at)) {
+            at++;
+            i += 5;
+        } else {
+            goto done;
+        }
+    }
+    if (is_utf8(out, at - out))
+        edited = edited_properties((Span){out, at - out}, editing->end, editing->names);
+done:
+    if (out != small)
+        PyMem_Free(out);
+    return edited;
+}
+
+/* Return (opaque, UsualSend, end), or NULL if a field is not of the usual form. */
+static PyObject *send_of(const Header *header, const Editing *editing, Span body, Py_ssize_t end) {
+    const Fields *ext = &header->ext;
+    Span topic = field(ext, 'b'), batch = field(ext, 'm');
+    int64_t queue_id, sys_flag, born_timestamp, flag, reconsume_times = 0, unused = 0;
+    PyObject *edited;
+    if (!topic.at || !topic.size || !is_plain(topic) || !field(ext, 'e').at || !i32_in(field(ext, 'e'), &queue_id) ||
+        !field(ext, 'f').at || !i32_in(field(ext, 'f'), &sys_flag) || !field(ext, 'g').at ||
+        !number_in(field(ext, 'g'), &born_timestamp) || !field(ext, 'h').at || !i32_in(field(ext, 'h'), &flag) ||
+        !i32_in(field(ext, 'j'), &reconsume_times) || (batch.at && !is_text(batch, "false")))
+        return NULL;
+    /* What a message of an existing topic has no use for, but must be valid. */
+    if (!is_plain(field(ext, 'a')) || !is_plain(field(ext, 'c')) || !i32_in(field(ext, 'd'), &unused) ||
+        !is_plain(field(ext, 'k')) || !i32_in(field(ext, 'l'), &unused))
+        return NULL;
+    edited = edited_of(field(ext, 'i'), editing);
+    if (!edited)
+        return NULL;
+    return Py_BuildValue("(L(s#LLLLLNy#)n)", (long long)header->opaque, topic.at, topic.size, (long long)queue_id,
+                         (long long)sys_flag, (long long)born_timestamp, (long long)flag, (long long)reconsume_times,
+                         edited, body.at, body.size, end);
+}
+
+/* Counterpart: FrameDecoder, decode_header with SendMessageRequestHeaderV2, and PropertyEditor.edit, for the sends at
+the begin of a read.
+
+(data, max frame size, max header size, end, names, max count) -> [(opaque, UsualSend, position behind its frame), ...] | None */
+PyObject *usual_sends(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer data;
+    int64_t max_frame_size, max_header_size, max_count;
+    Py_ssize_t position = 0;
+    Editing editing;
+    PyObject *sends;
+    (void)module;
+    if (count != 6 || !take_i64(args[1], &max_frame_size) || !take_i64(args[2], &max_header_size) ||
+        !take_bytes(args[3], &editing.end) || !take_i64(args[5], &max_count) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        return decline();
+    editing.names = args[4];
+    sends = PyList_New(0);
+    while (sends && max_count-- > 0 && data.len - position >= PREFIX_SIZE) {
+        const uint8_t *at = (const uint8_t *)data.buf + position;
+        int64_t length = get_u32(at), header_size = get_u32(at + SIZE_OF_SIZE); /* top byte: the serializer, 0 is JSON */
+        Header header;
+        PyObject *send;
+        int is_added;
+        if (length < SIZE_OF_SIZE || length > max_frame_size || length > data.len - position - SIZE_OF_SIZE ||
+            header_size > length - SIZE_OF_SIZE || header_size > max_header_size ||
+            !take_header((Span){at + PREFIX_SIZE, (Py_ssize_t)header_size}, &header))
+            break;
+        position += (Py_ssize_t)(SIZE_OF_SIZE + length);
+        send = send_of(&header, &editing,
+                       (Span){at + PREFIX_SIZE + header_size, (Py_ssize_t)(length - SIZE_OF_SIZE - header_size)}, position);
+        if (!send)
+            break;
+        is_added = PyList_Append(sends, send) == 0;
+        Py_DECREF(send);
+        if (!is_added)
+            break;
+    }
+    PyBuffer_Release(&data);
+    if (!sends || PyErr_Occurred()) {
+        if (!sends || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            Py_XDECREF(sends);
+            return NULL;
+        }
+        PyErr_Clear(); /* invalid UTF-8: the sends before that one count */
+    }
+    return sends;
+}
