@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.command import RemotingCommand, SerializeType, UnreadableCommand
-from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, PART_SIZE, FrameDecoder, FrameError
+from rucola.protocol.frame import (
+    MAX_FRAME_SIZE,
+    MAX_HEADER_SIZE,
+    MAX_UNREADABLE,
+    PART_SIZE,
+    FrameDecoder,
+    FrameError,
+)
 from rucola.protocol.offset import QueueRequestHeader
 from support.recorded_frames import decode, frames
 
@@ -195,6 +202,23 @@ def test_an_unreadable_header_does_not_end_the_stream(
     assert not command.is_answer
     assert command.serialize_type is (SerializeType.ROCKETMQ if bad[4] == 1 else SerializeType.JSON)
     assert decoder.is_between_frames
+
+
+@pytest.mark.parametrize("bad", [frame(b""), frame(b'{"code":"x","opaque":7}'), frame(BINARY_HEAD, serializer=1)])
+def test_one_unreadable_frame_too_many_in_a_read_ends_the_stream(bad: bytes) -> None:
+    decoder = FrameDecoder()
+    for _ in range(3):  # each read begins anew
+        commands = decoder.receive_data(bad * MAX_UNREADABLE + json_frame(1))
+        assert [isinstance(command, UnreadableCommand) for command in commands] == [True] * MAX_UNREADABLE + [False]
+    with pytest.raises(
+        FrameError, match=r"^more than 16 unreadable frames in one read \(MAX_UNREADABLE\), the last: \w"
+    ) as caught:
+        decoder.receive_data(json_frame(1) + (bad + json_frame(2)) * (MAX_UNREADABLE + 1))
+    assert [command.opaque for command in caught.value.commands if not isinstance(command, UnreadableCommand)] == [
+        1,
+        *[2] * MAX_UNREADABLE,
+    ]
+    assert len(caught.value.commands) == 1 + 2 * MAX_UNREADABLE
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand, SerializeType
+from rucola.protocol.frame import MAX_UNREADABLE, FrameDecoder
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from support.examples import examples
@@ -47,6 +48,25 @@ async def test_an_unreadable_header_is_answered_and_the_connection_stays_open(ca
         await peer.close()
     (record,) = caplog.records
     assert (record.levelno, "a frame cannot be read: JSON header" in record.message) == (logging.WARNING, True)
+
+
+async def test_a_flood_of_unreadable_frames_closes_its_connection_only(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_server({ECHO: echo}) as server:
+        good, bad = await RawPeer.to(server), await RawPeer.to(server)
+        before = request(ECHO, b"before")
+        await bad.send(before.encode() + frame(b'{"code":"x","opaque":7}') * (MAX_UNREADABLE + 1))
+        bad.writer.write_eof()
+        first, *answers = FrameDecoder().receive_data(await bad.end())
+        assert (first.opaque, first.body) == (before.opaque, b"before")
+        assert {(answer.opaque, answer.code) for answer in answers} == {(7, ResponseCode.SYSTEM_ERROR)}
+        assert len(answers) == MAX_UNREADABLE
+        await good.send(request(ECHO).encode())
+        assert len(await good.commands(1)) == 1
+        await bad.close()
+        await good.close()
+    (closing,) = [record for record in caplog.records if "closing the connection" in record.message]
+    assert closing.levelno == logging.WARNING
+    assert f"more than {MAX_UNREADABLE} unreadable frames in one read (MAX_UNREADABLE)" in closing.message
 
 
 async def test_a_request_with_an_unreadable_response_fails_at_once() -> None:
@@ -90,7 +110,7 @@ headers = st.one_of(
 
 @settings(deadline=None, max_examples=examples(50))
 @example([(0, b"{}")], 1)
-@given(st.lists(headers, max_size=20), st.integers(1, 200))
+@given(st.lists(headers, max_size=MAX_UNREADABLE), st.integers(1, 200))
 async def test_every_request_with_an_opaque_is_answered(parts: list[tuple[int, bytes]], chunk_size: int) -> None:
     """For any other content of the header and any chunks of the stream; responses and one-way requests are not."""
     expected = [opaque for serializer, header in parts if (opaque := asks(serializer, header)) is not None]

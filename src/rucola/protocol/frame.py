@@ -2,8 +2,9 @@
 
 The decoder owns no socket. `receive_data` takes the received bytes and returns the commands that are complete, in
 order; an incomplete frame is buffered. A complete frame with an unreadable header becomes an UnreadableCommand, and
-decoding continues with the next frame. FrameError ends the stream, because the start of the next frame is unknown: the
-connection must be closed. The error holds the commands that were complete before the damage.
+decoding continues with the next frame. FrameError ends the stream, because the start of the next frame is unknown, or
+because one read has more than MAX_UNREADABLE of these: the connection must be closed. The error holds the commands that
+were complete before the damage.
 
 The layout of a frame is described in `rucola.protocol.command`.
 
@@ -30,6 +31,9 @@ MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 
 MAX_HEADER_SIZE: Final = 256 * 1024
 """Limit of a header in bytes: that of a send with the longest properties, escaped as JSON, has 200 KB."""
+
+MAX_UNREADABLE: Final = 16
+"""Unreadable frames in one read; with one more the peer is taken for no client. A read can have 32,768: 0.2 s."""
 
 PART_SIZE: Final = 64 * 1024
 """Bytes at which the next part of an incomplete frame begins."""
@@ -92,10 +96,13 @@ class FrameDecoder:
             self.buffered = 0
         if speed.split_frames is not None and (commands := self._usual(data)) is not None:
             return commands
-        if not isinstance(data, bytes):
-            data = data.tobytes()
-        commands = []
-        position, end = 0, len(data)
+        return self._decode(data if isinstance(data, bytes) else data.tobytes())
+
+    def _decode(self, data: bytes) -> list[RemotingCommand]:
+        """Do steps 2 and 3 in Python."""
+        commands: list[RemotingCommand] = []
+        unreadable_count = position = 0
+        end = len(data)
         try:
             while end - position >= 8:
                 # 00000069 0000005E: 105 bytes follow the length, which are these 4, a header of 94 and a body of 7. The
@@ -119,6 +126,8 @@ class FrameDecoder:
                     header, body = data[header_begin:body_begin], data[body_begin:frame_end]
                     commands.append(decode_command(header, body, serializer_and_size >> 24))
                 except HeaderError as error:
+                    if (unreadable_count := unreadable_count + 1) > MAX_UNREADABLE:
+                        raise _too_many_unreadable(error) from None
                     commands.append(unreadable(error, serializer_and_size >> 24))
                 position = frame_end
             if position < end:
@@ -202,3 +211,9 @@ class FrameDecoder:
 def _too_long(size: int, header: bytes, serializer: int) -> HeaderError:
     """Return the error for a header of that size; `header` has at least its ends."""
     return refused(header, serializer, f"a header of {size} bytes; the limit is {MAX_HEADER_SIZE}")
+
+
+def _too_many_unreadable(last: HeaderError) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"more than {MAX_UNREADABLE} unreadable frames in one read (MAX_UNREADABLE), the last: {last}"
+    )

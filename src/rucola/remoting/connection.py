@@ -38,8 +38,8 @@ requests in flight, and by what it answers of a server's requests (`server_reque
 flight fail at once and can be retried on a new one. The kernel's keepalive covers idle connections of both peers.
 
 **Damaged input.** A frame with an unreadable header is answered SYSTEM_ERROR if its opaque is readable, and ignored
-otherwise; the first one of a connection is logged. If the stream is no sequence of frames, the commands before the
-damage are answered, one line is logged, and the connection is closed.
+otherwise; the first one of a connection is logged. If the stream is no sequence of frames, or one read has more than
+MAX_UNREADABLE of these, the commands before the damage are answered, one line is logged, and the connection is closed.
 
 Corresponds to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
 """
