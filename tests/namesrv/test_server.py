@@ -330,7 +330,7 @@ async def test_configuration_is_returned_and_changed(tmp_path: Path) -> None:
         shown = (await t.ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
         assert f"listenPort={t.namesrv.port}\n" in shown
         assert "orderMessageEnable=false\n" in shown
-        changed = await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true\nunknownKey=1\n")
+        changed = await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true\n")
         assert changed.code == ResponseCode.SUCCESS
         assert (await t.ask(RequestCode.GET_NAMESRV_CONFIG)).body == stored.read_bytes()
         assert b"orderMessageEnable=true\n" in stored.read_bytes()
@@ -344,6 +344,31 @@ async def test_configuration_is_returned_and_changed(tmp_path: Path) -> None:
             "orderMessageEnable=perhaps: expected true or false",
         )
         assert (await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG)).code == ResponseCode.SUCCESS
+
+
+async def test_an_unknown_configuration_key_is_refused_by_name_and_nothing_changes(tmp_path: Path) -> None:
+    stored = tmp_path / "namesrv.conf"
+
+    async with running_namesrv(NamesrvConfig(config_store_path=stored)) as t:
+        before = (await t.ask(RequestCode.GET_NAMESRV_CONFIG)).body
+        refused = await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"maxKvEntries=5\norderMesageEnable=true\n")
+        assert (refused.code, refused.remark) == (
+            ResponseCode.SYSTEM_ERROR,
+            "orderMesageEnable: there is no such setting; did you mean orderMessageEnable?",
+        )
+        assert (await t.ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
+        assert not stored.exists()
+
+
+async def test_a_configuration_key_of_apache_without_effect_is_accepted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "rucola.namesrv")
+    async with running_namesrv() as t:
+        body = b"orderMessageEnable=true\nproductEnvName=center\nserverWorkerThreads=9\n"
+        assert (await t.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)).code == ResponseCode.SUCCESS
+        assert b"orderMessageEnable=true\n" in (await t.ask(RequestCode.GET_NAMESRV_CONFIG)).body
+    assert "{'orderMessageEnable': 'true'}; without effect: productEnvName, serverWorkerThreads" in caplog.text
 
 
 async def test_the_kv_table_survives_a_restart(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 As in the broker (`rucola.broker.services`), a service takes typed arguments, returns a typed result or raises Refused,
 and knows neither commands nor connections. The adapter is `rucola.namesrv.remoting`.
 
-Corresponds to `DefaultRequestProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a configuration value that
-cannot be parsed is refused, where Apache ignores it.
+Corresponds to `DefaultRequestProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a configuration key that does
+not exist, or a value that cannot be parsed, is refused, where Apache ignores it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rucola import settings
 from rucola.access import Caller, Reason, Refused
 from rucola.errors import ConfigError
 from rucola.files import replace_file
-from rucola.namesrv.config import NamesrvConfig, from_properties
+from rucola.namesrv.config import WITHOUT_EFFECT, NamesrvConfig, from_properties
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.routes import RouteTable
 from rucola.protocol.kv import ORDER_TOPIC_CONFIG
@@ -229,13 +229,18 @@ class ConfigurationService:
     def update(self, caller: Caller, text: bytes) -> None:
         """Change the settings in `text`, and write all of them to configStorePath.
 
-        Raises Refused for a key that only a restart changes, ConfigError or RemoteProtocolError for other errors.
+        Keys of Apache without effect here are accepted as by Apache, and logged. Raises Refused for a key that only a
+        restart changes, ConfigError for an unknown key or an invalid value, RemoteProtocolError for other errors.
         """
         properties = settings.parse_request(text)
         if self.config.fixed_keys & properties.keys():
             raise Refused(Reason.FORBIDDEN, "Can not update config in black list.")
+        unused = settings.without_effect((NamesrvConfig,), WITHOUT_EFFECT, properties)
         self.config = dataclasses.replace(self.config, **settings.changes(self.config, properties))
-        logger.info("%s changed the configuration: %s", caller.address, properties)
+        changed = {key: value for key, value in properties.items() if key not in unused}
+        logger.info(
+            "%s changed the configuration: %s; without effect: %s", caller.address, changed, ", ".join(unused) or "none"
+        )
         if self.config.config_store_path:
             try:
                 # Comments stay, and secrets, which the properties do not contain.
