@@ -269,6 +269,20 @@ async def test_garbage_on_the_replication_port_closes_the_connection(
         await caught_up(running, master, slave)
 
 
+async def test_slaves_that_disconnect_for_ever_new_reasons_have_one_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker()
+        for offset in range(10**9, 10**9 + 20):
+            peer = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+            await peer.write(encode_report(offset))
+            assert await peer.read(1) == b""
+            peer.close()
+    (line,) = [record.getMessage() for record in caplog.records if "disconnected" in record.getMessage()]
+    assert "its log ends at 1000000000, and that of this master at 0" in line
+
+
 @pytest.mark.parametrize(
     ("sent", "words"),
     [

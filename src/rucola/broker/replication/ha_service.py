@@ -49,6 +49,7 @@ from rucola.protocol.replication import (
 )
 from rucola.protocol.replication_epochs import Greeting
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
+from rucola.remoting.seldom_lines import log_seldom
 from rucola.remoting.tls import ServerTls
 from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.message_store import MessageStore
@@ -67,7 +68,6 @@ class _HAConnection:
     def __init__(self, stream: Stream) -> None:
         self.peer = stream.peer
         """Address of the slave, "ip:port"."""
-        self.host = stream.host
         self.reported = -1
         """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
@@ -116,8 +116,6 @@ class HAService:
         """Those of slaves that have reported."""
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiting sender."""
-        self._logged_reasons: dict[str, str] = {}
-        """Last logged reason of a disconnect, by host: slaves reconnect every few seconds."""
         self._server = StreamServer(
             config.bind_address,
             config.ha_listen_port,
@@ -261,17 +259,13 @@ class HAService:
                 self._receive(connection, stream), self._send(connection, stream), _until_dropped(connection)
             )
         except MQError as error:
-            self._log_disconnect(connection, str(error))
+            # Slaves reconnect every few seconds, and a peer can vary the reason by what it reports.
+            kind = f"{type(error).__name__} of a slave"
+            log_seldom(logger, logging.WARNING, kind, "slave %s disconnected: %s", connection.peer, error)
         finally:
             self._connections.discard(connection)
             if self._replicated_end() < 0:
                 self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
-
-    def _log_disconnect(self, connection: _HAConnection, reason: str) -> None:
-        """Log the reason of a disconnect, once per host until the reason changes."""
-        if self._logged_reasons.get(connection.host) != reason:
-            self._logged_reasons[connection.host] = reason
-            logger.warning("slave %s disconnected: %s", connection.peer, reason)
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
@@ -416,7 +410,6 @@ class HAService:
             end = self._store.max_physical_offset
             # The newest file: with an end of 2,300 and files of 1,000 bytes it begins at 2,000.
             position = end - end % self._store.config.mapped_file_size_commit_log
-        self._logged_reasons.pop(connection.host, None)
         logger.info(
             "slave %s requests the log from %d and gets it from %d", connection.peer, connection.reported, position
         )
