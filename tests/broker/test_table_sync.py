@@ -18,9 +18,11 @@ from rucola.message import Message
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
-from rucola.protocol.topic import SubscriptionGroupConfig, TableVersionHeader
-from rucola.remoting.connection import Connection
+from rucola.protocol.topic import SubscriptionGroupConfig, TableCopyHeader, TableVersionHeader
+from rucola.remoting.connection import Connection, Processor
+from rucola.store.tools.check import check
 from support.broker_peer import broker_peer
 from support.cluster import Cluster, cluster
 from support.replication import caught_up, pair, send
@@ -68,7 +70,7 @@ async def test_changes_arrive_between_two_full_copies(tmp_path: Path, monkeypatc
         file = tmp_path / "slave" / "config" / "delayOffset.json"
 
         async def is_delivered() -> bool:
-            return fastjson.loads(file.read_bytes()) == {"offsetTable": {1: 1}}
+            return file.exists() and fastjson.loads(file.read_bytes()) == {"offsetTable": {1: 1}}
 
         await until(is_delivered)
 
@@ -113,6 +115,17 @@ async def test_an_equal_version_is_answered_without_the_table_and_none_as_by_apa
         assert body == b'{"offsetTable":{"TBW102@g":{0:1}}}'
         assert await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, second) == (second, b'{"offsetTable":{}}')
         assert (await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, "0:1"))[1] == body
+
+
+async def test_a_copy_of_offsets_names_the_end_of_the_log_if_a_version_asks_for_it(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(topic="TBW102")
+        end = peer.broker.role.position()
+        assert (end.epoch, end.end > 0) == (1, True)
+        for code in (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET):
+            assert (await peer.ask(code)).ext_fields == {}
+            header = (await peer.ask(code, TableVersionHeader(table_version=""))).decode_header(TableCopyHeader)
+            assert (header.log_epoch, header.log_end) == end
 
 
 @given(
@@ -160,3 +173,37 @@ async def test_tables_of_a_master_without_versions_are_copied_as_a_whole(
 
         await until(has_the_third_answer)
     assert set(versions) == {""}, "no change is asked for"
+
+
+async def test_a_master_that_names_no_end_with_a_table_is_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache's, which answers where its log ends. The slave has nothing of that log here."""
+    monkeypatch.setattr(table_sync, "SYNC_INTERVAL_MS", 20)
+    monkeypatch.setattr(table_sync, "RUNS_PER_FULL_COPY", 1)
+    log_end, asked = 100, 0
+
+    def delay_offsets(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return command.response(ResponseCode.SUCCESS, body=b'{"offsetTable":{1:5}}')
+
+    def runtime_info(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        nonlocal asked
+        asked += 1
+        return command.response(
+            ResponseCode.SUCCESS, body=encode_body(KVTable(table={"commitLogMaxOffset": str(log_end)}))
+        )
+
+    processors: dict[int, Processor] = {
+        RequestCode.GET_ALL_DELAY_OFFSET: delay_offsets,
+        RequestCode.GET_BROKER_RUNTIME_INFO: runtime_info,
+    }
+    async with cluster(tmp_path) as running:
+        await running.scripted_broker("broker-a", "T", processors)
+        await running.start_slave()
+        file = tmp_path / "slave" / "config" / "delayOffset.json"
+        await until(lambda: asked >= 3)
+        assert not file.exists()
+        log_end = 0  # it has lost its log
+        await until(file.exists)
+        assert fastjson.loads(file.read_bytes()) == {"offsetTable": {1: 5}}
+    assert check(tmp_path / "slave") == []

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rucola.broker.broker import Broker
+from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import body_crc
 from rucola.namesrv.server import Namesrv
@@ -56,6 +56,7 @@ class Cluster:
         port: int = 0,
         store: dict[str, Any] | None = None,
         directory: str | None = None,
+        clock: Callable[[], int] = wall_clock_ms,
         **settings: Any,
     ) -> Broker:
         """A broker; under a name used before, on the same store, unless in a directory of its own. `store` are settings
@@ -67,9 +68,8 @@ class Cluster:
             namesrv_addr=self.namesrv,
             **{"broker_ip1": HOST, "ha_listen_port": 0} | settings,
         )
-        broker = Broker(
-            config, StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
-        )
+        store_config = StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
+        broker = Broker(config, store_config, clock=clock)
         return await self._stack.enter_async_context(broker)
 
     async def start_broker_behind_proxy(self, name: str = "broker-a", **settings: Any) -> tuple[Broker, Proxy]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 
+from rucola.broker.role import LogPosition
 from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 
@@ -32,6 +33,16 @@ class Mastership:
         """The epoch of this master; 0 on a slave, and until it begins."""
         self.fenced_by = 0
         """The epoch of the newer master; 0 if none is known."""
+
+    @property
+    def position(self) -> LogPosition:
+        """The end of the log."""
+        return LogPosition(self.epochs.last.number, self._store.max_physical_offset)
+
+    @property
+    def flushed_position(self) -> LogPosition:
+        """The end of what is on disk of the log."""
+        return LogPosition(self.epochs.last.number, self._store.flushed_physical_offset)
 
     @property
     def is_valid(self) -> bool:

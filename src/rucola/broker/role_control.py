@@ -121,8 +121,7 @@ class BrokerRoleControl:
 
         Raises StoreError while the broker is stopped or changes its role.
         """
-        storage = self._parts.storage
-        return LogPosition(storage.mastership.epochs.last.number, storage.store.max_physical_offset)
+        return self._parts.storage.mastership.position
 
     def has_failed(self) -> bool:
         """Return whether the store takes no messages until it is opened again. StoreError as `position`."""

@@ -18,6 +18,7 @@ from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.limits import Limits
+from rucola.broker.mastership import Mastership
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
@@ -36,6 +37,8 @@ class BrokerState:
     limits: Limits
     """Refuses requests that exceed a limit of `config`."""
     store: MessageStore
+    mastership: Mastership
+    """The epochs of the store's log."""
     puts: InternalPuts
     """Puts on the broker's own account, which are retried if they fail."""
     topics: TopicConfigTable

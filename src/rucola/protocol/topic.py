@@ -101,10 +101,21 @@ class TableVersionHeader(Header, kw_only=True):
     """The version of a slave's table in the request, the master's in the response.
 
     Rucola's own addition to requests 21, 43 and 201: if the versions are equal, the response has no body; 43 has only
-    the offsets that changed in between. Apache's brokers ignore the field, and answer without one.
+    the offsets that changed in between. Apache's brokers ignore the field, and answer without one. The table of 45 has
+    no version: any value asks for `TableCopyHeader`.
     """
 
     table_version: str | None = None
+
+
+class TableCopyHeader(TableVersionHeader, kw_only=True):
+    """The response to requests 43 and 45 with a version.
+
+    `log_epoch` and `log_end` are the end of the log after the table was read, Rucola's own addition.
+    """
+
+    log_epoch: int | None = None
+    log_end: int | None = None
 
 
 class TopicConfigSerializeWrapper(Body, kw_only=True):

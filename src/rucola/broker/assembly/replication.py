@@ -165,6 +165,7 @@ class _SlaveSide:
         self._synchronize = SlaveSynchronize(
             metadata.registration,
             metadata.client,
+            storage.mastership,
             metadata.topics,
             metadata.groups,
             metadata.offsets,

@@ -63,6 +63,7 @@ class Serving:
             config=config,
             limits=metadata.limits,
             store=storage.store,
+            mastership=storage.mastership,
             puts=delivery.puts,
             topics=metadata.topics,
             groups=metadata.groups,

@@ -43,7 +43,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
-from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.offsets import ConsumerOffsetTable, offset_key
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
@@ -62,6 +62,9 @@ REMOVE_TAG = "d"
 _HALF_QUEUE = (TRANS_HALF_TOPIC, 0)
 _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
 _UNITS_PER_READ = 1000
+
+PROGRESS_KEYS = tuple(offset_key(TRANSACTION_GROUP, topic) for topic, _ in (_HALF_QUEUE, _OP_QUEUE))
+"""The keys of the progress in the table of consumer offsets."""
 
 RESERVED_PROPERTIES_SIZE = 128
 """Bytes that the properties of a half message must leave free. TRANSACTION_CHECK_TIMES and TRAN_PREPARED_QUEUE_OFFSET,

@@ -20,7 +20,7 @@ from rucola.protocol.offset import (
     UpdateConsumerOffsetRequestHeader,
     offset_table_steps,
 )
-from rucola.protocol.topic import TableVersionHeader
+from rucola.protocol.topic import TableCopyHeader, TableVersionHeader
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 from rucola.slices import in_slices
@@ -51,7 +51,7 @@ class OffsetAdapter:
             Endpoint(RequestCode.GET_MIN_OFFSET, Action.QUERY, self.min_offset, queue, _topic),
             Endpoint(RequestCode.GET_EARLIEST_MSG_STORETIME, Action.QUERY, self.earliest_store_time, queue, _topic),
             Endpoint(RequestCode.GET_ALL_CONSUMER_OFFSET, Action.QUERY, self.all_consumer_offsets, version),
-            Endpoint(RequestCode.GET_ALL_DELAY_OFFSET, Action.QUERY, self.delay_offsets),
+            Endpoint(RequestCode.GET_ALL_DELAY_OFFSET, Action.QUERY, self.delay_offsets, version),
         )
 
     def consumer_offset(
@@ -85,12 +85,21 @@ class OffsetAdapter:
     ) -> Answer:
         # The version comes first: what changes while the table is encoded is sent again at the next request.
         version, offsets = self._service.consumer_offsets_since(header.table_version)
-        answer = None if header.table_version is None else TableVersionHeader(table_version=version)
-        return command.response(ResponseCode.SUCCESS, answer, await in_slices(offset_table_steps(offsets)))
+        body = await in_slices(offset_table_steps(offsets))
+        return command.response(ResponseCode.SUCCESS, self._copied(header, version), body)
 
-    def delay_offsets(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def delay_offsets(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
         body = fastjson.dumps({"offsetTable": dict(self._service.delay_offsets())})
-        return command.response(ResponseCode.SUCCESS, body=body)
+        return command.response(ResponseCode.SUCCESS, self._copied(header), body)
+
+    def _copied(self, header: TableVersionHeader, version: str | None = None) -> TableCopyHeader | None:
+        """Return the header of a copy for a slave, after its table was read."""
+        if header.table_version is None:
+            return None
+        # Read after the table: what the table counts as delivered is in the log before this end. Read before it, a
+        # message that is delivered in between would be behind the end.
+        end = self._service.log_position()
+        return TableCopyHeader(table_version=version, log_epoch=end.epoch, log_end=end.end)
 
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:

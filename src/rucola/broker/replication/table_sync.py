@@ -1,17 +1,24 @@
-"""Table synchronization: copies a master's metadata tables to a slave, at most a second later.
+"""Table synchronization: copies a master's metadata tables to a slave, about a second later.
 
     table                          request                                 effect on the slave
     topics                         GET_ALL_TOPIC_CONFIG (21)               replaced if the data version differs
     consumer groups                GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)  replaced if the data version differs
     consumer offsets               GET_ALL_CONSUMER_OFFSET (43)            merged; the master's take precedence
-    offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json
+    offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json,
+                                                                           once the log covers them
+
+The offsets of CID_RMQ_SYS_TRANS among the consumer offsets, and those of delayed delivery, say what the master itself
+has delivered. They wait until the slave has that on disk (`pending_progress`); a run begins with those that have waited
+long enough. The master names the end of its log with the table. One that does not, such as Apache's, is asked for it
+after the table, by GET_BROKER_RUNTIME_INFO (28).
 
 The log replicates messages only. Consumers need the tables to read from the slave, and the slave needs them to continue
 as a master. The tables are requested independently: one that fails is logged, and requested again by the next run.
 
 A run every half second names the versions that the slave has, and gets what has changed since then, which is little or
 nothing. Every 10 s a run copies everything, so that an offset that a client committed at the slave gives way to the
-master's. From a master without versions (Apache's), only these runs copy.
+master's. From a master without versions (Apache's), only these runs copy. The offsets of CID_RMQ_SYS_TRANS come from
+these runs only: those of the half queue and of the op queue belong together, and a change may have one of them.
 
 Corresponds to `SlaveSynchronize` of Apache RocketMQ 4.9.8. Deliberate difference: a message of an unknown topic starts
 a run immediately, so that its messages can be read even if the master fails right after.
@@ -22,30 +29,57 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rucola import fastjson
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.delivery.delay import parse_delay_offsets
+from rucola.broker.delivery.transactions import PROGRESS_KEYS
+from rucola.broker.mastership import Mastership
+from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
+from rucola.broker.role import LogPosition
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.errors import MQError, is_unreachable
+from rucola.errors import MQError, RemoteProtocolError, is_unreachable
 from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.topic import SubscriptionGroupWrapper, TableVersionHeader, TopicConfigSerializeWrapper
+from rucola.protocol.kv import KVTable
+from rucola.protocol.topic import (
+    SubscriptionGroupWrapper,
+    TableCopyHeader,
+    TableVersionHeader,
+    TopicConfigSerializeWrapper,
+)
 from rucola.remoting.client import RemotingClient
 from rucola.store import config_files
 
 logger = logging.getLogger(__name__)
 
 COPY = "copy of the tables of the master"
+WRITE = "write of the offsets of delayed delivery"
 
 SYNC_INTERVAL_MS = 500
 RUNS_PER_FULL_COPY = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The response of the master at `address` to the request for a table."""
+
+    address: str
+    header: TableCopyHeader
+    body: bytes
+    is_whole: bool
+    """Whether the whole table was requested, and not its changes."""
+
+    @property
+    def version(self) -> str:
+        return self.header.table_version or ""
 
 
 class SlaveSynchronize:
@@ -58,6 +92,7 @@ class SlaveSynchronize:
         self,
         registration: Registration,
         client: RemotingClient,
+        mastership: Mastership,
         topics: TopicConfigTable,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsetTable,
@@ -65,6 +100,7 @@ class SlaveSynchronize:
     ) -> None:
         self._registration = registration
         self._client = client
+        self._mastership = mastership
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -78,6 +114,8 @@ class SlaveSynchronize:
         """The version of the master's consumer offsets that were merged last."""
         self._delay_offsets: dict[int, int] | None = None
         """The offsets of delayed delivery that were written last, if any."""
+        self._pending_delay_offsets: PendingProgress[dict[int, int]] = PendingProgress()
+        self._pending_transactions: PendingProgress[dict[str, dict[int, int]]] = PendingProgress()
         self._unknown_topics: set[str] = set()
         """Topics without a configuration that arrived since the last periodic run."""
         self._early_run: asyncio.Task[None] | None = None
@@ -99,6 +137,7 @@ class SlaveSynchronize:
 
     async def synchronize(self) -> None:
         """Copy the changes of the master's tables, and in every RUNS_PER_FULL_COPY-th run all tables."""
+        await self._apply_progress()
         is_full = self._runs % RUNS_PER_FULL_COPY == 0
         self._runs += 1
         if is_full:
@@ -120,12 +159,10 @@ class SlaveSynchronize:
                 topics = groups = offsets = ""
             await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, self._copy_topics, topics)
             await self._copy(RequestCode.GET_ALL_CONSUMER_OFFSET, self._copy_offsets, offsets)
-            await self._copy(RequestCode.GET_ALL_DELAY_OFFSET, self._copy_delay_offsets)
+            await self._copy(RequestCode.GET_ALL_DELAY_OFFSET, self._copy_delay_offsets, "")
             await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._copy_groups, groups)
 
-    async def _copy(
-        self, code: RequestCode, apply: Callable[[bytes, str], Awaitable[None]], version: str | None = None
-    ) -> None:
+    async def _copy(self, code: RequestCode, apply: Callable[[_Answer], Awaitable[None]], version: str) -> None:
         """Request a table and apply the response, unless the master's version is `version`.
 
         An empty response is not applied.
@@ -135,7 +172,8 @@ class SlaveSynchronize:
             request = RemotingCommand.request(code, TableVersionHeader(table_version=version))
             response = await self._client.invoke_ok(address, request)
             if response.body:
-                await apply(response.body, response.decode_header(TableVersionHeader).table_version or "")
+                header = response.decode_header(TableCopyHeader)
+                await apply(_Answer(address, header, response.body, is_whole=not version))
         except (MQError, OSError) as error:
             # If the master is away, all four requests fail: one subject for them.
             self._outages.failed(COPY if is_unreachable(error) else f"{code.name} from the master", error)
@@ -143,26 +181,58 @@ class SlaveSynchronize:
             self._outages.succeeded(COPY)
             self._outages.succeeded(f"{code.name} from the master")
 
-    async def _copy_topics(self, body: bytes, version: str) -> None:
-        self._has_versions = bool(version)
-        topics = decode_body(TopicConfigSerializeWrapper, body)
+    async def _copy_topics(self, answer: _Answer) -> None:
+        self._has_versions = bool(answer.version)
+        topics = decode_body(TopicConfigSerializeWrapper, answer.body)
         # Replacing the table writes a file and registers: skip it while the master has changed nothing.
         if topics.data_version != self._topics.data_version:
             self._topics.replace(topics)
             logger.info("topics synchronized with the master, data version %s", topics.data_version)
 
-    async def _copy_groups(self, body: bytes, version: str) -> None:
-        groups = decode_body(SubscriptionGroupWrapper, body)
+    async def _copy_groups(self, answer: _Answer) -> None:
+        groups = decode_body(SubscriptionGroupWrapper, answer.body)
         if groups.data_version != self._groups.data_version:
             self._groups.replace(groups)
             logger.info("consumer groups synchronized with the master, data version %s", groups.data_version)
 
-    async def _copy_offsets(self, body: bytes, version: str) -> None:
-        self._offsets.merge(parse_consumer_offsets("the master's response", fastjson.loads(body)))
-        self._offsets_version = version
+    async def _copy_offsets(self, answer: _Answer) -> None:
+        offsets = parse_consumer_offsets("the master's response", fastjson.loads(answer.body))
+        transactions = {key: offsets.pop(key) for key in PROGRESS_KEYS if key in offsets}
+        self._offsets.merge(offsets)
+        self._offsets_version = answer.version
+        if transactions and answer.is_whole:
+            needed = await self._log_end(answer)
+            self._pending_transactions.offer(MasterProgress(transactions, answer.address, needed))
 
-    async def _copy_delay_offsets(self, body: bytes, version: str) -> None:
-        offsets = parse_delay_offsets("the master's response", fastjson.loads(body))
+    async def _copy_delay_offsets(self, answer: _Answer) -> None:
+        offsets = parse_delay_offsets("the master's response", fastjson.loads(answer.body))
         if offsets != self._delay_offsets:
-            await in_thread(config_files.write_config, self._delay_offset_path, {"offsetTable": offsets})
-            self._delay_offsets = offsets
+            needed = await self._log_end(answer)
+            self._pending_delay_offsets.offer(MasterProgress(offsets, answer.address, needed))
+
+    async def _log_end(self, answer: _Answer) -> LogPosition:
+        """Return an end of the master's log, read after the table of an answer."""
+        header = answer.header
+        if header.log_end is not None:
+            return LogPosition(header.log_epoch or 0, header.log_end)
+        response = await self._client.invoke_ok(
+            answer.address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        )
+        end = decode_body(KVTable, response.body).table.get("commitLogMaxOffset", "")
+        if not end.isdecimal():
+            raise RemoteProtocolError(f"the master names no commitLogMaxOffset, but {end!r}")
+        return LogPosition(0, int(end))
+
+    async def _apply_progress(self) -> None:
+        """Apply the offsets that waited, as far as the log covers them."""
+        address, own = self._registration.master_address, self._mastership.flushed_position
+        if (transactions := self._pending_transactions.take(address, own)) is not None:
+            self._offsets.merge(transactions)
+        if (offsets := self._pending_delay_offsets.take(address, own)) is not None:
+            try:
+                await in_thread(config_files.write_config, self._delay_offset_path, {"offsetTable": offsets})
+            except OSError as error:  # the next run requests them again
+                self._outages.failed(WRITE, error)
+            else:
+                self._outages.succeeded(WRITE)
+                self._delay_offsets = offsets

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rucola.access import Reason, Refused
+from rucola.broker.role import LogPosition
 from rucola.broker.state import BrokerState
 
 
@@ -21,6 +22,7 @@ class OffsetService:
 
     def __init__(self, state: BrokerState) -> None:
         self._store = state.store
+        self._mastership = state.mastership
         self._offsets = state.offsets
         self._delayed = state.delayed
         self._limits = state.limits
@@ -86,3 +88,10 @@ class OffsetService:
     def delay_offsets(self) -> Mapping[int, int]:
         """Return how far each delay level is delivered: queue offsets of SCHEDULE_TOPIC_XXXX by level."""
         return self._delayed.offsets()
+
+    def log_position(self) -> LogPosition:
+        """Return the end of the log.
+
+        Everything that the offsets count as delivered is before it, if it is read after them.
+        """
+        return self._mastership.position

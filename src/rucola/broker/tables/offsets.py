@@ -204,6 +204,12 @@ class ConsumerOffsetTable:
         return persist
 
 
+def offset_key(group: str, topic: str) -> str:
+    """Return the key of a group's offsets on a topic: `topic@group`."""
+    # The table itself concatenates: a call for each of the topics of a group would hold the loop for longer.
+    return topic + _SEPARATOR + group
+
+
 def _nothing() -> None:
     """Write nothing."""
 

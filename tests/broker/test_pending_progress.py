@@ -1,0 +1,271 @@
+"""A slave whose log is behind takes over what its master has delivered itself only with the log: nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rucola import fastjson
+from rucola.broker.background.scheduler import DueTask
+from rucola.broker.broker import Broker, wall_clock_ms
+from rucola.broker.delivery.transactions import TRANSACTION_GROUP
+from rucola.broker.replication import table_sync
+from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
+from rucola.broker.role import LogPosition
+from rucola.client import LocalTransactionState, Message, MessageExt, Producer, TransactionProducer
+from rucola.message.record import decode_many
+from rucola.message.topics import TRANS_HALF_TOPIC
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.topic import SubscriptionGroupConfig
+from rucola.store.tools.check import check
+from support.broker_peer import pull_header
+from support.cluster import HOST, Cluster, cluster
+from support.proxy import Proxy
+from support.waiting import until
+
+LEVELS = {"message_delay_level": "1h"}
+TRANSACTIONS = {"transaction_check_interval": 50, "transaction_check_max": 1 << 30}
+HOUR_MS = 3_600_000
+
+
+class Clock:
+    """The wall clock, which a test sets forward."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def __call__(self) -> int:
+        return wall_clock_ms() + self.ahead_ms
+
+
+@dataclass
+class Pair:
+    """A master, and a slave that gets the log by way of a proxy and the tables without one."""
+
+    running: Cluster
+    first: Broker
+    second: Broker
+    way: Proxy
+    clock: Clock
+
+    async def has_log(self) -> None:
+        """Wait until the slave has the whole log."""
+        await until(lambda: self.second.role.position() == self.first.role.position())
+
+    async def has_tables(self) -> None:
+        """Wait until all tables that the master has now were copied, and what may be applied is."""
+        # The groups are the last table of a run. The first change may be copied by a run that began before this call,
+        # and what the second one has copied is applied at the begin of the third.
+        for _ in range(3):
+            retries = next(_NUMBERS)
+            body = encode_body(SubscriptionGroupConfig(group_name="g", retry_max_times=retries))
+            await self.ask(self.first, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+
+            async def is_copied(expected: bytes = b'"retryMaxTimes":%d,' % retries) -> bool:
+                return expected in await self.ask(self.second, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+
+            await until(is_copied)
+
+    async def ask(self, broker: Broker, code: RequestCode, body: bytes = b"") -> bytes:
+        request = RemotingCommand.request(code, body=body)
+        return (await self.running.remoting.invoke_ok(broker.address, request)).body
+
+    async def has_messages(self, broker: Broker, *bodies: bytes) -> None:
+        """Wait until the queue has these messages, in any order, and no others."""
+
+        async def is_so() -> bool:
+            request = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header())
+            messages = decode_many((await self.running.remoting.invoke(broker.address, request)).body)
+            return sorted(message.body for message in messages) == sorted(bodies)
+
+        await until(is_so)
+
+    async def half_offset(self, broker: Broker) -> int:
+        """How far a broker has come with half messages; -1 if it has not begun."""
+        table = fastjson.loads(await self.ask(broker, RequestCode.GET_ALL_CONSUMER_OFFSET))["offsetTable"]
+        return int(table.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, -1))
+
+    def delay_offsets(self) -> object:
+        """What the slave would begin with as master."""
+        file = self.running.path / "slave" / "config" / "delayOffset.json"
+        return fastjson.loads(file.read_bytes())["offsetTable"] if file.exists() else {}
+
+
+_NUMBERS = count(100)
+
+
+@asynccontextmanager
+async def pair_by_proxy(path: Path) -> AsyncIterator[Pair]:
+    clock = Clock()
+    async with cluster(path) as running:
+        first = await running.start_broker(store=LEVELS, clock=clock, **TRANSACTIONS)
+        await running.create_topic(first, "T", queues=1)
+        async with Proxy(f"{HOST}:{first.config.ha_listen_port}") as way:
+            second = await running.start_slave(LEVELS, clock=clock, ha_master_address=way.address, **TRANSACTIONS)
+            yield Pair(running, first, second, way, clock)
+    assert check(path / "broker-a") == check(path / "slave") == []
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run copies all tables, and a clock that is set forward is noticed."""
+    monkeypatch.setattr(table_sync, "SYNC_INTERVAL_MS", 20)
+    monkeypatch.setattr(table_sync, "RUNS_PER_FULL_COPY", 1)
+    monkeypatch.setattr(DueTask, "MAX_WAIT_MS", 20)
+
+
+async def send_delayed(here: Pair) -> None:
+    async with Producer("p", here.running.namesrv) as producer:
+        await producer.send(Message("T", b"delayed", properties={"DELAY": "1"}))
+
+
+async def test_a_delayed_message_that_only_the_lost_master_had_delivered_is_delivered(tmp_path: Path) -> None:
+    async with pair_by_proxy(tmp_path) as here:
+        await send_delayed(here)
+        await here.has_log()
+        here.way.freeze()
+        here.clock.ahead_ms = HOUR_MS
+        await here.has_messages(here.first, b"delayed")
+        await here.has_tables()
+        await here.first.stop()
+        await here.second.role.become_master(2, None)
+        await here.has_messages(here.second, b"delayed")
+
+
+async def test_offsets_of_delayed_delivery_apply_once_the_slave_has_what_was_delivered(tmp_path: Path) -> None:
+    async with pair_by_proxy(tmp_path) as here:
+        await send_delayed(here)
+        await here.has_log()
+        here.way.freeze()
+        here.clock.ahead_ms = HOUR_MS
+        await here.has_messages(here.first, b"delayed")
+        await here.has_tables()
+        assert here.delay_offsets() == {}
+        here.way.thaw()
+        await until(lambda: here.delay_offsets() == {1: 1})
+        await here.first.stop()
+        await here.second.role.become_master(2, None)
+        await here.has_messages(here.second, b"delayed")
+
+
+async def test_a_half_message_that_only_the_lost_master_had_put_back_is_checked(tmp_path: Path) -> None:
+    state = LocalTransactionState.UNKNOW
+
+    def outcome(message: MessageExt) -> LocalTransactionState:
+        return state
+
+    async with (
+        pair_by_proxy(tmp_path) as here,
+        TransactionProducer("p", here.running.namesrv, check=outcome) as producer,
+    ):
+        await producer.send_in_transaction(Message("T", b"half"), lambda message: state)
+        await here.has_log()
+        here.way.freeze()
+        here.clock.ahead_ms = HOUR_MS
+
+        async def is_put_back() -> bool:
+            return await here.half_offset(here.first) > 0
+
+        await until(is_put_back)
+        await here.has_tables()
+        assert await here.half_offset(here.second) <= 0
+        await here.first.stop()
+        await here.second.role.become_master(2, None)
+        state = LocalTransactionState.COMMIT_MESSAGE
+        await producer.send(Message("T", b"plain"))  # an idle client looks for another master every 30 s only
+        await here.has_messages(here.second, b"half", b"plain")
+
+
+async def test_offsets_of_half_messages_apply_once_the_slave_has_what_was_put_back(tmp_path: Path) -> None:
+    async with (
+        pair_by_proxy(tmp_path) as here,
+        TransactionProducer(
+            "p", here.running.namesrv, check=lambda _: LocalTransactionState.ROLLBACK_MESSAGE
+        ) as sender,
+    ):
+        await sender.send_in_transaction(Message("T", b"half"), lambda message: LocalTransactionState.UNKNOW)
+        await here.has_log()
+        here.way.freeze()
+        here.clock.ahead_ms = HOUR_MS
+
+        async def has_ended() -> bool:
+            return await here.half_offset(here.first) > 0
+
+        async def is_copied() -> bool:
+            return await here.half_offset(here.second) == await here.half_offset(here.first)
+
+        await until(has_ended)
+        await here.has_tables()
+        assert await here.half_offset(here.second) <= 0
+        here.way.thaw()
+        await until(is_copied)
+
+
+# Which table waits, and until when.
+
+ADDRESS, OTHER = "10.0.0.1:10911", "10.0.0.2:10911"
+
+
+def offered(*offers: tuple[str, int, int], by: str = ADDRESS) -> PendingProgress[str]:
+    """Tables by their names, the epoch and the end that each of them needs."""
+    pending: PendingProgress[str] = PendingProgress()
+    for name, epoch, end in offers:
+        pending.offer(MasterProgress(name, by, LogPosition(epoch, end)))
+    return pending
+
+
+@pytest.mark.parametrize(
+    ("address", "epoch", "end", "is_covered"),
+    [
+        (ADDRESS, 3, 100, True),
+        (ADDRESS, 3, 101, True),
+        (ADDRESS, 3, 99, False),
+        (ADDRESS, 2, 200, False),
+        (ADDRESS, 4, 200, False),
+        (OTHER, 3, 200, False),
+    ],
+    ids=["reached", "passed", "behind", "log of an older epoch", "log of a newer epoch", "another master"],
+)
+def test_a_table_waits_for_the_log_of_its_master(address: str, epoch: int, end: int, is_covered: bool) -> None:
+    pending = offered(("a", 3, 100))
+    assert pending.take(address, LogPosition(epoch, end)) == ("a" if is_covered else None)
+    # It waits on if it was not taken, and is taken once.
+    assert pending.take(ADDRESS, LogPosition(3, 100)) == (None if is_covered else "a")
+    assert pending.take(ADDRESS, LogPosition(3, 100)) is None
+
+
+def test_the_first_table_of_a_log_that_moves_on_keeps_waiting() -> None:
+    """A slave that lags steadily would otherwise never apply one."""
+    pending = offered(("a", 3, 100), ("b", 3, 200), ("c", 3, 300))
+    assert pending.take(ADDRESS, LogPosition(3, 150)) == "a"
+    assert pending.take(ADDRESS, LogPosition(3, 300)) is None
+
+
+@pytest.mark.parametrize(
+    "newer", [("b", 4, 50), ("b", 4, 200), ("b", 3, 50)], ids=["epoch", "epoch, later", "lost end"]
+)
+def test_a_table_of_another_log_takes_the_place_of_the_one_that_waits(newer: tuple[str, int, int]) -> None:
+    _, epoch, end = newer
+    pending = offered(("a", 3, 100), newer)
+    assert pending.take(ADDRESS, LogPosition(epoch, end)) == "b"
+    assert pending.take(ADDRESS, LogPosition(3, 100)) is None
+
+
+def test_a_table_of_another_master_takes_the_place_of_the_one_that_waits() -> None:
+    pending = offered(("a", 0, 100))
+    pending.offer(MasterProgress("b", OTHER, LogPosition(0, 200)))
+    assert pending.take(ADDRESS, LogPosition(0, 200)) is None
+    assert pending.take(OTHER, LogPosition(0, 200)) == "b"
+
+
+def test_the_end_alone_decides_for_a_master_without_epochs() -> None:
+    """The slave may have those of an earlier master."""
+    assert offered(("a", 0, 100)).take(ADDRESS, LogPosition(7, 99)) is None
+    assert offered(("a", 0, 100)).take(ADDRESS, LogPosition(7, 100)) == "a"
