@@ -12,37 +12,22 @@ import pytest
 
 from rucola import fastjson
 from rucola.broker.background.scheduler import DueTask
-from rucola.broker.broker import Broker, wall_clock_ms
-from rucola.broker.delivery.transactions import TRANSACTION_GROUP
+from rucola.broker.broker import Broker
 from rucola.broker.replication import table_sync
 from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
 from rucola.broker.role import LogPosition
-from rucola.client import LocalTransactionState, Message, MessageExt, Producer, TransactionProducer
-from rucola.message.record import decode_many
-from rucola.message.topics import TRANS_HALF_TOPIC
+from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.store.tools.check import check
-from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
+from support.own_deliveries import HOUR_MS, LEVELS, Clock, half_offset, has_messages, send_waiting
 from support.proxy import Proxy
 from support.waiting import until
 
-LEVELS = {"message_delay_level": "1h"}
 TRANSACTIONS = {"transaction_check_interval": 50, "transaction_check_max": 1 << 30}
-HOUR_MS = 3_600_000
-
-
-class Clock:
-    """The wall clock, which a test sets forward."""
-
-    def __init__(self) -> None:
-        self.ahead_ms = 0
-
-    def __call__(self) -> int:
-        return wall_clock_ms() + self.ahead_ms
 
 
 @dataclass
@@ -77,21 +62,6 @@ class Pair:
         request = RemotingCommand.request(code, body=body)
         return (await self.running.remoting.invoke_ok(broker.address, request)).body
 
-    async def has_messages(self, broker: Broker, *bodies: bytes) -> None:
-        """Wait until the queue has these messages, in any order, and no others."""
-
-        async def is_so() -> bool:
-            request = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header())
-            messages = decode_many((await self.running.remoting.invoke(broker.address, request)).body)
-            return sorted(message.body for message in messages) == sorted(bodies)
-
-        await until(is_so)
-
-    async def half_offset(self, broker: Broker) -> int:
-        """How far a broker has come with half messages; -1 if it has not begun."""
-        table = fastjson.loads(await self.ask(broker, RequestCode.GET_ALL_CONSUMER_OFFSET))["offsetTable"]
-        return int(table.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, -1))
-
     def delay_offsets(self) -> object:
         """What the slave would begin with as master."""
         file = self.running.path / "slave" / "config" / "delayOffset.json"
@@ -121,38 +91,33 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DueTask, "MAX_WAIT_MS", 20)
 
 
-async def send_delayed(here: Pair) -> None:
-    async with Producer("p", here.running.namesrv) as producer:
-        await producer.send(Message("T", b"delayed", properties={"DELAY": "1"}))
-
-
 async def test_a_delayed_message_that_only_the_lost_master_had_delivered_is_delivered(tmp_path: Path) -> None:
     async with pair_by_proxy(tmp_path) as here:
-        await send_delayed(here)
+        await send_waiting(here.running, b"delayed", DELAY="1")
         await here.has_log()
         here.way.freeze()
         here.clock.ahead_ms = HOUR_MS
-        await here.has_messages(here.first, b"delayed")
+        await has_messages(here.running, here.first, b"delayed")
         await here.has_tables()
         await here.first.stop()
         await here.second.role.become_master(2, None)
-        await here.has_messages(here.second, b"delayed")
+        await has_messages(here.running, here.second, b"delayed")
 
 
 async def test_offsets_of_delayed_delivery_apply_once_the_slave_has_what_was_delivered(tmp_path: Path) -> None:
     async with pair_by_proxy(tmp_path) as here:
-        await send_delayed(here)
+        await send_waiting(here.running, b"delayed", DELAY="1")
         await here.has_log()
         here.way.freeze()
         here.clock.ahead_ms = HOUR_MS
-        await here.has_messages(here.first, b"delayed")
+        await has_messages(here.running, here.first, b"delayed")
         await here.has_tables()
         assert here.delay_offsets() == {}
         here.way.thaw()
         await until(lambda: here.delay_offsets() == {1: 1})
         await here.first.stop()
         await here.second.role.become_master(2, None)
-        await here.has_messages(here.second, b"delayed")
+        await has_messages(here.running, here.second, b"delayed")
 
 
 async def test_a_half_message_that_only_the_lost_master_had_put_back_is_checked(tmp_path: Path) -> None:
@@ -171,16 +136,16 @@ async def test_a_half_message_that_only_the_lost_master_had_put_back_is_checked(
         here.clock.ahead_ms = HOUR_MS
 
         async def is_put_back() -> bool:
-            return await here.half_offset(here.first) > 0
+            return await half_offset(here.running, here.first) > 0
 
         await until(is_put_back)
         await here.has_tables()
-        assert await here.half_offset(here.second) <= 0
+        assert await half_offset(here.running, here.second) <= 0
         await here.first.stop()
         await here.second.role.become_master(2, None)
         state = LocalTransactionState.COMMIT_MESSAGE
         await producer.send(Message("T", b"plain"))  # an idle client looks for another master every 30 s only
-        await here.has_messages(here.second, b"half", b"plain")
+        await has_messages(here.running, here.second, b"half", b"plain")
 
 
 async def test_offsets_of_half_messages_apply_once_the_slave_has_what_was_put_back(tmp_path: Path) -> None:
@@ -196,14 +161,14 @@ async def test_offsets_of_half_messages_apply_once_the_slave_has_what_was_put_ba
         here.clock.ahead_ms = HOUR_MS
 
         async def has_ended() -> bool:
-            return await here.half_offset(here.first) > 0
+            return await half_offset(here.running, here.first) > 0
 
         async def is_copied() -> bool:
-            return await here.half_offset(here.second) == await here.half_offset(here.first)
+            return await half_offset(here.running, here.second) == await half_offset(here.running, here.first)
 
         await until(has_ended)
         await here.has_tables()
-        assert await here.half_offset(here.second) <= 0
+        assert await half_offset(here.running, here.second) <= 0
         here.way.thaw()
         await until(is_copied)
 

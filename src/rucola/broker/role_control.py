@@ -19,6 +19,7 @@ from rucola.broker.assembly.listeners import held_ports
 from rucola.broker.assembly.startup import RoleStart, RunningParts
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
+from rucola.broker.delivery.progress_reset import reset_progress
 from rucola.broker.role import LogPosition, RoleRecord, is_master
 from rucola.errors import StoreError
 from rucola.protocol.route import MASTER_ID
@@ -242,12 +243,14 @@ class BrokerRoleControl:
                 return
             await self._broker.stop_parts()
             with held_ports(self._config):
-                await in_thread(lambda: _cut_closed_log(self._store_config, physical_offset))
+                await in_thread(lambda: _cut_closed_log(self._store_config, self._file.path.parent, physical_offset))
                 await self._broker.start_parts(RoleStart(master_address=self._master_address))
 
 
-def _cut_closed_log(config: StoreConfig, physical_offset: int) -> None:
+def _cut_closed_log(config: StoreConfig, config_directory: Path, physical_offset: int) -> None:
     try:
+        # First: a crash in between leaves progress that is behind, never one that counts what was cut off.
+        reset_progress(config_directory)
         tail = cut_tail(config, physical_offset)
     except (OSError, StoreError) as error:
         logger.error("the log cannot be cut at %d, and does not follow its master: %s", physical_offset, error)

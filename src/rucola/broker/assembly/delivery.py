@@ -10,9 +10,9 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
-from rucola.broker.delivery.delay import PERSIST_INTERVAL_MS, ScheduleMessageService
+from rucola.broker.delivery.delay import DELAY_OFFSET_FILE, PERSIST_INTERVAL_MS, ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.timer import TimerMessageService
+from rucola.broker.delivery.timer import TIMER_FILE, TimerMessageService
 from rucola.broker.delivery.transaction_check import TransactionCheckService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.message.delay import parse_delay_levels
@@ -37,9 +37,9 @@ class DeliveryServices:
         self._storage = storage
         self.puts = InternalPuts(store, self._on_buffered)
         self._buffered_puts = DueTask("buffered puts", self._put_buffered, clock)
-        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, directory / "delayOffset.json")
+        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, directory / DELAY_OFFSET_FILE)
         self._delayed_delivery = DueTask("delayed delivery", self._deliver_delayed, clock)
-        self._timers = TimerMessageService(store, self.puts, directory / "timer.json")
+        self._timers = TimerMessageService(store, self.puts, directory / TIMER_FILE)
         self._timer_delivery = DueTask("timer delivery", self._deliver_timers, clock)
         self.transactions = TransactionalMessageService(
             config, store, self.puts, metadata.topics, offsets, len(delays_ms)

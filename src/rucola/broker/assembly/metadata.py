@@ -12,7 +12,7 @@ from rucola.broker.background.scheduler import Scheduler, in_thread
 from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.remoting.client import RemotingClient
@@ -37,7 +37,7 @@ class Metadata:
         self.groups = SubscriptionGroupTable(
             directory / "subscriptionGroup.json", config, self._on_groups_changed, self.limits
         )
-        self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
+        self.offsets = ConsumerOffsetTable(directory / CONSUMER_OFFSET_FILE)
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config, self.limits)
         file = config.credentials_file
         self.credentials = credentials_of_file(file) if file is not None else default_credentials()

@@ -12,6 +12,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.delivery.delay import DELAY_OFFSET_FILE
 from rucola.broker.durability import Durability
 from rucola.broker.replication import table_sync
 from rucola.broker.replication.ha_client import Follower, HAClient
@@ -169,7 +170,7 @@ class _SlaveSide:
             metadata.topics,
             metadata.groups,
             metadata.offsets,
-            environment.config_directory / "delayOffset.json",
+            environment.config_directory / DELAY_OFFSET_FILE,
         )
         storage.subscribe(self._on_arrival)
         storage.subscribe(self._visible.on_arrival)

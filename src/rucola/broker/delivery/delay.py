@@ -42,6 +42,7 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+DELAY_OFFSET_FILE = "delayOffset.json"
 PERSIST_INTERVAL_MS = 10_000
 
 
@@ -121,7 +122,7 @@ class ScheduleMessageService:
 
         May be called in any thread.
         """
-        config_files.write_config(self._path, {"offsetTable": dict(offsets)})
+        write_delay_offsets(self._path, offsets)
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver due messages, DELIVERY_BATCH per level at most.
@@ -170,6 +171,11 @@ class ScheduleMessageService:
             )
             begin = self._offsets[level] = kept
         return begin
+
+
+def write_delay_offsets(path: Path, offsets: Mapping[int, int]) -> None:
+    """Write the delay offsets by level; durable on return. Raises OSError."""
+    config_files.write_config(path, {"offsetTable": dict(offsets)})
 
 
 def parse_delay_offsets(source: Path | str, document: object) -> dict[int, int]:

@@ -73,6 +73,7 @@ logger = logging.getLogger(__name__)
 
 TIMER_PROPERTIES = (properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
 """Properties that request a time. If a message has several, the first in this order counts."""
+TIMER_FILE = "timer.json"
 NEAR_CAPACITY = 1 << 13
 """Heap capacity in messages; may briefly reach twice this value."""
 SEGMENT_UNITS = 1 << 14
@@ -258,14 +259,7 @@ class TimerMessageService:
         """
         if not checkpoint.queue_offset and not self._path.exists():
             return  # no timer message yet: create no file that Apache's broker does not have
-        config_files.write_config(
-            self._path,
-            {
-                "deliveredMs": checkpoint.delivered_ms,
-                "queueOffset": checkpoint.queue_offset,
-                "rolledOffset": checkpoint.rolled_offset,
-            },
-        )
+        write_checkpoint(self._path, checkpoint)
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver due messages, DELIVERY_BATCH at most.
@@ -450,6 +444,18 @@ class TimerMessageService:
             far.least_ms, far.greatest_ms = int(keys[:, 0].min()), int(keys[:, 0].max())
         else:
             del self._far[segment]
+
+
+def write_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
+    """Write a checkpoint; durable on return. Raises OSError."""
+    config_files.write_config(
+        path,
+        {
+            "deliveredMs": checkpoint.delivered_ms,
+            "queueOffset": checkpoint.queue_offset,
+            "rolledOffset": checkpoint.rolled_offset,
+        },
+    )
 
 
 def _parse_checkpoint(path: Path, document: object) -> TimerCheckpoint:

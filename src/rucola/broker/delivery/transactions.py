@@ -21,7 +21,9 @@ there on show which half messages behind `half_begin` are ended.
 
 Delivery: a committed message is delivered at least once; one that was rolled back or never ended is not delivered.
 Duplicates are possible only if the broker crashes during a check, if it restarts between a check and a late end that
-refers to the message before the check, or if it stops while the op message of a commit cannot be put.
+refers to the message before the check, if it stops while the op message of a commit cannot be put, or if another one
+takes over, or it does so itself after its log was cut off, with offsets that are behind (see
+`broker.replication.pending_progress` and `broker.delivery.progress_reset`).
 
 An acknowledged half message must be able to commit. It is refused if its delay cannot be parsed, or if its properties
 leave no space for those that checks and the commit add. A put that fails leaves the transaction open (see

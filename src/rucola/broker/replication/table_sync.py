@@ -35,7 +35,7 @@ from pathlib import Path
 from rucola import fastjson
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import in_thread
-from rucola.broker.delivery.delay import parse_delay_offsets
+from rucola.broker.delivery.delay import parse_delay_offsets, write_delay_offsets
 from rucola.broker.delivery.transactions import PROGRESS_KEYS
 from rucola.broker.mastership import Mastership
 from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
@@ -56,7 +56,6 @@ from rucola.protocol.topic import (
     TopicConfigSerializeWrapper,
 )
 from rucola.remoting.client import RemotingClient
-from rucola.store import config_files
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +229,7 @@ class SlaveSynchronize:
             self._offsets.merge(transactions)
         if (offsets := self._pending_delay_offsets.take(address, own)) is not None:
             try:
-                await in_thread(config_files.write_config, self._delay_offset_path, {"offsetTable": offsets})
+                await in_thread(write_delay_offsets, self._delay_offset_path, offsets)
             except OSError as error:  # the next run requests them again
                 self._outages.failed(WRITE, error)
             else:

@@ -23,6 +23,7 @@ from rucola.store.config_files import ConfigFile
 
 logger = logging.getLogger(__name__)
 
+CONSUMER_OFFSET_FILE = "consumerOffset.json"
 _SEPARATOR = "@"
 
 

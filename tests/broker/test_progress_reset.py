@@ -1,0 +1,110 @@
+"""A master whose log was cut off, and which becomes master again, delivers again what was cut off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rucola.broker.background.scheduler import DueTask
+from rucola.broker.broker import Broker
+from rucola.broker.delivery.progress_reset import reset_progress
+from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
+from rucola.store.tools.check import check
+from support.cluster import HOST, Cluster, cluster
+from support.own_deliveries import HOUR_MS, LEVELS, Clock, half_offset, has_messages, send_waiting
+from support.proxy import Proxy
+from support.replication import follows
+from support.waiting import until
+
+EAGER = {"transaction_check_interval": 50, "transaction_check_max": 1 << 30}
+
+
+@dataclass
+class Returning:
+    """A master whose clock a test sets forward, and its slave, which delivers nothing meanwhile."""
+
+    running: Cluster
+    first: Broker
+    second: Broker
+    clock: Clock
+
+    async def stop_slave(self) -> None:
+        """Stop the slave once it has the whole log; then let the master deliver what waits."""
+        await until(lambda: self.second.role.position() == self.first.role.position())
+        await self.second.stop()
+        self.clock.ahead_ms = HOUR_MS
+
+    async def exchange(self) -> None:
+        """Promote the slave, cut off what only the first master has, and make that one master again.
+
+        It gets the log of the second, and no tables: the address for them refuses connections.
+        """
+        async with Proxy(self.second.address) as tables:
+            tables.refuse()
+            await self.first.stop()
+            await self.second.start()
+            await self.second.role.become_master(2, None)
+            await self.first.start()
+            ha_address = f"{HOST}:{self.second.config.ha_listen_port}"
+            await self.first.role.become_slave(2, 1, ha_address, tables.address)
+            await follows(self.second, self.first)
+            await self.second.stop()
+            await self.first.role.become_master(3, None)
+
+
+@asynccontextmanager
+async def returning_master(path: Path) -> AsyncIterator[Returning]:
+    clock = Clock()
+    async with cluster(path) as running:
+        first = await running.start_broker(store=LEVELS, clock=clock, **EAGER)
+        await running.create_topic(first, "T", queues=1)
+        second = await running.start_slave(LEVELS)
+        yield Returning(running, first, second, clock)
+    assert list((path / "broker-a" / "diverged").iterdir()) != []
+    assert check(path / "broker-a") == check(path / "slave") == []
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set forward is noticed."""
+    monkeypatch.setattr(DueTask, "MAX_WAIT_MS", 20)
+
+
+async def test_delayed_and_timer_messages_are_delivered_again(tmp_path: Path) -> None:
+    async with returning_master(tmp_path) as here:
+        await send_waiting(here.running, b"delayed", DELAY="1")
+        await send_waiting(here.running, b"timer", TIMER_DELAY_SEC="3600")
+        await here.stop_slave()
+        await has_messages(here.running, here.first, b"delayed", b"timer")
+        await here.exchange()
+        await has_messages(here.running, here.first, b"delayed", b"timer")
+
+
+async def test_a_transaction_whose_end_was_cut_off_is_checked_again(tmp_path: Path) -> None:
+    def outcome(message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    async with (
+        returning_master(tmp_path) as here,
+        TransactionProducer("p", here.running.namesrv, check=outcome) as producer,
+    ):
+        await producer.send_in_transaction(Message("T", b"half"), lambda message: LocalTransactionState.UNKNOW)
+        await here.stop_slave()
+        await has_messages(here.running, here.first, b"half")
+
+        async def has_ended() -> bool:
+            return await half_offset(here.running, here.first) > 0
+
+        await until(has_ended)
+        await here.exchange()
+        await producer.send(Message("T", b"plain"))  # an idle client looks for another master every 30 s only
+        await has_messages(here.running, here.first, b"half", b"plain")
+
+
+def test_a_reset_creates_no_file(tmp_path: Path) -> None:
+    reset_progress(tmp_path)
+    assert list(tmp_path.iterdir()) == []
