@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from rucola.coordination.election import (
+from rucola.coordination.decisions import (
     Announce,
-    Bounds,
     ChangeInSync,
     Decision,
     Disconnect,
-    Election,
     Follow,
-    Own,
     Reclaim,
     Release,
-    Role,
     Stand,
     TakeOffice,
     Wait,
 )
+from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.group_keys import ElectedState, Leader, LeaderRecord, MemberRecord, View
 
 BOUNDS = Bounds(ttl_s=4, loop_wait_s=1, retry_timeout_s=1.25, in_sync_timeout_s=3)

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from rucola.coordination.election import ChangeInSync, Decision, Election, Own, Role, Stand
+from rucola.coordination.decisions import ChangeInSync, Decision, Stand
+from rucola.coordination.election import Election, Own, Role
 from rucola.coordination.group_keys import View
 from support.election_world import Broken, World
 

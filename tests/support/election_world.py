@@ -18,21 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from rucola.coordination.election import (
+from rucola.coordination.decisions import (
     Announce,
-    Bounds,
     ChangeInSync,
     Decision,
     Disconnect,
-    Election,
     Follow,
-    Own,
     Reclaim,
     Release,
-    Role,
     Stand,
     TakeOffice,
 )
+from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.group_keys import ElectedState, Leader, LeaderRecord, MemberRecord, View
 
 BOUNDS = Bounds(ttl_s=40, loop_wait_s=8, retry_timeout_s=12, in_sync_timeout_s=20)

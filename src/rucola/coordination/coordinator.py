@@ -19,22 +19,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from rucola.coordination.election import (
+from rucola.coordination.decisions import (
     Announce,
-    Bounds,
     ChangeInSync,
     Decision,
     Disconnect,
-    Election,
     Follow,
-    Own,
     Reclaim,
     Release,
-    Role,
     Stand,
     TakeOffice,
     Wait,
 )
+from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.etcd import EtcdClient, LeaseNotFound
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord, Transaction, View
 from rucola.coordination.write_lease import WriteLease, boot_time_s
