@@ -37,6 +37,9 @@ class EmptyBroker:
     def has_failed(self) -> bool:
         return False
 
+    def may_grow(self) -> bool:
+        return False
+
     def in_sync(self) -> Mapping[int, int]:
         return {2: 0}
 
@@ -44,6 +47,9 @@ class EmptyBroker:
         pass
 
     async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
+        pass
+
+    async def stop_following(self) -> None:
         pass
 
     def set_in_sync(self, members: frozenset[int]) -> None:

@@ -12,10 +12,11 @@ from rucola.coordination.decisions import (
     Release,
     Stand,
     TakeOffice,
+    Unfollow,
     Wait,
 )
 from rucola.coordination.election import Bounds, Election, Own, Role
-from rucola.coordination.group_keys import ElectedState, Leader, LeaderRecord, MemberRecord, View
+from rucola.coordination.group_keys import NOT_STANDING, ElectedState, Leader, LeaderRecord, MemberRecord, View
 
 BOUNDS = Bounds(ttl_s=4, loop_wait_s=1, retry_timeout_s=1.25, in_sync_timeout_s=3)
 LEASE = 77
@@ -105,6 +106,58 @@ def test_one_of_the_set_that_is_away_may_have_everything() -> None:
     first, third = Member(1, Own(3, 400, {}), incarnation=11), Member(3, Own(3, 500, {}))
     assert isinstance(settle([first, third], state), Wait)
     assert isinstance(settle([third, first], state), Wait)
+
+
+def test_a_log_is_announced_when_the_promise_has_passed_and_no_master_sends_to_it_any_more() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    second = Member(2, Own(3, 400, {}, may_grow=True))
+    decide([second], 10.0, state, leader(1))
+    assert second.election.promise(10.5, 3)  # to a master that etcd does not hear: it goes on
+    assert isinstance(decide([second], 11.0, state), Wait)
+    assert second.announced is not None
+    assert second.announced.standing == NOT_STANDING
+    assert decide([second], 14.6, state) == Unfollow()
+    assert not second.election.promise(14.6, 3), "that master would wait for a slave that follows no more"
+    second.own = Own(3, 500, {})
+    assert decide([second], 14.7, state) == Stand(4, {2: 20}, 5)
+    assert (second.announced.standing, second.announced.end) == (5, 500)
+    assert not second.election.promise(14.8, 3)
+
+
+def test_a_longer_log_that_was_lost_in_part_is_chosen_by_its_length_of_now() -> None:
+    """Both of the set lost power: the second one first, and then it copied what the first one acknowledged."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    second = Member(2, Own(3, 50, {}, may_grow=True), incarnation=21)
+    decide([second], 1.0, state)  # etcd does not hear of the master, which goes on with promises
+    assert second.election.promise(3.0, 3)
+    second.own = Own(3, 500, {}, may_grow=True)
+    first = Member(1, Own(3, 300, {}), incarnation=11)
+    decide([first, second], 8.0, state)
+    second.own = Own(3, 500, {})
+    assert isinstance(settle([first, second], state), Wait)
+    assert settle([second, first], state) == Stand(4, {2: 21}, 5)
+
+
+def test_announcements_from_before_a_lease_was_reclaimed_do_not_count() -> None:
+    """The second one has not heard that there was a leader again, and copied what that wrote."""
+    state = ElectedState(3, 1, {1: 10, 2: 20, 3: 30}, 5)
+    second, third = Member(2, Own(3, 200, {})), Member(3, Own(3, 300, {}))
+    decide([third, second], 10.0, state)
+    first = master(1, state, Own(3, 500, {}))
+    decide([first], 11.0, state, leader(1))
+    assert decide([first], 11.1, state) == Reclaim(3, {1: 10, 2: 20, 3: 30}, 5)
+    again = ElectedState(3, 1, {1: 10, 2: 20, 3: 30}, 7)
+    second.own, third.own = Own(3, 500, {}), Own(3, 400, {})
+    assert second.announced is not None
+    assert third.announced is not None
+    records = {2: second.announced, 3: third.announced}
+    announced = third.election.decide(20.0, View(None, again, records), third.own)
+    assert isinstance(announced, Announce)
+    # It announces its 400. What is known of the second one is 200, of the state before.
+    assert [announced.record.end, second.announced.end] == [400, 200]
+    view = View(None, again, records | {3: announced.record})
+    assert third.election.decide(20.1, view, third.own) == Wait()
+    assert decide([second, third], 20.2, again) == Stand(4, {2: 20, 3: 30}, 7)
 
 
 def test_an_operator_may_begin_with_empty_disks() -> None:

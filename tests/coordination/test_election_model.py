@@ -10,10 +10,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from rucola.coordination.decisions import ChangeInSync, Decision, Stand
 from rucola.coordination.election import Election, Own, Role
-from rucola.coordination.group_keys import View
+from rucola.coordination.group_keys import NOT_STANDING, View
 from support.election_world import Broken, World
 
 STEPS = 6000
@@ -28,7 +29,7 @@ def run(seed: int, kind: type[Election] = Election, steps: int = STEPS) -> World
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(0, 20), *(pytest.param(*seeds, marks=pytest.mark.slow) for seeds in ((20, 40), (100, 200), (300, 200)))],
+    [(0, 40), *(pytest.param(*seeds, marks=pytest.mark.slow) for seeds in ((40, 60), (100, 200), (300, 200)))],
 )
 def test_one_master_acknowledges_and_nothing_acknowledged_is_lost(first: int, count: int) -> None:
     worlds = [run(seed) for seed in range(first, first + count)]
@@ -93,6 +94,19 @@ class RestoresWithEveryone(Election):
         return replace(decision, in_sync=self._incarnations) if isinstance(decision, Stand) else decision
 
 
+class GrowsWhileItIsCompared(Election):
+    """A candidate follows its last master on, and promises to it: its log is longer than it has announced."""
+
+    def decide(self, now_s: float, view: View, own: Own) -> Decision:
+        return super().decide(now_s, view, replace(own, may_grow=False))
+
+    def promise(self, now_s: float, epoch: int) -> bool:
+        standing, self._record = self._record, structs.replace(self._record, standing=NOT_STANDING)
+        has_promised = super().promise(now_s, epoch)
+        self._record = standing
+        return has_promised
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
@@ -105,6 +119,7 @@ class RestoresWithEveryone(Election):
         JoinsAsSoonAsConnected,
         TrustsOldConnections,
         RestoresWithEveryone,
+        GrowsWhileItIsCompared,
     ],
 )
 def test_the_schedules_find_known_faults(kind: type[Election]) -> None:

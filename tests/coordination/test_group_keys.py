@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rucola.coordination.etcd import EtcdAccess, EtcdClient, LeaseNotFound
-from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord, View
+from rucola.coordination.group_keys import ElectedState, GroupKeys, LeaderRecord, MemberRecord, StateRecord, View
 from support.etcd import EtcdServer
 
 FIRST, SECOND = LeaderRecord(1, "a:1", "a:2"), LeaderRecord(2, "b:1", "b:2")
@@ -24,7 +24,7 @@ class Group:
     async def view(self) -> View:
         return self.keys.view(await self.client.range(self.keys.prefix))
 
-    async def lead(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord | None) -> int | None:
+    async def lead(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord) -> int | None:
         return await self.client.transact(*self.keys.leading(leader, lease, revision, state))
 
     async def change(self, state: StateRecord, revision: int, leader_revision: int) -> int | None:
@@ -66,9 +66,9 @@ async def test_none_is_elected_on_an_older_state(group: Group) -> None:
     assert new is not None
     await group.client.revoke(lease)
     lease, _ = await group.client.grant(60)
-    for state in (None, StateRecord(4, 1, {1: 10})):
-        assert await group.lead(FIRST, lease, old, state) is None
-    assert await group.lead(FIRST, lease, new, None) is not None
+    state = StateRecord(4, 1, {1: 10})
+    assert await group.lead(FIRST, lease, old, state) is None
+    assert await group.lead(FIRST, lease, new, state) is not None
 
 
 async def test_a_set_is_changed_by_the_leader_of_the_same_state(group: Group) -> None:
@@ -82,10 +82,13 @@ async def test_a_set_is_changed_by_the_leader_of_the_same_state(group: Group) ->
     await group.client.revoke(lease)
     assert await group.change(STATE, changed, revision) is None
     again, _ = await group.client.grant(60)
-    led = await group.lead(FIRST, again, changed, None)
+    led = await group.lead(FIRST, again, changed, StateRecord(3, 1, {1: 10}))
     assert led is not None
-    assert await group.change(STATE, changed, revision) is None
-    assert await group.change(STATE, changed, led) is not None
+    # The content is the same, and the revision is not: candidates have to announce their logs anew.
+    assert (await group.view()).state == ElectedState(3, 1, {1: 10}, led)
+    assert await group.change(STATE, changed, led) is None
+    assert await group.change(STATE, led, revision) is None
+    assert await group.change(STATE, led, led) is not None
 
 
 async def test_a_record_ends_with_its_lease(group: Group) -> None:

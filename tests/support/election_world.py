@@ -28,6 +28,7 @@ from rucola.coordination.decisions import (
     Release,
     Stand,
     TakeOffice,
+    Unfollow,
 )
 from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.group_keys import ElectedState, Leader, LeaderRecord, MemberRecord, View
@@ -71,14 +72,13 @@ class SimulatedEtcd:
     def view(self) -> View:
         return View(self.leader, self.state, {member: record for member, (record, _) in self.members.items()})
 
-    def lead(self, member: int, lease: int, revision: int, state: tuple[int, Mapping[int, int]] | None) -> bool:
+    def lead(self, member: int, lease: int, revision: int, epoch: int, in_sync: Mapping[int, int]) -> bool:
         current = 0 if self.state is None else self.state.revision
         if lease not in self.leases or self.leader is not None or current != revision:
             return False
         self.revision += 1
         self.leader = Leader(LeaderRecord(member, "", ""), lease, self.revision)
-        if state is not None:
-            self.state = ElectedState(state[0], member, state[1], self.revision)
+        self.state = ElectedState(epoch, member, in_sync, self.revision)
         return True
 
     def change(self, member: int, change: ChangeInSync) -> int | None:
@@ -223,7 +223,8 @@ class SimulatedBroker:
     def decide(self, view: object) -> None:
         assert isinstance(view, View)
         etcd, election, world = self.world.etcd, self.election, self.world
-        own = Own(self.log[-1][0] if self.log else 0, len(self.log), dict(self.confirmed), self.has_failed)
+        last, may_grow = self.log[-1][0] if self.log else 0, self.following is not None
+        own = Own(last, len(self.log), dict(self.confirmed), self.has_failed, may_grow)
         decision: Decision = election.decide(self.now, view, own)
         self.required = election.required
         self.next_round = 0.0
@@ -237,8 +238,10 @@ class SimulatedBroker:
                 pass  # a group that etcd has lost begins without its messages: an operator sees to it that it does not
             case Stand():
                 self.call(lambda: self.lead(lease, decision), ignore)
-            case Reclaim(revision):
-                self.call(lambda: etcd.lead(self.member, lease, revision, None), ignore)
+            case Reclaim(epoch, in_sync, revision):
+                self.call(lambda: etcd.lead(self.member, lease, revision, epoch, in_sync), ignore)
+            case Unfollow():
+                self.following = None
             case Release(held):
                 self.call(lambda: etcd.revoke(held), ignore)
             case ChangeInSync():
@@ -266,9 +269,13 @@ class SimulatedBroker:
     def lead(self, lease: int, stand: Stand) -> None:
         """Write a new state in etcd, as its transaction does."""
         is_entitled, missing = self.is_entitled(), self.world.acknowledged.keys() - set(self.log)
-        is_elected = self.world.etcd.lead(self.member, lease, stand.revision, (stand.epoch, stand.in_sync))
+        others = [] if self.world.etcd.state is None else self.world.etcd.state.in_sync.keys() - {self.member}
+        is_elected = self.world.etcd.lead(self.member, lease, stand.revision, stand.epoch, stand.in_sync)
         if is_elected and not is_entitled:
             # All members were there, and this one has the most: power cuts have destroyed it in all logs.
+            for member in others:
+                if kept := missing & set(self.world.brokers[member - 1].log):
+                    raise Broken(f"at {self.world.now}: {self.member} is elected without {kept}, which {member} has")
             for entry in missing:
                 del self.world.acknowledged[entry]
 

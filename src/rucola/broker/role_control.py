@@ -128,6 +128,10 @@ class BrokerRoleControl:
         """Return whether the store takes no messages until it is opened again. StoreError as `position`."""
         return self._parts.storage.store.write_state.failure is not None
 
+    def may_grow(self) -> bool:
+        """Return whether a master may still send to this log. StoreError as `position`."""
+        return self._parts.replication.may_grow
+
     def in_sync(self) -> Mapping[int, int]:
         """Return the confirmed physical offset of each slave that knows epochs, by its brokerId.
 
@@ -200,6 +204,11 @@ class BrokerRoleControl:
             start = RoleStart(master_address=address)
             await self._restart(BrokerRole.SLAVE, self.member_id or master_id, start, rejoins=True)
 
+    async def stop_following(self) -> None:
+        """Close the connection to the master until `become_slave`; the log stays as it is."""
+        async with self.changing:
+            await self._parts.replication.stop_following()
+
     async def _restart(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
         """Stop all parts and start them in another role."""
         began_s = time.monotonic()
@@ -239,8 +248,8 @@ class BrokerRoleControl:
     async def _cut_log(self, physical_offset: int) -> None:
         async with self.changing:
             self._is_cutting = False
-            if self._broker.parts is None or is_master(self._store_config.broker_role):
-                return
+            if self._broker.parts is None or not self._parts.replication.may_grow:
+                return  # it follows no master any more; the next one is compared with the whole log
             await self._broker.stop_parts()
             with held_ports(self._config):
                 await in_thread(lambda: _cut_closed_log(self._store_config, self._file.path.parent, physical_offset))

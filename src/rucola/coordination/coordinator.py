@@ -29,6 +29,7 @@ from rucola.coordination.decisions import (
     Release,
     Stand,
     TakeOffice,
+    Unfollow,
     Wait,
 )
 from rucola.coordination.election import Bounds, Election, Own, Role
@@ -68,11 +69,15 @@ class BrokerRoles(Protocol):
 
     def has_failed(self) -> bool: ...
 
+    def may_grow(self) -> bool: ...
+
     def in_sync(self) -> Mapping[int, int]: ...
 
     async def become_master(self, epoch: int, in_sync: frozenset[int]) -> None: ...
 
     async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None: ...
+
+    async def stop_following(self) -> None: ...
 
     def set_in_sync(self, members: frozenset[int]) -> None: ...
 
@@ -269,8 +274,9 @@ class Coordinator:
             return 0.0  # this process was stopped: its view may be outdated
         self._note_success()
         self._members |= view.members
-        position = self._broker.position()
-        own = Own(position.epoch, position.end, self._broker.in_sync(), self._broker.has_failed())
+        broker = self._broker
+        position = broker.position()
+        own = Own(position.epoch, position.end, broker.in_sync(), broker.has_failed(), broker.may_grow())
         decision = self._election.decide(boot_time_s(), view, own)
         self._apply_right()
         self._apply_required()
@@ -301,6 +307,9 @@ class Coordinator:
                 return bounds.loop_wait_s
             case TakeOffice():
                 await self._take_office(decision)
+            case Unfollow():
+                self._following = self._promised_master = None
+                await self._broker.stop_following()
             case Disconnect(member):
                 self._broker.disconnect_slave(member)
             case Release(old):
@@ -309,10 +318,14 @@ class Coordinator:
                 return VACANT_WAIT_S
             case Announce(record):
                 await self._transact(keys.announcing(record, lease))
-            case Reclaim(revision):
-                await self._transact(keys.leading(self._own_addresses, lease, revision, None))
+            case Reclaim():
+                await self._lead(decision, lease)
             case Stand():
-                await self._stand(decision, lease)
+                if await self._lead(decision, lease):
+                    logger.info(
+                        "elected master of %s in epoch %d, in sync: %s",
+                        keys.broker, decision.epoch, sorted(decision.in_sync),
+                    )  # fmt: skip
             case ChangeInSync():
                 await self._change_in_sync(decision)
         return 0.0
@@ -324,14 +337,11 @@ class Coordinator:
             self._election.lease_lost()
             return None
 
-    async def _stand(self, stand: Stand, lease: int) -> None:
-        keys = self._keys
-        state = StateRecord(stand.epoch, self._me, dict(stand.in_sync))
-        revision = await self._transact(keys.leading(self._own_addresses, lease, stand.revision, state))
-        if revision is not None:
-            logger.info(
-                "elected master of %s in epoch %d, in sync: %s", keys.broker, stand.epoch, sorted(stand.in_sync)
-            )
+    async def _lead(self, decision: Stand | Reclaim, lease: int) -> bool:
+        """Write the keys `leader` and `state`; return whether the conditions held."""
+        state = StateRecord(decision.epoch, self._me, dict(decision.in_sync))
+        leading = self._keys.leading(self._own_addresses, lease, decision.revision, state)
+        return await self._transact(leading) is not None
 
     async def _take_office(self, office: TakeOffice) -> None:
         self._following = None

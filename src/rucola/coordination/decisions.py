@@ -38,11 +38,15 @@ class Stand:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Write `leader` again, if nothing has changed meanwhile.
+    """Write `leader` and the state again, if nothing has changed meanwhile.
 
-    The conditions are that there is no leader, and that the state has this revision.
+    The conditions are that there is no leader, and that the state has this revision. It gets another one, since the
+    logs will have grown when the next election compares them.
     """
 
+    epoch: int
+    in_sync: Mapping[int, int]
+    """Members with the incarnations of their logs."""
     revision: int
 
 
@@ -84,10 +88,17 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfollow:
+    """Close the replication connection to the last master, before the log is compared."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnect:
     """Close the replication connections of a slave; its confirmations over them do not count."""
 
     member: int
 
 
-Decision: TypeAlias = Wait | Announce | Stand | Reclaim | Release | TakeOffice | ChangeInSync | Follow | Disconnect
+Decision: TypeAlias = (
+    Wait | Announce | Stand | Reclaim | Release | TakeOffice | ChangeInSync | Follow | Unfollow | Disconnect
+)

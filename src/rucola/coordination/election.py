@@ -22,6 +22,13 @@ etcd has accepted that. A change whose outcome is not known counts as both, unti
 **Election.** Without the key `leader`, members of the in-sync set announce the ends of their logs. The best by (epoch,
 end, priority) stands: one transaction, on the condition that there is no leader and that the state is unchanged,
 writes `leader` and the next epoch. A broker that has just started does not know what it promised, and waits for `ttl`.
+
+A log that is compared does not grow any more. A member announces its end after its last promise has passed and its
+replication connection is closed, and promises nothing from then on, until there is a leader. The announcement has the
+revision of the state, which it was written after; whatever writes `leader` writes the state as well, so an
+announcement from before the last mastership, or from before its lease was lost and reclaimed, has another revision and
+does not count.
+
 A log that may lack what it confirmed, after a power cut or on an empty disk, has another incarnation than the one in
 the in-sync set; its broker does not stand, unless all members are there and the best of them is chosen. If all of them
 have lost something, brokers outside the set stand as well, since one of them may have the most. One on an empty disk
@@ -51,6 +58,7 @@ from rucola.coordination.decisions import (
     Release,
     Stand,
     TakeOffice,
+    Unfollow,
     Wait,
 )
 from rucola.coordination.group_keys import NOT_STANDING, ElectedState, MemberRecord, View
@@ -106,6 +114,8 @@ class Own:
     """As master: the physical offset below which each connected slave has everything, by member."""
     has_failed: bool = False
     """Whether the store takes no messages until it is opened again."""
+    may_grow: bool = False
+    """As slave: whether a master may still send to this log."""
 
 
 @dataclass(slots=True)
@@ -148,6 +158,9 @@ class Election:
         self._has_given_up = False
         """Whether this broker was master until its store failed, and no other one has followed it yet."""
         self._vacant_since_s: float | None = None
+        """Since when there is no state."""
+        self._candidate_since_s = 0.0
+        """As a candidate: when it announced the end of its log."""
         # As master:
         self._revision = 0
         """Revision of the state that `in_sync` is from."""
@@ -230,7 +243,8 @@ class Election:
 
     def promise(self, now_s: float, epoch: int) -> bool:
         """Promise this epoch's master not to stand within `ttl`; return False if that is impossible."""
-        if self.role is Role.MASTER or self._is_standing or epoch < self.epoch:
+        is_candidate = self._is_standing or self._record.standing > 0  # 0: of a group that etcd does not know
+        if self.role is Role.MASTER or is_candidate or epoch < self.epoch:
             return False
         self.epoch = epoch
         self._promised_until_s = max(self._promised_until_s, now_s + self._bounds.ttl_s)
@@ -305,23 +319,27 @@ class Election:
 
     def _seek(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
         """Decide what a slave does while there is no leader."""
-        if self._vacant_since_s is None:
-            self._vacant_since_s = now_s
         eligible = _eligible(view, state)
         if self._me not in eligible or self._has_given_up:
             return self._announced(view, replace_standing=False) or Wait("no leader, and this broker is no candidate")
         if self._record.standing != state.revision:
+            if now_s < self._promised_until_s:
+                return self._announced(view, replace_standing=False) or Wait(
+                    "no leader; this broker has promised not to stand yet, or has just started"
+                )
+            if own.may_grow:
+                self._is_standing = True  # a master that got a promise now would wait for this slave in vain
+                return Unfollow()
             self._record = structs.replace(self._record, standing=state.revision, epoch=own.epoch, end=own.end)
+            self._candidate_since_s = now_s
         if (announce := self._announced(view, replace_standing=True)) is not None:
             return announce
-        if now_s < self._promised_until_s:
-            return Wait("no leader; this broker has promised not to stand yet, or has just started")
         candidates = [record for record in eligible.values() if record.standing == state.revision]
         # If all of the set are candidates, the best of their logs has whatever one of them had confirmed. Otherwise
         # only logs count that are still those of the set.
         are_all = state.in_sync.keys() <= {record.member for record in candidates}
         candidates = [record for record in candidates if state.is_entitled(record) or (are_all and _has_log(record))]
-        waited_s = now_s - self._vacant_since_s
+        waited_s = now_s - self._candidate_since_s
         undecided = [record for record in eligible.values() if record.standing != state.revision]
         if undecided and waited_s < self._bounds.retry_timeout_s:
             return Wait()
@@ -400,7 +418,7 @@ class Election:
             return Wait() if view.leader is None else Release(view.leader.lease)
         if view.leader is None:
             self._office_lease = 0
-            return Reclaim(state.revision)
+            return Reclaim(state.epoch, state.in_sync, state.revision)
         self._office_lease = view.leader.lease
         if (announce := self._announced(view, replace_standing=False)) is not None:
             return announce

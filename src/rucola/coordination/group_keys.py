@@ -1,7 +1,7 @@
 """Keys of a broker group in etcd, and the records in them, as JSON.
 
     /rucola/CLUSTER/BROKER/leader      the master; bound to its lease, so that the key ends with it
-    /rucola/CLUSTER/BROKER/state       epoch, master and in-sync set; changed by a new leader, or by its holder
+    /rucola/CLUSTER/BROKER/state       epoch, master and in-sync set; written by each new leader, changed by its holder
     /rucola/CLUSTER/BROKER/member/ID   a broker that is running; bound to its lease
 
 A `View` is all of them at one revision of etcd.
@@ -54,7 +54,7 @@ class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
     incarnation: int
     """Another number whenever the log may lack what it confirmed: after a power cut, or on an empty disk."""
     standing: int = NOT_STANDING
-    """As a candidate: the revision of the state that it wants to follow on. Its log has not been compared before."""
+    """As a candidate: the revision of the state that it wants to follow on. Its log has not grown since."""
     epoch: int = 0
     """As a candidate: the last epoch of its log. Otherwise, 0, unless etcd has lost the state: the last one known."""
     end: int = 0
@@ -128,16 +128,15 @@ class GroupKeys:
         """Write the own record, bound to the own lease."""
         return Transaction((), (Put(self.member(record.member), encode(record), lease),))
 
-    def leading(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord | None) -> Transaction:
-        """Become leader, if there is none and the state has this revision.
+    def leading(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord) -> Transaction:
+        """Become leader and write the state, if there is none and this is its revision.
 
-        The revision shows that no other leader was elected meanwhile. The new `state` is written as well, unless it is
-        None.
+        The revision shows that no other leader was elected meanwhile. That of the new state, also if its content is the
+        same, shows how far the announcements of candidates date back.
         """
-        written = () if state is None else (Put(self.state, encode(state)),)
         return Transaction(
             (Compare(self.leader, 0), Compare(self.state, revision)),
-            (Put(self.leader, encode(leader), lease), *written),
+            (Put(self.leader, encode(leader), lease), Put(self.state, encode(state))),
         )
 
     def changing(self, state: StateRecord, revision: int, leader_revision: int) -> Transaction:

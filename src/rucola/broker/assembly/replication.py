@@ -47,6 +47,11 @@ class Replication(Protocol):
         """Whether this slave is connected to its master, with an equal log."""
         ...
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether this slave has a master that may send to it, connected or not."""
+        ...
+
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
         """Wait until a slave that knows epochs has everything below a physical offset."""
         ...
@@ -73,6 +78,10 @@ class Replication(Protocol):
         """
         ...
 
+    async def stop_following(self) -> None:
+        """Close the connection to the master, until `follow_again`; slave only."""
+        ...
+
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """Start before the broker registers, which announces the port of the HA service."""
         ...
@@ -95,6 +104,7 @@ class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
     is_following = False
+    may_grow = False
 
     def __init__(
         self, environment: BrokerEnvironment, access: Access, storage: Storage, connections: Connections
@@ -123,6 +133,9 @@ class _MasterSide:
         await self._ha_service.wait_confirmed(member_id, physical_offset)
 
     async def follow_again(self, master_address: str) -> None:
+        """A master follows no other broker."""
+
+    async def stop_following(self) -> None:
         """A master follows no other broker."""
 
     def slaves(self) -> list[SlaveProgress]:
@@ -182,6 +195,10 @@ class _SlaveSide:
     def is_following(self) -> bool:
         return self._client is not None and self._client.is_following
 
+    @property
+    def may_grow(self) -> bool:
+        return self._client is not None and self._client.is_running
+
     def confirmed(self) -> dict[int, int]:
         return {}
 
@@ -194,6 +211,10 @@ class _SlaveSide:
         if self._client is not None:
             await self._client.stop()
             self._client.start()
+
+    async def stop_following(self) -> None:
+        if self._client is not None:
+            await self._client.stop()
 
     def slaves(self) -> list[SlaveProgress]:
         return []

@@ -135,6 +135,11 @@ class HAClient:
         """Whether the slave is connected to its master, with an equal log."""
         return self._is_following and self._is_connected
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the slave follows its master, connected or not."""
+        return self._task is not None
+
     def start(self) -> None:
         """Start to follow the master."""
         self._task = asyncio.create_task(self._run())
@@ -145,6 +150,7 @@ class HAClient:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+            self._task = None
 
     async def _run(self) -> None:
         while True:
