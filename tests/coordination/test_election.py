@@ -29,10 +29,12 @@ def leader(member: int, lease: int = LEASE) -> Leader:
 class Member:
     """One broker with its election, and what it announces. Its log has the incarnation `member * 10` by default."""
 
-    def __init__(self, member: int, own: Own, incarnation: int = 0, *, may_found: bool = False) -> None:
+    def __init__(
+        self, member: int, own: Own, incarnation: int = 0, *, may_found: bool = False, priority: int = 100
+    ) -> None:
         self.member = member
         self.own = own
-        record = MemberRecord(member, "", "", 100, incarnation or member * 10)
+        record = MemberRecord(member, "", "", priority, incarnation or member * 10)
         self.election = Election(record, BOUNDS, 0.0, may_found=may_found)
         self.announced: MemberRecord | None = record
         self.election.renewed(LEASE, 0.0)
@@ -158,6 +160,34 @@ def test_announcements_from_before_a_lease_was_reclaimed_do_not_count() -> None:
     view = View(None, again, records | {3: announced.record})
     assert third.election.decide(20.1, view, third.own) == Wait()
     assert decide([second, third], 20.2, again) == Stand(4, {2: 20, 3: 30}, 7)
+
+
+def test_a_log_that_lost_something_is_not_chosen_while_one_of_priority_0_has_more() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first, never = Member(1, Own(3, 400, {}), incarnation=11), Member(2, Own(3, 500, {}), priority=0)
+    decision = settle([first, never], state)
+    assert isinstance(decision, Wait)
+    assert "[2] with etcdPriority=0 has more" in decision.reason
+    decision = settle([never, first], state)
+    assert isinstance(decision, Wait)
+    assert "never elected" in decision.reason
+
+
+def test_a_log_that_lost_something_is_chosen_if_it_has_all_of_one_of_priority_0() -> None:
+    """The whole set is there: it counts, though it does not stand."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    first, never = Member(1, Own(3, 500, {}), incarnation=11), Member(2, Own(3, 500, {}), priority=0)
+    assert settle([first, never], state) == Stand(4, {1: 11, 2: 20}, 5)
+    # Also if both have lost something.
+    never = Member(2, Own(3, 450, {}), incarnation=21, priority=0)
+    assert settle([Member(1, Own(3, 450, {}), incarnation=11), never], state) == Stand(4, {1: 11}, 5)
+
+
+def test_an_entitled_log_need_not_be_as_long_as_one_of_priority_0() -> None:
+    """It has all that a SYNC_MASTER acknowledged, and the other one need never come back."""
+    state = ElectedState(3, 1, {1: 10, 2: 20, 3: 30}, 5)
+    second, never = Member(2, Own(3, 450, {})), Member(3, Own(3, 500, {}), priority=0)
+    assert settle([second, never], state) == Stand(4, {2: 20, 3: 30}, 5)
 
 
 def test_an_operator_may_begin_with_empty_disks() -> None:

@@ -20,9 +20,9 @@ from support.election_world import Broken, World
 STEPS = 6000
 
 
-def run(seed: int, kind: type[Election] = Election, steps: int = STEPS) -> World:
-    world = World(Random(seed), kind)
-    for _ in range(steps):
+def run(seed: int, kind: type[Election] = Election, never_elected: frozenset[int] = frozenset()) -> World:
+    world = World(Random(seed), kind, never_elected=never_elected)
+    for _ in range(STEPS):
         world.step()
     return world
 
@@ -34,6 +34,13 @@ def run(seed: int, kind: type[Election] = Election, steps: int = STEPS) -> World
 def test_one_master_acknowledges_and_nothing_acknowledged_is_lost(first: int, count: int) -> None:
     worlds = [run(seed) for seed in range(first, first + count)]
     # The schedules are not empty: brokers take office again and again, and acknowledge.
+    assert sum(world.elections for world in worlds) > len(worlds)
+    assert sum(len(world.acknowledged) for world in worlds) > 10 * len(worlds)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 40), pytest.param(40, 400, marks=pytest.mark.slow)])
+def test_nothing_acknowledged_is_lost_with_a_member_that_is_never_elected(first: int, count: int) -> None:
+    worlds = [run(seed, never_elected=frozenset({3})) for seed in range(first, first + count)]
     assert sum(world.elections for world in worlds) > len(worlds)
     assert sum(len(world.acknowledged) for world in worlds) > 10 * len(worlds)
 

@@ -110,7 +110,8 @@ class SimulatedBroker:
 
     def start(self, incarnation: int) -> None:
         self.log_incarnation = incarnation
-        record = MemberRecord(self.member, "", "", 100, incarnation)
+        priority = 0 if self.member in self.world.never_elected else 100
+        record = MemberRecord(self.member, "", "", priority, incarnation)
         self.election = self._kind(record, BOUNDS, self.now)
         self.office: int | None = None
         """The epoch in which the broker serves as master."""
@@ -335,10 +336,20 @@ def ignore(result: object) -> None:
 
 
 class World:
-    """All brokers, etcd and the network. `step` does one thing that `random` chooses."""
+    """All brokers, etcd and the network. `step` does one thing that `random` chooses.
 
-    def __init__(self, random: Random, kind: type[Election] = Election, brokers: int = 3) -> None:
+    The members of `never_elected` have priority 0.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        kind: type[Election] = Election,
+        brokers: int = 3,
+        never_elected: frozenset[int] = frozenset(),
+    ) -> None:
         self.random = random
+        self.never_elected = never_elected
         self.now = 0.0
         self._unique = 0
         self.etcd = SimulatedEtcd()
@@ -436,6 +447,8 @@ class World:
 
     def check_heir(self, broker: SimulatedBroker) -> None:
         self.elections += 1
+        if broker.member in self.never_elected:
+            raise Broken(f"at {self.now}: {broker.member} is elected with priority 0")
         if broker.election.right_until_s(broker.now) > broker.now and (
             missing := self.acknowledged.keys() - set(broker.log)
         ):

@@ -51,7 +51,10 @@ class CoordinationConfig:
     etcd_in_sync_timeout: Interval = 3000
     """Time for which a slave may lag or be away before it leaves the in-sync set, and sends wait for it no longer."""
     etcd_priority: Annotated[Count, Range(0, INT_MAX)] = 100
-    """Which of several slaves with equal logs becomes master: that with the highest. 0 is never elected."""
+    """Which of several slaves with equal logs becomes master: that with the highest. 0 is never elected.
+
+    The log of a broker with 0 counts all the same: see docs/high-availability.md.
+    """
     etcd_master_role: MasterRole = MasterRole.SYNC_MASTER
     """What this broker is as master: SYNC_MASTER, or ASYNC_MASTER."""
     etcd_founder: bool = False

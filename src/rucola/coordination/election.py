@@ -34,6 +34,10 @@ the in-sync set; its broker does not stand, unless all members are there and the
 have lost something, brokers outside the set stand as well, since one of them may have the most. One on an empty disk
 does not, because its mastership would set the logs of all others aside.
 
+A member with priority 0 is never elected, but its log counts: it announces the end like a candidate, and a log that may
+lack what it confirmed is not chosen while such a member has more. An entitled one is, since it has all that was
+acknowledged.
+
 **A failed store** takes no messages until it is opened again. A master with one gives up, if another member can follow.
 
 Deliberate difference to Patroni, whose bounds these are: no promise is given in advance, so that with etcd a failover
@@ -42,7 +46,7 @@ does not wait for the end of promises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -339,6 +343,8 @@ class Election:
         # only logs count that are still those of the set.
         are_all = state.in_sync.keys() <= {record.member for record in candidates}
         candidates = [record for record in candidates if state.is_entitled(record) or (are_all and _has_log(record))]
+        if not self._record.priority:
+            return Wait("no leader; this broker is never elected, by etcdPriority=0")
         waited_s = now_s - self._candidate_since_s
         undecided = [record for record in eligible.values() if record.standing != state.revision]
         if undecided and waited_s < self._bounds.retry_timeout_s:
@@ -352,6 +358,12 @@ class Election:
                 else "no leader; this broker has no log, and another one may have messages: set etcdFounder=true on "
                 "one broker, once, to begin without any"
             )
+        if not state.is_entitled(self._record) and (longer := _never_elected_with_more(candidates, self._record)):
+            return Wait(
+                f"no leader; this broker may lack messages, and {longer} with etcdPriority=0 has more: set another "
+                "etcdPriority on it, at least until the others have its messages"
+            )
+        candidates = [record for record in candidates if record.priority]
         best = max(candidates, key=lambda record: (state.is_entitled(record), *_preference(record)))
         # The best one stands itself. If it does not within this time, the others need not wait for it.
         if best.member != self._me and (are_all or waited_s < 2 * self._bounds.retry_timeout_s):
@@ -497,16 +509,21 @@ def _preference(record: MemberRecord) -> tuple[int, int, int, int]:
 
 
 def _eligible(view: View, state: ElectedState) -> dict[int, MemberRecord]:
-    """Return the records of the members that may be candidates.
+    """Return the records of the members whose logs are compared.
 
     These are the members of the in-sync set. If all of them are there, and each has another log than the set names,
     so that any of their logs may lack messages, another member may have the most.
     """
-    present = {member: record for member, record in view.members.items() if record.priority}
+    present = view.members
     is_set_lost = state.in_sync.keys() <= view.members.keys() and not any(
         state.is_entitled(record) for record in view.members.values()
     )
     return present if is_set_lost else {member: present[member] for member in present.keys() & state.in_sync.keys()}
+
+
+def _never_elected_with_more(candidates: Iterable[MemberRecord], own: MemberRecord) -> list[int]:
+    """Return the members with priority 0 that have more than a log has."""
+    return [each.member for each in candidates if not each.priority and (each.epoch, each.end) > (own.epoch, own.end)]
 
 
 def _has_log(record: MemberRecord) -> bool:
