@@ -190,6 +190,16 @@ def test_an_entitled_log_need_not_be_as_long_as_one_of_priority_0() -> None:
     assert settle([second, never], state) == Stand(4, {2: 20, 3: 30}, 5)
 
 
+def test_empty_brokers_in_place_of_a_lost_set_let_a_broker_outside_it_be_elected() -> None:
+    """What an operator does if no broker of the set will come back."""
+    state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
+    third = Member(3, Own(3, 500, {}))
+    first, second = Member(1, NOTHING, incarnation=11), Member(2, NOTHING, incarnation=21)
+    assert isinstance(settle([third], state), Wait)
+    assert isinstance(settle([third, first], state), Wait)
+    assert settle([third, first, second], state) == Stand(4, {3: 30}, 5)
+
+
 def test_an_operator_may_begin_with_empty_disks() -> None:
     state = ElectedState(3, 1, {1: 10}, 5)
     assert settle([Member(1, NOTHING, incarnation=11, may_found=True)], state) == Stand(4, {1: 11}, 5)

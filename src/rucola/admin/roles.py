@@ -15,6 +15,7 @@ from rucola.errors import ConfigError, MQError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.roles import (
+    ELECTED,
     DemoteBrokerRequestHeader,
     HaStatus,
     HaStatusRequestHeader,
@@ -65,14 +66,24 @@ class RoleAdmin:
         found = dict(zip(sorted(others), answers, strict=True))
         return {address: own} | {other: status for other, status in found.items() if status is not None}
 
+    async def _changeable_group(self, address: str) -> tuple[HaStatus, dict[str, HaStatus]]:
+        """Return the state of a broker, and of the others of its name.
+
+        Raises ConfigError if etcd elects their master.
+        """
+        group = await self.group(address)
+        own = group.pop(address)
+        if own.is_elected:
+            raise ConfigError(ELECTED)
+        return own, group
+
     async def promote(self, address: str, *, force: bool = False) -> int:
         """Make a slave, or a fenced master, the master; return the epoch.
 
         Raises ConfigError if messages would be lost. Without `force` no other master may run, and no other slave may
         have more messages. With it a running master is demoted first.
         """
-        group = await self.group(address)
-        own = group.pop(address)
+        own, group = await self._changeable_group(address)
         if own.role != SLAVE and own.is_accepting:
             raise ConfigError(f"{address} is master already, in epoch {own.epoch}")
         masters = {other: status for other, status in group.items() if status.role != SLAVE and not status.fenced_by}
@@ -102,8 +113,7 @@ class RoleAdmin:
         Returns the epoch and the pause in milliseconds. Raises ConfigError or BrokerError if the master cannot; then it
         stays master.
         """
-        group = await self.group(address)
-        own = group.pop(address)
+        own, group = await self._changeable_group(address)
         if own.role != SLAVE:
             raise ConfigError(f"{address} is no slave; name the slave that shall become master")
         masters = [other for other, status in group.items() if status.role != SLAVE and status.is_accepting]
@@ -121,8 +131,7 @@ class RoleAdmin:
 
         What only its log has is set aside. Raises ConfigError if messages would be lost, or there is no master.
         """
-        group = await self.group(address)
-        own = group.pop(address)
+        own, group = await self._changeable_group(address)
         if own.is_accepting:
             self._refuse("demoting", address, ["it is the master: no broker would accept messages"], force=force)
         masters = {other: status for other, status in group.items() if status.role != SLAVE and status.is_accepting}

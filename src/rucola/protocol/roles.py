@@ -13,6 +13,13 @@ from rucola.protocol.command import Header
 
 SWITCHOVER: Final = "[SWITCHOVER]"
 """How the remark of SERVICE_NOT_AVAILABLE begins while a master hands over: a producer may send again in a moment."""
+ELECTED: Final = (
+    "the master of this group is elected (etcdEndpoints), and no command changes it: stop the master in order, and "
+    "another broker of the in-sync set takes over at once. If none of the set will come back, start an empty broker "
+    "with each brokerId of the set; then the longest log of all running brokers is elected, and what only the lost "
+    "ones had is lost"
+)
+"""Why a change of the role is refused in such a group, and what an operator does instead."""
 
 
 class HaStatusRequestHeader(Header, kw_only=True):
@@ -103,5 +110,7 @@ class HaStatus(Body, kw_only=True):
     unreplicated_bytes: int = 0
     """What no slave has: lost if this master is lost now."""
     unreplicated_messages: int = 0
+    is_elected: bool = False
+    """Whether etcd elects the master of its group, so that no request changes its role."""
     messages: int | None = None
     """The number of messages from `count_from` on."""

@@ -28,7 +28,7 @@ from rucola.broker.mastership import Mastership
 from rucola.broker.role import RoleControl, SlaveProgress
 from rucola.errors import BrokerError, MQError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
-from rucola.protocol.roles import SWITCHOVER, HaStatus, SlaveStatus, SwitchOverRequestHeader
+from rucola.protocol.roles import ELECTED, SWITCHOVER, HaStatus, SlaveStatus, SwitchOverRequestHeader
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -160,6 +160,7 @@ class RoleService:
             ha_address=f"{config.broker_ip2}:{config.ha_listen_port}",
             role_since_ms=self._control.role_since_ms,
             slaves=slaves,
+            is_elected=config.coordination.is_enabled,
             unreplicated_bytes=0 if is_slave else store.max_physical_offset - replicated,
             unreplicated_messages=0 if is_slave else await self._count(replicated),
             messages=None if count_from is None else await self._count(count_from),
@@ -168,11 +169,7 @@ class RoleService:
     def _check_not_elected(self) -> None:
         """Raise Refused if etcd decides about the role of this broker."""
         if self._config.coordination.is_enabled:
-            raise Refused(
-                Reason.FAILED,
-                "the master of this broker's group is elected (etcdEndpoints): stop the master in order, and another "
-                "broker of the in-sync set takes over at once",
-            )
+            raise Refused(Reason.FAILED, ELECTED)
 
     async def promote(self, caller: Caller, epoch: int, *, force: bool) -> int:
         """Become master in the background; return the epoch. Raises Refused."""

@@ -98,7 +98,8 @@ def promote(namesrv_addr: str, as_json: bool, address: str, force: bool, yes: bo
     """Make a slave the master of its name, after the master was lost.
 
     Refused if messages would be lost, with their number, unless --force is given. A master that runs is better replaced
-    by `switchover`. The old master is refused when it returns, and follows after `demote`.
+    by `switchover`. The old master is refused when it returns, and follows after `demote`. In a group whose master is
+    elected (etcdEndpoints) all three are refused, and the error says what to do instead.
 
     \b
     Examples:
