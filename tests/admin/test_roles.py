@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient
+from rucola.broker.broker import wall_clock_ms
 from rucola.client import Producer, SendStatus
 from rucola.errors import ConfigError
 from rucola.message import Message
@@ -44,11 +45,14 @@ async def test_a_planned_switchover_fails_no_send(tmp_path: Path) -> None:
         sending = [asyncio.create_task(send_until(running, is_over)) for _ in range(4)]
         for number, (old, new) in enumerate([(first, second), (second, first)], 2):
             await follows(old, new)
+            began_ms = wall_clock_ms()
             epoch, pause_ms = await admin.roles.switch_over(new.address)
             assert epoch == number
             assert pause_ms > 0
             await follows(new, old)
             assert (new.config.broker_id, old.config.broker_id) == (0, 1)
+            for status in (await admin.roles.group(new.address)).values():
+                assert (status.switch_reason, status.switched_ms > began_ms) == ("switchover", True)
         is_over.set()
         results = await asyncio.gather(*sending)
         await follows(first, second)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.broker import Broker
+from rucola.broker.broker import Broker, wall_clock_ms
+from rucola.broker.role import NO_SWITCH, SwitchReason
 from rucola.client import Producer, PullConsumer, PullStatus, SendStatus
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.message import Message
@@ -297,3 +298,34 @@ async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
         epochs.write_bytes(whole)
     assert "the role cannot be changed" in caplog.text
     assert check(tmp_path / "broker-a") == []
+
+
+async def test_the_last_switch_outlives_the_process(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, first, second):
+        assert first.role.last_switch == second.role.last_switch == NO_SWITCH
+        await send(running, 3)
+        await follows(first, second)
+        began_ms = wall_clock_ms()
+        await second.role.become_master(2, None, reason=SwitchReason.PROMOTE)
+        await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}", reason=SwitchReason.DEMOTE)
+        await follows(second, first)
+        switch = second.role.last_switch
+        assert (switch.reason, switch.at_ms >= began_ms) == ("promote", True)
+        assert first.role.last_switch.reason == "demote"
+        await second.stop()
+        again = await running.start_broker(store={"broker_role": BrokerRole.SLAVE}, directory="slave", broker_id=1)
+        assert again.role.last_switch == switch
+        assert again.role.switches == {}, "of this process"
+
+
+async def test_a_start_in_another_role_is_a_switch(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, first, second):
+        await send(running, 3)
+        await follows(first, second)
+        await first.stop()
+        await second.stop()
+        promoted = await running.start_broker(directory="slave")
+        assert (promoted.role.last_switch.reason, promoted.role.switches) == ("start", {"start": 1})
+        await first.start()
+        await first.role.become_slave(2, 1, "")
+        await follows(promoted, first)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
+from rucola.cli.output import time_text
 from rucola.store.tools.check import check
 from support.ports import free_ports
 from support.servers import Server, run, server
@@ -48,8 +49,9 @@ class Pair:
         self.servers[name].process.kill()
         self.servers[name].process.wait()
 
-    def admin(self, command: str) -> Result:
-        return CliRunner().invoke(main, ["admin", *shlex.split(command)], env={"NAMESRV_ADDR": self.namesrv})
+    def admin(self, command: str, **environment: str) -> Result:
+        variables = {"NAMESRV_ADDR": self.namesrv, **environment}
+        return CliRunner().invoke(main, ["admin", *shlex.split(command)], env=variables)
 
     def json(self, command: str) -> Any:
         result = self.admin(command + " --json")
@@ -62,6 +64,17 @@ class Pair:
     def send(self, count: int) -> None:
         for number in range(count):
             assert "SEND_OK" in self.admin(f"sendMessage -t T -p 'message {number}'").stdout
+
+
+def shown_on_terminal(pair: Pair) -> None:
+    """All that operators look for fits into 80 columns."""
+    terminal = {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "NO_COLOR": "1"}
+    result = pair.admin("haStatus", **terminal)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    assert max(map(len, shown.splitlines())) <= 80
+    status = pair.status("first")
+    expected = ["ASYNC_MASTER", "serves", "follows", "switchover", time_text(status["switchedMs"]).split()[0]]
+    assert {*expected, str(status["epoch"]), str(status["end"])} <= {*shown.split()}
 
 
 @pytest.fixture
@@ -79,7 +92,7 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     assert pair.status("first")["slaves"][0]["inSync"] is None, "which only elections have"
     table = pair.admin("haStatus").stdout
     assert "follows" in table
-    assert "0 messages, 0 bytes" in table
+    assert re.search(r" serves +0 +0 *\n", table), "nothing would be lost with the master"
     refused = pair.admin(f"promote -b {second} --yes")
     assert (refused.exit_code, "rucola admin switchover" in refused.stderr) == (1, True)
     # What the master has alone, and is killed with.
@@ -90,13 +103,17 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     pair.start("second", "brokerRole=SLAVE", "brokerId=1")
     unsure = pair.admin(f"promote -b {second} --yes")
     assert (unsure.exit_code, "cannot be asked" in unsure.stderr) == (1, True)
+    assert pair.status("second")["switchReason"] == "", "it has always been a slave"
     assert pair.json(f"promote -b {second} --force --yes")["epoch"] == 2
+    promoted_ms = pair.status("second")["switchedMs"]
     pair.send(4)
     # systemd restarts the new master: it is master still.
     assert pair.servers["second"].stop() == 0
     pair.start("second", "brokerRole=SLAVE", "brokerId=1")
     assert pair.status("second")["isAccepting"]
     assert pair.status("second")["epoch"] == 3
+    assert (pair.status("second")["switchReason"], pair.status("second")["switchedMs"]) == ("promote", promoted_ms)
+    assert pair.status("second")["roleSinceMs"] > promoted_ms
     # The old one returns with its old file, says why it is refused, and follows when it is told to.
     pair.start("first")
     assert f"and {second} is master in epoch 3: it accepts no messages" in (tmp_path / "first.log").read_text()
@@ -111,7 +128,10 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     assert len(found.stdout.splitlines()) == 2
     switched = pair.admin(f"switchover -b {first} --yes")
     assert f"{first} is master in epoch 4; no messages were accepted for" in switched.stdout, switched.stderr
+    assert [pair.status(name)["switchReason"] for name in ("first", "second")] == ["switchover"] * 2
+    wait_until(lambda: pair.status("second")["isFollowing"])
     pair.send(1)
+    shown_on_terminal(pair)
     for name in ("first", "second"):
         assert pair.servers[name].stop() == 0
         assert check(tmp_path / name) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -67,6 +68,12 @@ async def test_the_slave_of_a_killed_master_takes_over_and_nothing_is_lost(group
         await asyncio.gather(sending, return_exceptions=True)
         assert await group.master() != first, "the old master follows the new one"
         assert "elected master" not in group.log(first)
+        async with AdminClient(group.namesrv) as admin:
+            reasons = {
+                one: status.switch_reason for one, status in (await admin.roles.group(group.address(first))).items()
+            }
+        assert reasons.pop(group.address(first)) == "start", "it was master when it was killed"
+        assert [*reasons.values()] == ["election"]
         await ledger.check(group.namesrv)
     await stop_and_check(group)
 

@@ -56,7 +56,7 @@ class Broker:
         self._coordination: BrokerCoordination | None = None
         if config.coordination.is_enabled:
             self._coordination = BrokerCoordination(config, store_config, client_tls)
-        self.role = BrokerRoleControl(self, config, store_config)
+        self.role = BrokerRoleControl(self, config, store_config, clock)
         """The role of this broker, and its changes while the broker runs."""
         self._environment = BrokerEnvironment(
             config,

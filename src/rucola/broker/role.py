@@ -4,20 +4,23 @@
 
 `config/role.json` keeps a changed role over restarts of the process:
 
-    {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false}
+    {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false,
+     "switchedMs":1385035200000,"reason":"promote"}
 
 `configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
 file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
 producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or got the order to follow a
 certain one, until its log is known to equal its master's: what only its log has was never replicated to it, and may be
-cut off. Otherwise it is the master that has lost messages, and an operator has to decide.
+cut off. Otherwise it is the master that has lost messages, and an operator has to decide. `switchedMs` and `reason` are
+those of the last switch; a broker that has always had its role has 0 and an empty reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol, Self
 
 from rucola.errors import StoreCorrupt
 from rucola.store.config import BrokerRole
@@ -45,6 +48,29 @@ class SlaveProgress(NamedTuple):
     """Whether it is in the in-sync set; None without one."""
 
 
+class SwitchReason(StrEnum):
+    """Why a broker has become master of a new epoch, or slave."""
+
+    ELECTION = "election"
+    PROMOTE = "promote"
+    DEMOTE = "demote"
+    SWITCHOVER = "switchover"
+    START = "start"
+    """The process was started in another role: by brokerRole of broker.conf, or as slave to be elected again."""
+
+
+class RoleSwitch(NamedTuple):
+    """The last switch of a broker."""
+
+    at_ms: int = 0
+    """When it began; 0 if there was none."""
+    reason: str = ""
+    """A `SwitchReason`; text, since a newer version may have written it."""
+
+
+NO_SWITCH: Final = RoleSwitch()
+
+
 class RoleControl(Protocol):
     """The role of one broker, implemented by `BrokerRoleControl`.
 
@@ -62,7 +88,9 @@ class RoleControl(Protocol):
         """
         ...
 
-    async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
+    async def become_master(
+        self, epoch: int, in_sync: frozenset[int] | None, *, reason: SwitchReason = SwitchReason.ELECTION
+    ) -> None:
         """Become master in a new epoch, or raise StoreError.
 
         The epoch is greater than all that this broker has seen, and on disk before any message is stored. `in_sync` is
@@ -71,7 +99,15 @@ class RoleControl(Protocol):
         """
         ...
 
-    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
+    async def become_slave(
+        self,
+        epoch: int,
+        master_id: int,
+        ha_address: str,
+        address: str = "",
+        *,
+        reason: SwitchReason = SwitchReason.ELECTION,
+    ) -> None:
         """Follow the master of an epoch.
 
         The log comes from its HA address, the tables from its address for clients. If one is empty, it is the one that
@@ -100,6 +136,7 @@ class RoleRecord:
     rejoins: bool
     previous: BrokerRole
     """The role in which the broker last served this directory; as far as that is known, else `current`."""
+    last_switch: RoleSwitch = NO_SWITCH
 
     @property
     def is_promotion(self) -> bool:
@@ -116,25 +153,28 @@ class RoleRecord:
         try:
             before, current, master = (BrokerRole(value[key]) for key in ("configured", "current", "master"))
             rejoins = bool(value["rejoins"])
+            last_switch = RoleSwitch(int(value.get("switchedMs", 0)), str(value.get("reason", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise StoreCorrupt(file.path, 0, f"{error!r}; without it brokerRole of broker.conf applies") from None
         if before is configured:
-            return cls(configured, current, master, rejoins, current)
+            return cls(configured, current, master, rejoins, current, last_switch)
         if is_master(configured):
-            return cls(configured, configured, configured, False, current)
-        return cls(configured, configured, master, rejoins or is_master(current), current)
+            return cls(configured, configured, configured, False, current, last_switch)
+        return cls(configured, configured, master, rejoins or is_master(current), current, last_switch)
 
     def changed(self, current: BrokerRole) -> Self:
         """Return the record after a change of the role."""
         return replace(self, current=current, previous=current)
 
-    def fields(self) -> dict[str, str | bool]:
+    def fields(self) -> dict[str, str | bool | int]:
         """Return the value of the file."""
         return {
             "configured": self.configured.value,
             "current": self.current.value,
             "master": self.master.value,
             "rejoins": self.rejoins,
+            "switchedMs": self.last_switch.at_ms,
+            "reason": self.last_switch.reason,
         }
 
 

@@ -11,7 +11,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from rucola.broker.assembly.startup import RoleStart, RunningParts
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.progress_reset import reset_progress
-from rucola.broker.role import LogPosition, RoleRecord, is_master
+from rucola.broker.role import NO_SWITCH, LogPosition, RoleRecord, RoleSwitch, SwitchReason, is_master
 from rucola.errors import StoreError
 from rucola.protocol.route import MASTER_ID
 from rucola.store.config import BrokerRole, StoreConfig
@@ -49,10 +50,13 @@ class BrokerRoleControl:
     Sets brokerRole and brokerId in the configurations, which it shares with the broker.
     """
 
-    def __init__(self, broker: RestartableBroker, config: BrokerConfig, store_config: StoreConfig) -> None:
+    def __init__(
+        self, broker: RestartableBroker, config: BrokerConfig, store_config: StoreConfig, clock: Callable[[], int]
+    ) -> None:
         self._broker = broker
         self._config = config
         self._store_config = store_config
+        self._clock = clock
         self._file = ConfigFile(config_path(Path(store_config.store_path_root_dir), "role"))
         self._record: RoleRecord | None = None
         """The role, from `load` on."""
@@ -60,6 +64,8 @@ class BrokerRoleControl:
         """brokerId of the configuration; as master the broker registers with 0 all the same."""
         self.role_since_ms = 0
         """When the broker started in its role; set by the broker."""
+        self.switches: Counter[SwitchReason] = Counter()
+        """Switches since the start of the process, by reason."""
         self.changing = asyncio.Lock()
         """Held during a change of the role, and by the broker while it stops."""
         self._master_address = ""
@@ -80,8 +86,11 @@ class BrokerRoleControl:
         With an election the broker starts as a slave, whatever it was before; `elected` is its role as master.
         """
         record = RoleRecord.load(self._file, self._store_config.broker_role)
+        previous = record.previous
         if elected is not None:
             record = dataclasses.replace(record.changed(BrokerRole.SLAVE), master=elected)
+        if is_master(record.current) is not is_master(previous):
+            record = self._switched(record, SwitchReason.START)
         if record.current is not self._store_config.broker_role:
             logger.info("role %s instead of the configured one, see config/role.json", record.current.value)
         self._take(record, self.member_id)
@@ -101,6 +110,11 @@ class BrokerRoleControl:
         """Write the role in which the broker serves."""
         await self._write(self.record.changed(self.record.current))
 
+    def _switched(self, record: RoleRecord, reason: SwitchReason) -> RoleRecord:
+        """Count a switch that begins now; return the record with it."""
+        self.switches[reason] += 1
+        return dataclasses.replace(record, last_switch=RoleSwitch(self._clock(), reason))
+
     def _take(self, record: RoleRecord, broker_id: int) -> None:
         self._record = record
         self._store_config.broker_role = record.current
@@ -116,6 +130,11 @@ class BrokerRoleControl:
     def master_role(self) -> str:
         """The role that this broker has as master."""
         return "" if self._record is None else self._record.master.value
+
+    @property
+    def last_switch(self) -> RoleSwitch:
+        """The last switch of this broker, in this process or before."""
+        return NO_SWITCH if self._record is None else self._record.last_switch
 
     def position(self) -> LogPosition:
         """Return the end of the log.
@@ -180,7 +199,9 @@ class BrokerRoleControl:
             self._failure = error
             self._failed.set()
 
-    async def become_master(self, epoch: int, in_sync: frozenset[int] | None) -> None:
+    async def become_master(
+        self, epoch: int, in_sync: frozenset[int] | None, *, reason: SwitchReason = SwitchReason.ELECTION
+    ) -> None:
         """Become master in a new epoch; see `RoleControl`."""
         async with self.changing:
             last, storage = self.position().epoch, self._parts.storage
@@ -189,9 +210,18 @@ class BrokerRoleControl:
             if epoch <= last:
                 raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
             others = None if in_sync is None else in_sync - {self.member_id}
-            await self._restart(self.record.master, MASTER_ID, RoleStart(epoch, others, storage.store.visible_end))
+            start = RoleStart(epoch, others, storage.store.visible_end)
+            await self._restart(self.record.master, MASTER_ID, start, reason)
 
-    async def become_slave(self, epoch: int, master_id: int, ha_address: str, address: str = "") -> None:
+    async def become_slave(
+        self,
+        epoch: int,
+        master_id: int,
+        ha_address: str,
+        address: str = "",
+        *,
+        reason: SwitchReason = SwitchReason.ELECTION,
+    ) -> None:
         """Follow another master; see `RoleControl`."""
         async with self.changing:
             is_same = ha_address == self._config.ha_master_address
@@ -202,20 +232,22 @@ class BrokerRoleControl:
                     await self._parts.replication.follow_again(address)
                 return
             start = RoleStart(master_address=address)
-            await self._restart(BrokerRole.SLAVE, self.member_id or master_id, start, rejoins=True)
+            await self._restart(BrokerRole.SLAVE, self.member_id or master_id, start, reason, rejoins=True)
 
     async def stop_following(self) -> None:
         """Close the connection to the master until `become_slave`; the log stays as it is."""
         async with self.changing:
             await self._parts.replication.stop_following()
 
-    async def _restart(self, role: BrokerRole, broker_id: int, start: RoleStart, *, rejoins: bool = False) -> None:
+    async def _restart(
+        self, role: BrokerRole, broker_id: int, start: RoleStart, reason: SwitchReason, *, rejoins: bool = False
+    ) -> None:
         """Stop all parts and start them in another role."""
         began_s = time.monotonic()
         try:
             await self._broker.stop_parts()
             with held_ports(self._config):
-                record = dataclasses.replace(self.record.changed(role), rejoins=rejoins)
+                record = dataclasses.replace(self._switched(self.record.changed(role), reason), rejoins=rejoins)
                 await self._write(record)
                 self._take(record, broker_id)
                 await self._broker.start_parts(start)

@@ -31,11 +31,12 @@ class HaStatusRequestHeader(Header, kw_only=True):
 class PromoteBrokerRequestHeader(Header, kw_only=True):
     """PROMOTE_BROKER: become master in this epoch, or a later one if it is not new.
 
-    A slave that is connected to its master refuses unless `force`.
+    A slave that is connected to its master refuses unless `force`. `is_switchover` if its master asks, to hand over.
     """
 
     epoch: int = 0
     force: bool = False
+    is_switchover: bool = False
 
 
 class DemoteBrokerRequestHeader(Header, kw_only=True):
@@ -106,6 +107,11 @@ class HaStatus(Body, kw_only=True):
     """Number and begin of each epoch of the log."""
     ha_address: str
     role_since_ms: int
+    """When it started in its role: later than the switch if the process was started again."""
+    switched_ms: int = 0
+    """When its last switch began, by which it became master of a new epoch, or slave; 0 if there was none."""
+    switch_reason: str = ""
+    """Why: election, promote, demote, switchover or start."""
     slaves: list[SlaveStatus] = []
     unreplicated_bytes: int = 0
     """What no slave has: lost if this master is lost now."""

@@ -16,7 +16,7 @@ class RemotingPeerCalls:
         self._client = client
 
     async def promote(self, address: str, epoch: int) -> None:
-        header = PromoteBrokerRequestHeader(epoch=epoch, force=True)
+        header = PromoteBrokerRequestHeader(epoch=epoch, force=True, is_switchover=True)
         await self._client.invoke_ok(address, RemotingCommand.request(RequestCode.PROMOTE_BROKER, header))
 
     async def status(self, address: str) -> HaStatus:

@@ -40,7 +40,7 @@ class RoleAdapter:
     async def promote(
         self, connection: Connection, command: RemotingCommand, header: PromoteBrokerRequestHeader
     ) -> Answer:
-        epoch = await self._service.promote(connection.caller, header.epoch, force=header.force)
+        epoch = await self._service.promote(connection.caller, header)
         return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch))
 
     def demote(self, connection: Connection, command: RemotingCommand, header: DemoteBrokerRequestHeader) -> Reply:

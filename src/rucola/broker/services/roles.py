@@ -25,10 +25,17 @@ from rucola.access import Caller, Reason, Refused
 from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
-from rucola.broker.role import RoleControl, SlaveProgress
+from rucola.broker.role import RoleControl, RoleSwitch, SlaveProgress, SwitchReason
 from rucola.errors import BrokerError, MQError
 from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
-from rucola.protocol.roles import ELECTED, SWITCHOVER, HaStatus, SlaveStatus, SwitchOverRequestHeader
+from rucola.protocol.roles import (
+    ELECTED,
+    SWITCHOVER,
+    HaStatus,
+    PromoteBrokerRequestHeader,
+    SlaveStatus,
+    SwitchOverRequestHeader,
+)
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -54,6 +61,11 @@ class RoleChanges(RoleControl, Protocol):
         """The role that the broker has as master."""
         ...
 
+    @property
+    def last_switch(self) -> RoleSwitch:
+        """The last switch of this broker, in this process or before."""
+        ...
+
     def in_background(self, change: Coroutine[Any, Any, None]) -> None:
         """Run a change; a failure is logged."""
         ...
@@ -66,7 +78,7 @@ class PeerCalls(Protocol):
     """
 
     async def promote(self, address: str, epoch: int) -> None:
-        """Ask a slave to become master in an epoch, although its master is connected."""
+        """Have a slave take over in an epoch, although its master is connected."""
         ...
 
     async def status(self, address: str) -> HaStatus:
@@ -159,6 +171,8 @@ class RoleService:
             epochs=[(epoch.number, epoch.begin) for epoch in mastership.epochs.epochs],
             ha_address=f"{config.broker_ip2}:{config.ha_listen_port}",
             role_since_ms=self._control.role_since_ms,
+            switched_ms=self._control.last_switch.at_ms,
+            switch_reason=self._control.last_switch.reason,
             slaves=slaves,
             is_elected=config.coordination.is_enabled,
             unreplicated_bytes=0 if is_slave else store.max_physical_offset - replicated,
@@ -171,17 +185,18 @@ class RoleService:
         if self._config.coordination.is_enabled:
             raise Refused(Reason.FAILED, ELECTED)
 
-    async def promote(self, caller: Caller, epoch: int, *, force: bool) -> int:
+    async def promote(self, caller: Caller, request: PromoteBrokerRequestHeader) -> int:
         """Become master in the background; return the epoch. Raises Refused."""
         self._check_not_elected()
         if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
             raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
-        if self._replication.is_following and not force:
+        if self._replication.is_following and not request.force:
             raise Refused(Reason.FAILED, "its master is connected: `rucola admin switchover` loses nothing")
-        newest, _ = await self._registration.newest_master(epoch)
-        epoch = max(epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
+        newest, _ = await self._registration.newest_master(request.epoch)
+        epoch = max(request.epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
         logger.warning("%s promotes this broker to master, in epoch %d", caller.address, epoch)
-        self._control.in_background(self._control.become_master(epoch, None))
+        reason = SwitchReason.SWITCHOVER if request.is_switchover else SwitchReason.PROMOTE
+        self._control.in_background(self._control.become_master(epoch, None, reason=reason))
         return epoch
 
     def demote(self, caller: Caller, broker_id: int) -> None:
@@ -195,7 +210,8 @@ class RoleService:
         logger.warning("%s demotes this broker to slave", caller.address)
         self._mastership.pause(f"{SWITCHOVER} this broker becomes slave")
         epoch = self._mastership.epochs.last.number
-        self._control.in_background(self._control.become_slave(epoch, broker_id, self._master_address("")))
+        change = self._control.become_slave(epoch, broker_id, self._master_address(""), reason=SwitchReason.DEMOTE)
+        self._control.in_background(change)
 
     async def switch_over(self, caller: Caller, target: SwitchOverRequestHeader) -> tuple[int, int]:
         """Hand over to a slave; return the new epoch and the pause in milliseconds.
@@ -223,7 +239,8 @@ class RoleService:
             logger.error("switchover: %s did not answer: %s", target.target_addr, error)
         status = await self._wait_master(target, mastership.epoch)
         pause_ms = round((time.monotonic() - began_s) * 1000)
-        change = self._control.become_slave(status.epoch, target.target_id, self._master_address(status.ha_address))
+        ha_address = self._master_address(status.ha_address)
+        change = self._control.become_slave(status.epoch, target.target_id, ha_address, reason=SwitchReason.SWITCHOVER)
         self._control.in_background(change)
         return status.epoch, pause_ms
 

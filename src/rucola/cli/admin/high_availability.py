@@ -21,9 +21,9 @@ force_option = click.option("--force", is_flag=True, help="Do it even if message
 @click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Only the brokers with the name of this one.")
 @interval_option
 def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: float | None) -> None:
-    """Show role, epoch and replication lag of all brokers.
+    """Show role, epoch, last switch and replication lag of all brokers.
 
-    Also shows what would be lost with each master now.
+    Also shows what would be lost with each master now. clusterList, as mqadmin, knows only ids: 0 is the master.
 
     \b
     Examples:
@@ -54,7 +54,9 @@ def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: f
             )
             continue
         by_name = sorted(statuses.items(), key=lambda item: (item[1].broker_name, item[1].broker_id))
-        print_table(_STATUS_COLUMNS, [_status_row(one, status) for one, status in by_name])
+        print_table(_ROLE_COLUMNS, [_role_row(one, status) for one, status in by_name])
+        click.echo()
+        print_table(_STATE_COLUMNS, [_state_row(status) for _, status in by_name])
         slaves = [_slave_row(status, number) for _, status in by_name for number in range(len(status.slaves))]
         if slaves:
             click.echo()
@@ -64,23 +66,29 @@ def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: f
                 click.echo(f"{one}: {text}", err=True)
 
 
-_STATUS_COLUMNS = (
-    "#Broker Name", whole("#BID"), whole("#Addr"), "#Role", "#Epoch", optional("#End"), "#State",
-    optional("#Since"), "#Lost with it",
+_ROLE_COLUMNS = (
+    "#Broker Name", whole("#BID"), whole("#Addr"), "#Role", "#Epoch", "#End", optional("#Since"),
+)  # fmt: skip
+_STATE_COLUMNS = (
+    "#Broker Name", whole("#BID"), "#State", "#Last switch", "#Reason", "#Messages only here", "#Bytes only here",
 )  # fmt: skip
 _SLAVE_COLUMNS = ("#Broker Name", whole("#Slave"), whole("#BID"), "#Lag bytes", "#Lag s", "#In sync")
 
 
-def _status_row(address: str, status: HaStatus) -> tuple[object, ...]:
+def _role_row(address: str, status: HaStatus) -> tuple[object, ...]:
+    since = time_text(status.role_since_ms)
+    return status.broker_name, status.broker_id, address, status.role, status.epoch, status.end, since
+
+
+def _state_row(status: HaStatus) -> tuple[object, ...]:
     if status.role == "SLAVE":
-        state, lost = "follows" if status.is_following else "does not follow", ""
+        state = "follows" if status.is_following else "does not follow"
+        only_here: tuple[int | str, ...] = "", ""
     else:
         state = "serves" if status.is_accepting else "fenced" if status.fenced_by else "refuses"
-        lost = f"{status.unreplicated_messages} messages, {status.unreplicated_bytes} bytes"
-    since = time_text(status.role_since_ms)
-    return (
-        status.broker_name, status.broker_id, address, status.role, status.epoch, status.end, state, since, lost
-    )  # fmt: skip
+        only_here = status.unreplicated_messages, status.unreplicated_bytes
+    switched = time_text(status.switched_ms)
+    return status.broker_name, status.broker_id, state, switched, status.switch_reason, *only_here
 
 
 def _slave_row(status: HaStatus, number: int) -> tuple[object, ...]:
