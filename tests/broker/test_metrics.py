@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rucola.broker.broker import Broker
 from rucola.broker.election_metrics import ElectionCollector
+from rucola.broker.role import SwitchReason
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.coordination.coordinator import CoordinationFigures
 from rucola.coordination.election import Role
@@ -26,8 +27,8 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.metrics_config import MetricsExporterType
 from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
-from support.metrics import BROKER_LABELS, http_request, sample_value, scrape
-from support.replication import end_of, send
+from support.metrics import BROKER_LABELS, Samples, http_request, sample_value, scrape
+from support.replication import end_of, follows, pair, send
 from support.waiting import until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -118,6 +119,29 @@ async def test_replication_lag_is_exported(tmp_path: Path) -> None:
         slave = await running.start_slave(**settings)
         await until(lambda: is_told(0))
         assert name not in await scrape(slave)
+
+
+async def test_switches_of_the_role_are_exported(tmp_path: Path) -> None:
+    settings = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
+    last, count = "rocketmq_broker_last_switch_timestamp_seconds", "rocketmq_broker_switches_total"
+
+    def by_reason(samples: Samples) -> dict[str, float]:
+        return {labels["reason"]: value for labels, value in samples[count] if value}
+
+    async with pair(tmp_path, **settings) as (running, first, second):
+        await send(running, 3)
+        await follows(first, second)
+        samples = await scrape(second)
+        assert sample_value(samples, last, **BROKER_LABELS) == 0
+        assert by_reason(samples) == {}
+        assert sample_value(samples, count, **BROKER_LABELS, reason="election") == 0, "for a rate"
+        await second.role.become_master(2, None)
+        await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}", reason=SwitchReason.DEMOTE)
+        await follows(second, first)
+        samples = await scrape(second)
+        assert sample_value(samples, last, **BROKER_LABELS) == second.role.last_switch.at_ms / 1000 > 0
+        assert by_reason(samples) == {"election": 1}
+        assert by_reason(await scrape(first)) == {"demote": 1}
 
 
 async def test_member_retry_and_dead_letter_metrics_are_exported(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ async def http_request(port: int, request: bytes) -> tuple[bytes, bytes]:
 COUNTERS = {
     "rocketmq_internal_put_failures",
     "rocketmq_limit_refusals",
+    "rocketmq_broker_switches",
     "rocketmq_connections_closed",
     "rocketmq_access_denied",
     "rocketmq_audit_dropped",

@@ -1,7 +1,7 @@
 """Prometheus metrics of a broker, under the names and labels of Apache's rocketmq-exporter.
 
 GET /metrics collects all values at that moment from tables, store and statistics; nothing is cached. All metrics except
-the failures and the refusals are gauges. A topic or group without messages has the value 0.
+the failures, the refusals and the switches are gauges. A topic or group without messages has the value 0.
 
     rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read per second
     rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put per second
@@ -18,6 +18,8 @@ the failures and the refusals are gauges. A topic or group without messages has 
     rocketmq_slave_behind_bytes, _seconds            cluster broker slave            replication lag
     rocketmq_broker_epoch                            cluster broker role             last epoch of the log
     rocketmq_broker_is_accepting                     cluster broker                  1 if it accepts messages, else 0
+    rocketmq_broker_last_switch_timestamp_seconds    cluster broker                  last switch of the role, 0 if none
+    rocketmq_broker_switches_total                   cluster broker reason           switches since the start
     rocketmq_internal_put_failures_total             cluster broker put              failed attempts since the start
     rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
     rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
@@ -25,10 +27,10 @@ the failures and the refusals are gauges. A topic or group without messages has 
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The replication lag, the refusals by limits (see `broker.limits`), the failures (see `broker.delivery.internal_puts`)
-and the four about connections (see `remoting.connection_memory`) are additions to the exporter's metrics. The last row
-represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of the last minute.
-rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
+The replication lag, epoch and switches of the role, the refusals by limits (see `broker.limits`), the failures (see
+`broker.delivery.internal_puts`) and the four about connections (see `remoting.connection_memory`) are additions to the
+exporter's metrics. The last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of
+the last minute. rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
 are those of RocketMQ 5, whose metrics have other names; existing dashboards for 4.9 use the exporter's. Clients export
@@ -45,6 +47,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from rucola.broker.assembly.access import AccessFigures
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.role import SwitchReason
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
@@ -172,7 +175,7 @@ class BrokerCollector:
                 family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave.address), lag)
             yield family
 
-    def _role(self) -> Iterator[GaugeMetricFamily]:
+    def _role(self) -> Iterator[Metric]:
         own = (self._config.broker_cluster_name, self._config.broker_name)
         role = self._store.config.broker_role.value
         epoch = GaugeMetricFamily(
@@ -184,6 +187,15 @@ class BrokerCollector:
         accepting = GaugeMetricFamily("rocketmq_broker_is_accepting", text, labels=("cluster", "broker"))
         accepting.add_metric(own, int(self._store.write_state.is_writable))
         yield accepting
+        text = "when the role of the broker switched last; 0 if it never did"
+        last = GaugeMetricFamily("rocketmq_broker_last_switch_timestamp_seconds", text, labels=("cluster", "broker"))
+        last.add_metric(own, self._roles.last_switch.at_ms / 1000)
+        yield last
+        labels = ("cluster", "broker", "reason")
+        switches = CounterMetricFamily("rocketmq_broker_switches", "switches of the role, by reason", labels=labels)
+        for reason in SwitchReason:  # also those without a switch: a rate needs the 0 before the first one
+            switches.add_metric((*own, reason), self._roles.switches.get(reason, 0))
+        yield switches
 
     def _failures(self) -> CounterMetricFamily:
         labels, own = ("cluster", "broker", "put"), (self._config.broker_cluster_name, self._config.broker_name)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from rucola.access import Caller, Reason, Refused
@@ -64,6 +64,11 @@ class RoleChanges(RoleControl, Protocol):
     @property
     def last_switch(self) -> RoleSwitch:
         """The last switch of this broker, in this process or before."""
+        ...
+
+    @property
+    def switches(self) -> Mapping[SwitchReason, int]:
+        """The switches since the start of the process, by reason."""
         ...
 
     def in_background(self, change: Coroutine[Any, Any, None]) -> None:
@@ -149,6 +154,16 @@ class RoleService:
         """The last epoch of the log."""
         return self._mastership.epochs.last.number
 
+    @property
+    def last_switch(self) -> RoleSwitch:
+        """The last switch of this broker, in this process or before."""
+        return self._control.last_switch
+
+    @property
+    def switches(self) -> Mapping[SwitchReason, int]:
+        """The switches since the start of the process, by reason."""
+        return self._control.switches
+
     async def status(self, count_from: int | None) -> HaStatus:
         """Return role, epochs and replication of this broker."""
         store, config, mastership = self._store, self._config, self._mastership
@@ -171,8 +186,8 @@ class RoleService:
             epochs=[(epoch.number, epoch.begin) for epoch in mastership.epochs.epochs],
             ha_address=f"{config.broker_ip2}:{config.ha_listen_port}",
             role_since_ms=self._control.role_since_ms,
-            switched_ms=self._control.last_switch.at_ms,
-            switch_reason=self._control.last_switch.reason,
+            switched_ms=self.last_switch.at_ms,
+            switch_reason=self.last_switch.reason,
             slaves=slaves,
             is_elected=config.coordination.is_enabled,
             unreplicated_bytes=0 if is_slave else store.max_physical_offset - replicated,
