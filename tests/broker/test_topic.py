@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rucola.admin import AdminClient
 from rucola.message import sysflag
 from rucola.message.ids import parse_offset_msg_id
-from rucola.message.topics import TIMER_TOPIC
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
@@ -20,6 +21,7 @@ from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, send_header
 from support.cluster import cluster
+from support.waiting import until
 
 
 @pytest.mark.parametrize("topic", ["C", "broker-a", "C_REPLY_TOPIC", "MyTraces", "TBW102", "rmq_sys_any"])
@@ -55,6 +57,36 @@ async def test_the_timer_topic_is_listed_from_its_first_message_on(tmp_path: Pat
         assert TIMER_TOPIC not in await listed()
         await peer.send(b"later", properties="TIMER_DELAY_MS\x01600000\x02")
         assert TIMER_TOPIC in await listed()
+
+
+async def test_the_list_of_system_topics_has_every_topic_that_no_user_made(tmp_path: Path) -> None:
+    """topicList hides none, as that of mqadmin: consoles tell them apart by the lists of name server and broker."""
+
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        broker = await running.start_broker()
+        await running.create_topic(broker, "T")
+        for properties, sys_flag in (
+            ("DELAY\x013\x02", 0),
+            ("TIMER_DELAY_MS\x01600000\x02", 0),
+            ("TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02", sysflag.TRANSACTION_PREPARED),
+        ):
+            header = send_header(properties=properties, sys_flag=sys_flag)
+            request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
+            await running.remoting.invoke_ok(broker.address, request)
+
+        async def listed() -> bool:
+            return {SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC} <= {*await admin.topics.names()}
+
+        await until(listed)
+        system = set[str]()
+        for address, code in (
+            (running.namesrv, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS),
+            (broker.address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER),
+        ):
+            answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code))
+            system |= {*decode_body(TopicList, answer.body).topic_list}
+        assert {*await admin.topics.names()} - system == {"T"}
+    assert check(tmp_path / "broker-a") == []
 
 
 async def test_a_commit_of_a_timer_message_creates_the_timer_topic(tmp_path: Path) -> None:
