@@ -17,6 +17,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import TopicConfigSerializeWrapper
 from rucola.remoting.connection_memory import ConnectionLimits
+from rucola.remoting.read_hooks import ReadHooks
 from support.broker_peer import broker_peer, heartbeat, pull_header, send_header
 from support.cluster import HOST
 
@@ -102,7 +103,7 @@ async def test_port_0_picks_a_pair_among_many_taken_ports() -> None:
             listeners = Listeners(config, {}, lambda connection: None)
             listeners.bind()
             taken.push_async_callback(listeners.stop)
-            await listeners.start()
+            await listeners.start(ReadHooks())
             for port in (config.listen_port, config.listen_port - 2):
                 socket.create_connection((HOST, port)).close()
 
