@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 4
+#define RUCOLA_SPEED_INTERFACE 5
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
@@ -82,7 +82,7 @@ PyObject *edited_properties(Span string, Span end, PyObject *joined_names);
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 FUNCTION(split_frames); /* frames.c */
-FUNCTION(usual_sends); /* sends.c */
+FUNCTION(usual_requests); /* requests.c */
 FUNCTION(edit_properties); /* properties.c */
 FUNCTION(read_batch);
 FUNCTION(encode_record); /* records.c */

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 4
+INTERFACE: Final = 5
 """The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
 
 
@@ -74,10 +74,16 @@ position after them, if `FrameDecoder` finds nothing wrong and all headers are J
 UsualSend = tuple[str, int, int, int, int, int, EditedString, bytes]
 """A message to send: (topic, queue id, sysFlag, born timestamp, flag, reconsume times, edited properties, body)."""
 
-usual_sends: Callable[[Buffer, int, int, bytes, bytes, int], list[tuple[int, UsualSend, int]] | None] | None
-usual_sends = _function("usual_sends")
-"""(data, max frame size, max header size, end, names, max count) -> opaque, message and position behind its frame for
-each of the frames at the begin of data that are complete, and are a SEND_MESSAGE_V2 of the usual form."""
+UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
+"""A pull: the fields of a PullMessageRequestHeader, in their order."""
+
+UsualRequest = tuple[int, int, Any, int]
+"""A request: (code, opaque, UsualSend or UsualPull, position behind its frame)."""
+
+usual_requests: Callable[[Buffer, int, int, bytes, bytes, int], list[UsualRequest] | None] | None
+usual_requests = _function("usual_requests")
+"""(data, max frame size, max header size, end, names, max count) -> the complete requests at the begin of data, up to
+one that is neither a SEND_MESSAGE_V2 nor a PULL_MESSAGE of the usual form."""
 
 edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
 """(text, end, names) -> `PropertyEditor.edit`."""

@@ -17,7 +17,6 @@ from rucola.message import Message, MessageInner, MessageInnerBatch
 from rucola.message.batch import encode_batch
 from rucola.message.record import encode, encode_many
 from support.accelerator import FUNCTIONS, assert_same
-from support.sends import MAX_COUNT, assert_usual_sends
 
 NAMES = ["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "TAG", "TAGSX", "CLUSTER", "DELAY", "TIMER_OUT_MS"]
 SEGMENTS = st.one_of(
@@ -180,95 +179,3 @@ def test_a_record_that_fits(
 def test_records_of_other_sequences_are_encoded_as_well() -> None:
     batch = MessageInnerBatch("T", 0, (memoryview(b"xyz"),), [b""], (1,), 0, 0, bytes(8), 0, [0], [None], [None])
     assert assert_same(lambda: encode_many(batch, 0, 0, 0, bytes(8)))[1] == [91 + 3 + 1]
-
-
-def _frame(header: bytes, body: bytes = b"body") -> bytes:
-    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
-
-
-PROPERTIES = rb"TAGS\u0001A\u0002KEYS\u0001k \"1\"\u0002UNIQ_KEY\u00017F\u0002WAIT\u0001true\u0002"
-FIELDS = {
-    "a": b'"p"',
-    "b": b'"T"',
-    "c": b'"TBW102"',
-    "d": b'"4"',
-    "e": b'"3"',
-    "f": b'"1"',
-    "g": b'"1700000000000"',
-    "h": b'"-7"',
-    "i": b'"' + PROPERTIES + b'"',
-    "j": b'"0"',
-    "k": b'"false"',
-    "l": b'"16"',
-    "m": b'"false"',
-}
-MEMBERS = {
-    "code": b"310",
-    "extFields": b"",
-    "flag": b"0",
-    "language": b'"JAVA"',
-    "opaque": b"17",
-    "serializeTypeCurrentRPC": b'"JSON"',
-    "version": b"395",
-}
-
-
-def _header(members: dict[str, bytes], fields: dict[str, bytes]) -> bytes:
-    ext = b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
-    given = members | {"extFields": ext} if "extFields" in members else members
-    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in given.items()) + b"}"
-
-
-USUAL = _header(MEMBERS, FIELDS)
-JSON_VALUES = st.sampled_from(
-    [
-        *(b"0", b"-1", b"310", b"2147483648", b"-2147483649", b"1e3", b"07", b"null", b"true", b"{}", b'""', b'"310"'),
-        *(b'"-0"', b'"007"', b'"+1"', b'" 1"', b'"9223372036854775807"', b'"9223372036854775808"', b'"true"', b'"1"'),
-        *(b'"\\n"', b'"\\u0001"', b'"\\u00e4"', b'"\\ud83d\\ude00"', b'"\\u007F"', b'"\\x"', b'"\x01"', b'"a\\u0001b"'),
-        *('"\u00e4"'.encode(), b'"\xff"', b'"a\\u0001\xc3"', b'"DELAY\\u00013"', b'"\\/\\"\\\\"', b'"%RETRY%g"'),
-        b'"' + b"a" * 5000 + b'"',
-        b'"p\\u0001' + b"v" * 5000 + b'"',
-    ]
-)
-CHANGED_MEMBERS = st.dictionaries(st.sampled_from([*MEMBERS, "remark", "cod"]), JSON_VALUES, max_size=2)
-CHANGED_FIELDS = st.dictionaries(st.sampled_from([*FIELDS, "n", "aa", ""]), JSON_VALUES, max_size=2)
-
-
-@st.composite
-def _headers(draw: st.DrawFn) -> bytes:
-    members, fields = MEMBERS | draw(CHANGED_MEMBERS), FIELDS | draw(CHANGED_FIELDS)
-    for one in draw(st.lists(st.sampled_from([*MEMBERS, *FIELDS]), max_size=2)):
-        members.pop(one, None), fields.pop(one, None)
-    header = _header(dict(draw(st.permutations(list(members.items())))), fields)
-    if draw(st.booleans()):
-        at = draw(st.integers(0, len(header)))
-        header = header[:at] + draw(st.binary(max_size=3)) + header[at + draw(st.integers(0, 3)) :]
-    return header
-
-
-@given(st.lists(st.just(USUAL) | _headers(), max_size=7), st.integers(0, 400))
-def test_c_reads_no_send_otherwise_than_python(headers: list[bytes], cut: int) -> None:
-    if speed.usual_sends is not None:
-        data = b"".join(map(_frame, headers))
-        assert_usual_sends(data[: len(data) - cut if cut < 200 else len(data)])
-
-
-def test_usual_sends_are_read_in_c() -> None:
-    if speed.usual_sends is not None:
-        read = _frame(USUAL)
-        assert assert_usual_sends(read * 2 + read[:-1]) == 2
-        assert assert_usual_sends(read * 9) == MAX_COUNT
-        few = {name: FIELDS[name] for name in "befghi"}
-        assert assert_usual_sends(_frame(_header(MEMBERS, few), b"") + read) == 2
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"b": b'"\xc3\xa4"'}, {"b": b'""'}, {"e": b"3"}, {"e": b'"2147483648"'}, {"i": b'"DELAY\\u00013"'},
-        {"i": b'""'}, {"i": b'"a\\u0001\xff"'}, {"m": b'"true"'}, {"n": b'"broker"'},
-    ],
-)  # fmt: skip
-def test_an_unusual_send_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
-    if speed.usual_sends is not None:
-        assert assert_usual_sends(_frame(USUAL) + _frame(_header(MEMBERS, FIELDS | changed)) + _frame(USUAL)) == 1

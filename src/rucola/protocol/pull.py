@@ -18,10 +18,11 @@ CLASS_FILTER = 0x8
 """Bit of `sys_flag`: filter by an uploaded class, which brokers of 4.9 no longer support."""
 
 
-class PullMessageRequestHeader(Header, kw_only=True):
+class PullMessageRequestHeader(Header):
     """A request for up to `max_msg_nums` records of a queue, from `queue_offset` on.
 
-    `subscription` and `sub_version` are those of SubscriptionData. `expression_type` is TAG or SQL92.
+    `subscription` and `sub_version` are those of SubscriptionData. `expression_type` is TAG or SQL92. The fields have
+    the order of `speed.UsualPull`.
     """
 
     consumer_group: str

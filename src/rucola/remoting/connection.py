@@ -66,7 +66,6 @@ from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, Silence, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.large_writes import LargeBody, LargeWrites
-from rucola.remoting.read_hooks import ReadHooks
 from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import error_response
 from rucola.remoting.seldom_lines import log_seldom
@@ -78,6 +77,7 @@ logger = logging.getLogger(__name__)
 Answer: TypeAlias = "RemotingCommand | bytes | None"
 Reply: TypeAlias = "Answer | Awaitable[Answer]"
 Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
+FastPath: TypeAlias = "Callable[[Connection, memoryview], tuple[bytes, int]]"
 
 
 class Processors(Protocol):
@@ -97,7 +97,7 @@ CLOSE_TIMEOUT_S = 3.0
 class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `memory` and `read_hooks` are those of a server, None for a client. `on_open` and `on_close` are called with the
+    `memory` and `read_hooks` (see ReadHooks) are those of a server. `on_open` and `on_close` are called with the
     connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
     with `credentials`, if given.
     """
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         credentials: Credentials | None = None,
-        read_hooks: ReadHooks | None = None,
+        read_hooks: tuple[Callable[[bool], object], FastPath | None] = (bool, None),
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(max_frame_size, self._may_decode)
         self._memory = memory
         self._credentials = credentials
-        self._around_reads, self._fast_path = read_hooks or ReadHooks()
+        self._around_reads, self._fast_path = read_hooks
         self._on_open = on_open
         self._on_close = on_close
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
@@ -402,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self._measured_times.on_received()
         data = self._view[:nbytes]
         if self._fast_path is not None and not (self._decoder.buffered or self._kept or self._turns_until_s):
-            responses, served = self._fast_path(self.caller, data)
+            responses, served = self._fast_path(self, data)
             if responses:
                 self._write(responses)
             if served == nbytes:

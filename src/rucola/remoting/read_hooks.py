@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from rucola.access import Caller
-
-FastPath: TypeAlias = Callable[[Caller, memoryview], tuple[bytes, int]]
-"""(peer, bytes of a read) -> the responses to the requests at the begin of the read that it has answered, and the
-position behind them; (b"", 0) if there are none."""
+from rucola.remoting.connection import FastPath
 
 
 class ReadHooks(NamedTuple):
@@ -19,4 +15,8 @@ class ReadHooks(NamedTuple):
     """Called with True before several requests of one read are processed, and with False before their responses are
     written."""
     fast_path: FastPath | None = None
-    """Called with each read before its frames are decoded, unless earlier requests wait."""
+    """Called with the connection and the bytes of each read before it is decoded, unless earlier requests wait.
+
+    Returns the responses to the requests at the begin of the read that it has served, and the position behind them;
+    (b"", 0) if there are none.
+    """

@@ -162,7 +162,7 @@ class StoreConfig:
         For the last, see `is_on_disk`. `distance` is that of the first record to the end of the log, in bytes. The
         limits are lower for reads from disk, because the owner thread waits for them.
         """
-        if self.is_on_disk(distance):
+        if distance > _memory_size() * self.access_message_in_memory_max_ratio // 100:  # `is_on_disk`
             return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk, True
         return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory, False
 

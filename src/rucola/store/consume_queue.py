@@ -75,12 +75,12 @@ class ConsumeQueue:
         "_files",
         "_flushed_end",
         "_last",
-        "_log_begin",
         "_map",
         "_map_begin",
         "_per_file",
         "_room_end",
         "_tail",
+        "log_begin",
         "max_offset",
         "min_offset",
         "queue_id",
@@ -105,7 +105,7 @@ class ConsumeQueue:
         self._select_last_file()
         self._flushed_end = 0
         """Bytes from the start of the logical file that this process has flushed."""
-        self._log_begin = 0
+        self.log_begin = 0
         """The begin of the log, as of the last `raise_min_offset`."""
         self._tail: tuple[int, bytes] = 0, b""
         """(queue offset, the last units when the queue was opened), which `unit` reads without mapping a file."""
@@ -444,8 +444,8 @@ class ConsumeQueue:
 
     def raise_min_offset(self, min_physical_offset: int) -> None:
         """Raise `min_offset` to the first unit whose record is not before the log's begin."""
-        if self._log_begin < min_physical_offset:
-            self._log_begin = min_physical_offset
+        if self.log_begin < min_physical_offset:
+            self.log_begin = min_physical_offset
             if self.min_offset < self.max_offset and self.unit(self.min_offset)[0] < min_physical_offset:
                 self.min_offset = self.first_at_or_after(min_physical_offset)
 
@@ -488,14 +488,8 @@ pack_unit = _UNIT.pack
 """Return the 20 bytes of a unit, given (physical offset, size, tags code)."""
 
 
-def first_physical_offset(data: bytes) -> int:
-    """Return the physical offset of the first unit in `data`."""
-    return int.from_bytes(data[:8], "big", signed=True)
-
-
-def first_size(data: bytes) -> int:
-    """Return the size of the first unit's record in `data`."""
-    return int.from_bytes(data[8:12], "big")
+first_unit = _UNIT.unpack_from
+"""Return (physical offset, size, tags code) of the first unit in bytes."""
 
 
 def iter_units(data: bytes) -> Iterator[tuple[int, int, int]]:

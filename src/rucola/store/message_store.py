@@ -60,7 +60,7 @@ from rucola.store.config import (
     StoreConfig,
 )
 from rucola.store.config_files import remove_temporary_files
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name, iter_units, open_queues
+from rucola.store.consume_queue import ConsumeQueue, check_queue_name, iter_units, open_queues
 from rucola.store.directory_lock import DirectoryLock, naming_store
 from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest
@@ -70,7 +70,7 @@ from rucola.store.index import MAX_LONG, Index
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.pending import PendingRequests
 from rucola.store.query import query_steps
-from rucola.store.read_batch import hold_large, read_batch, report_damaged_unit
+from rucola.store.read_batch import QueueReader
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
 from rucola.store.retention import DiskUsage, Retention
@@ -80,8 +80,6 @@ from rucola.system_calls import EXHAUSTED
 log = logging.getLogger(__name__)
 
 _PREPARED: Final = sysflag.TRANSACTION_PREPARED
-_MIN_UNITS_PER_GET: Final = 16_000 // UNIT_SIZE
-"""A get looks at this many units at least, so that a filter that rejects most messages makes progress (Apache's)."""
 
 
 class MessageStore:
@@ -111,8 +109,6 @@ class MessageStore:
         """Requests of messages that were put and not dispatched, in the order of the log."""
         self._next_offsets: dict[tuple[str, int], int] = {}
         """The queue offset of the next message by (topic, queue id), ahead of the ConsumeQueues by the pending ones."""
-        self._damaged: set[ConsumeQueue] = set()
-        """Queues with a damaged unit that was logged already."""
         self._put_timestamp = 0
         """The store time of the last put, in milliseconds. The flusher's thread reads it."""
         self._is_full = False
@@ -163,6 +159,7 @@ class MessageStore:
             abort.touch(FILE_MODE)
             sync_directory(root)
             self._log = CommitLog(files, recovery.run(), is_flushed_by_puts=config.is_sync_flush)
+            self._reader = QueueReader(self._log, config)
             self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
         # 4. Start behind the last message. After a crash nothing counts as flushed.
@@ -475,7 +472,8 @@ class MessageStore:
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, b"", 0)
-        begin, end = queue.min_offset, queue.end_before(self.visible_end)
+        begin, visible_end = queue.min_offset, self.visible_end
+        end = queue.max_offset if visible_end is None else queue.end_before(visible_end)
         if not begin <= queue_offset < end:
             status, correction = GetMessageStatus.OFFSET_OVERFLOW_BADLY, end
             if queue_offset < begin:
@@ -483,22 +481,8 @@ class MessageStore:
             elif queue_offset <= queue.max_offset:
                 status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
             return GetResult(status, correction, begin, end, b"", 0)
-        # 2. The units to look at, up to the end of their file; none if the file is gone.
-        most = max(_MIN_UNITS_PER_GET, min(max_count, self.config.max_transfer_count_on_message_in_memory))
-        units = queue.units_in_file(queue_offset, min(most, end - queue_offset))
-        if not units:
-            return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.end_of_file(queue_offset), begin, end, b"", 0)
-        # 3. The limits depend on the distance of the first record, whose offset is in 8 bytes, to the end of the log.
-        distance = self._log.end - int.from_bytes(units[:8], "big")
-        count_limit, bytes_limit, suggests_slave = self.config.transfer_limits(distance)
-        max_bytes = bytes_limit if max_bytes is None else max_bytes
-        if may_hold and (held := hold_large(self._log, units, queue_offset, max_bytes, accepts, matches)) is not None:
-            return GetResult(GetMessageStatus.FOUND, queue_offset + 1, begin, end, held, 1, suggests_slave)
-        status, following, joined, count = read_batch(
-            self._log, units, queue_offset, min(max_count, count_limit), max_bytes, accepts, matches,
-            lambda at: report_damaged_unit(queue, at, self._damaged),
-        )  # fmt: skip
-        return GetResult(status, following, begin, end, joined, count, suggests_slave)
+        # 2. Its records.
+        return self._reader.read(queue, end, queue_offset, max_count, max_bytes, accepts, matches, may_hold)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
@@ -590,8 +574,8 @@ class MessageStore:
         if self._pending:
             self._reput_unless_stalled()
         queue = self._queues.get((topic, queue_id))
-        if queue is not None:
-            queue.raise_min_offset(self._log.begin)
+        if queue is not None and queue.log_begin < (begin := self._log.files.begin):
+            queue.raise_min_offset(begin)
         return queue
 
     def _reput_unless_stalled(self) -> None:

@@ -18,8 +18,8 @@ from typing import Final
 from rucola import speed
 from rucola.message.record import MIN_RECORD_SIZE, place_of
 from rucola.store.commit_log import CommitLog
-from rucola.store.config import GetMessageStatus
-from rucola.store.consume_queue import ConsumeQueue, first_physical_offset, first_size, iter_units
+from rucola.store.config import GetMessageStatus, GetResult, StoreConfig
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, first_unit, iter_units
 from rucola.store.held_bytes import HeldBytes
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,79 @@ _FOUND, _NO_MATCHED_MESSAGE = GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHE
 
 LARGE_SIZE: Final = 64 * 1024
 """The size in bytes from which on a record may be held."""
+_MIN_UNITS: Final = 16_000 // UNIT_SIZE
+"""A read with a filter looks at this many units at least, so that one that rejects most makes progress (Apache's)."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
+
+
+class QueueReader:
+    """Reads the records of queues from a log. Belongs to the store's owner thread."""
+
+    def __init__(self, log: CommitLog, config: StoreConfig) -> None:
+        self._log = log
+        self._config = config
+        self._damaged: set[ConsumeQueue] = set()
+        """Queues with a damaged unit that was logged already."""
+
+    def read(
+        self,
+        queue: ConsumeQueue,
+        end: int,
+        queue_offset: int,
+        max_count: int,
+        max_bytes: int | None,
+        accepts: Callable[[int], bool] | None,
+        matches: Callable[[Mapping[str, str]], bool] | None,
+        may_hold: bool,
+    ) -> GetResult:
+        """Return records from `queue_offset` on, which is before the visible `end`.
+
+        The other parameters are those of `MessageStore.get`.
+        """
+        log, config, begin = self._log, self._config, queue.min_offset
+        # 1. The units to look at, up to the end of their file; none if the file is gone. Without a filter, the first
+        #    ones are enough, unless one of them is damaged.
+        wanted = max(1, min(max_count, config.max_transfer_count_on_message_in_memory))
+        most = min(max(_MIN_UNITS, wanted), end - queue_offset)
+        units = queue.units_in_file(queue_offset, min(wanted, most) if accepts is None and matches is None else most)
+        if not units:
+            return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.end_of_file(queue_offset), begin, end, b"", 0)
+        # 2. The limits depend on the distance of the first record to the end of the log.
+        physical_offset, size, _ = first_unit(units)
+        count_limit, bytes_limit, suggests_slave = config.transfer_limits(log.end - physical_offset)
+        max_count, max_bytes = min(max_count, count_limit), bytes_limit if max_bytes is None else max_bytes
+        if may_hold and size >= LARGE_SIZE:
+            held = _hold_large(log, units, queue_offset, max_bytes, accepts, matches)
+            if held is not None:
+                return GetResult(_FOUND, queue_offset + 1, begin, end, held, 1, suggests_slave)
+        # 3. One call of the accelerator, if all records are intact and in one log file.
+        if matches is None and speed.read_units is not None and (file := log.files.find(physical_offset)) is not None:
+            written = min(log.end - file.begin, file.size)
+            read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
+            if read is not None:
+                joined, count, read_count = read
+                status = _FOUND if count else _NO_MATCHED_MESSAGE
+                return GetResult(status, queue_offset + read_count, begin, end, joined, count, suggests_slave)
+        # 4. Otherwise one record after the other.
+        status, following, joined, count = read_batch(
+            log, queue.units_in_file(queue_offset, most), queue_offset, max_count, max_bytes, accepts, matches,
+            lambda at: self._report_damaged_unit(queue, at),
+        )  # fmt: skip
+        return GetResult(status, following, begin, end, joined, count, suggests_slave)
+
+    def _report_damaged_unit(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Log that a queue has a damaged unit, once per queue."""
+        if queue in self._damaged:
+            return
+        self._damaged.add(queue)
+        logger.error(
+            "%s-%d: the unit at queue offset %d does not point at its message, which is skipped; `rucola store check` "
+            "lists all such units, and `rucola store rebuild`, with the broker stopped, repairs them",
+            queue.topic,
+            queue.queue_id,
+            queue_offset,
+        )
 
 
 def read_batch(
@@ -48,8 +119,6 @@ def read_batch(
     `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
     `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
     """
-    if matches is None and (usual := _read_usual(log, units, queue_offset, max_count, max_bytes, accepts)) is not None:
-        return usual
     status, skip_before = _NO_MATCHED_MESSAGE, _NO_OFFSET
     records: list[bytes] = []
     # The log file of the last record: its bytes, its begin, and the number of bytes that are written.
@@ -95,30 +164,7 @@ def read_batch(
     return status, following, b"".join(records), len(records)
 
 
-def _read_usual(
-    log: CommitLog,
-    units: bytes,
-    queue_offset: int,
-    max_count: int,
-    max_bytes: int,
-    accepts: Callable[[int], bool] | None,
-) -> tuple[GetMessageStatus, int, bytes, int] | None:
-    """Return the result of `read_batch` if all records are intact and in one log file.
-
-    None otherwise, and without the accelerator.
-    """
-    if speed.read_units is None or (file := log.files.find(first_physical_offset(units))) is None:
-        return None
-    written = min(log.end, file.end) - file.begin
-    read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
-    if read is None:
-        return None
-    records, count, read_count = read
-    status = _FOUND if count else _NO_MATCHED_MESSAGE
-    return status, queue_offset + read_count, records, count
-
-
-def hold_large(
+def _hold_large(
     log: CommitLog,
     units: bytes,
     queue_offset: int,
@@ -128,11 +174,9 @@ def hold_large(
 ) -> HeldBytes | None:
     """Return the first record, held in its file, or None.
 
-    Only if it is large, fills a batch alone, and is wanted.
+    Only if it fills a batch alone, and is wanted. For records of LARGE_SIZE and more.
     """
-    if first_size(units) < LARGE_SIZE:  # nearly always
-        return None
-    physical_offset, size, tags_code = next(iter_units(units))
+    physical_offset, size, tags_code = first_unit(units)
     if size < max_bytes or (accepts is not None and not accepts(tags_code)):
         return None
     if (matches is not None and not log.matches(physical_offset, matches)) or (
@@ -143,19 +187,3 @@ def hold_large(
         return held
     held.release()
     return None
-
-
-def report_damaged_unit(queue: ConsumeQueue, queue_offset: int, reported: set[ConsumeQueue]) -> None:
-    """Log that a queue has a damaged unit, once per queue.
-
-    Does nothing if the queue is in `reported`, to which it is added otherwise.
-    """
-    if queue not in reported:
-        reported.add(queue)
-        logger.error(
-            "%s-%d: the unit at queue offset %d does not point at its message, which is skipped; `rucola store check` "
-            "lists all such units, and `rucola store rebuild`, with the broker stopped, repairs them",
-            queue.topic,
-            queue.queue_id,
-            queue_offset,
-        )

@@ -33,7 +33,7 @@ from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
 from support.accelerator import assert_same
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
-from support.sends import assert_usual_sends
+from support.usual_requests import assert_usual_requests
 
 HEADERS: tuple[type[Header], ...] = (
     PullMessageRequestHeader,
@@ -78,7 +78,7 @@ def parser_targets(golden: Path) -> list[Target]:
         Target("large-registration", [encode_body(registration)], _large_registration),
         Target("batch", [encode_batch(messages)], lambda data: [*map(properties.parse, decode_batch(data)[2])]),
         Target("accelerated-frames", [b"".join(frames[:5]), b"".join(frames[5:10])[:-9]], _accelerated_frames),
-        Target("accelerated-sends", [_sends(), _sends() + b"".join(frames[:2])], _accelerated_sends),
+        Target("accelerated-requests", [_requests(), _requests() + b"".join(frames[:2])], _accelerated_requests),
         Target("accelerated-batch", [encode_batch(messages)], _accelerated_batch),
         Target("accelerated-properties", [properties.join(each.properties) for each in messages], _accelerated_edit),
         Target("accelerated-log", [log[:6000]], _accelerated_log),
@@ -107,18 +107,22 @@ def _accelerated_frames(data: bytes) -> None:
     assert_same(receive)
 
 
-def _sends() -> bytes:
-    """Two sends of the usual form."""
+def _requests() -> bytes:
+    """A send and a pull of the usual form."""
     header = SendMessageRequestHeaderV2(
         topic="T", queue_id=1, sys_flag=0, born_timestamp=2, flag=3, properties="TAGS\x01a\x02KEYS\x01k"
     )
-    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"body").encode() * 2
+    pull = PullMessageRequestHeader(
+        consumer_group="g", topic="T", queue_id=1, queue_offset=2, max_msg_nums=3, sys_flag=4, subscription="*"
+    )
+    send = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"body").encode()
+    return send + RemotingCommand.request(RequestCode.PULL_MESSAGE, pull).encode()
 
 
-def _accelerated_sends(data: bytes) -> None:
-    """Read the sends at the begin of a read, in C and in Python."""
-    if speed.usual_sends is not None:
-        assert_usual_sends(data)
+def _accelerated_requests(data: bytes) -> None:
+    """Read the requests of the usual form at the begin of a read, in C and in Python."""
+    if speed.usual_requests is not None:
+        assert_usual_requests(data)
 
 
 def _accelerated_batch(data: bytes) -> None:

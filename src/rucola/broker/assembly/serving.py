@@ -19,9 +19,10 @@ from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
+from rucola.broker.remoting.fast_path import fast_path_of
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.promise import PromiseAdapter, no_promise
-from rucola.broker.remoting.send_fast_path import fast_path_of
+from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
@@ -99,7 +100,8 @@ class Serving:
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
         # Interceptors that were added may count requests, and must see each of them once.
         is_plain = access.gate is None and not environment.interceptors
-        fast_path = fast_path_of(self.services.publish, self.state, chain) if is_plain else None
+        pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
+        fast_path = fast_path_of(self.services.publish, pulls, self.state, chain) if is_plain else None
         self.read_hooks = ReadHooks(storage.store.collect_puts, fast_path)
         storage.subscribe(connections.on_arrival)
 

@@ -27,6 +27,7 @@ from rucola.protocol.command import JSON, VERSION, RemotingCommand
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
+from rucola.speed import UsualPull
 
 _CODES = (
     ResponseCode.SUCCESS,
@@ -68,7 +69,28 @@ class PullAdapter:
         result = self._service.fetch(connection.caller, header)
         if isinstance(result, Fetched):
             return _reply(connection, command, result)
+        self._hold_pull(connection, command, header, result)
+        return None
 
+    def pull_at_once(self, connection: Connection, opaque: int, pull: UsualPull) -> bytes:
+        """Return the response to a pull; b"" if there is none (yet).
+
+        A held pull is answered later, and a large record is sent from the log. Raises Refused.
+        """
+        header = PullMessageRequestHeader(*pull)
+        result = self._service.fetch(connection.caller, header)
+        if isinstance(result, Fetched) and isinstance(result.records, bytes):
+            return _head(opaque, result) + result.records
+        command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
+        if isinstance(result, Fetched):
+            _reply(connection, command, result)
+        else:
+            self._hold_pull(connection, command, header, result)
+        return b""
+
+    def _hold_pull(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, waiting: Waiting
+    ) -> None:
         # The closure keeps connection and header alive as long as the pull is held, and not all that the peer sent.
         command = command.without_content()
 
@@ -87,8 +109,7 @@ class PullAdapter:
 
         deadline_ms = self._service.deadline_ms(header)
         size = len(header.subscription or "")
-        self._hold.hold(HeldPull(connection, header.topic, header.queue_id, result, deadline_ms, retry, size))
-        return None
+        self._hold.hold(HeldPull(connection, header.topic, header.queue_id, waiting, deadline_ms, retry, size))
 
 
 def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes | None:
@@ -97,7 +118,7 @@ def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -
     if isinstance(records, bytes):
         return formatted(command, fetched) if command.serialize_type is JSON else encoded(command, fetched)
     if command.serialize_type is JSON and not command.is_oneway:
-        connection.send_large(_head(command, fetched), records)
+        connection.send_large(_head(command.opaque, fetched), records)
         return None
     with records:
         fetched.records = bytes(records.view)
@@ -107,10 +128,10 @@ def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -
 def formatted(command: RemotingCommand, fetched: Fetched) -> bytes:
     """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`."""
     assert isinstance(fetched.records, bytes)
-    return _head(command, fetched) + fetched.records
+    return _head(command.opaque, fetched) + fetched.records
 
 
-def _head(command: RemotingCommand, fetched: Fetched) -> bytes:
+def _head(opaque: int, fetched: Fetched) -> bytes:
     """Return what is before the records."""
     header = _FORM % (
         _CODES[fetched.outcome],
@@ -118,7 +139,7 @@ def _head(command: RemotingCommand, fetched: Fetched) -> bytes:
         fetched.next_offset,
         fetched.min_offset,
         fetched.max_offset,
-        command.opaque,
+        opaque,
         fetched.status.encode(),  # the name of a status, which needs no escapes
     )
     size = len(header)

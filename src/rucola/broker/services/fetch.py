@@ -77,6 +77,11 @@ class FetchService:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
+        self._config = state.config
+        self._is_slave = state.store.config.is_slave
+        # Bound once, since each is used for every pull: 0.02 µs less per use.
+        self._group, self._topic = state.groups.get, state.topics.get
+        self._clock, self._get, self._record_get = state.clock, state.store.get, state.stats.record_get
 
     def fetch(self, caller: Caller, request: PullMessageRequestHeader) -> Fetched | Waiting:
         """Read messages of a queue, and commit the consumer offset that the request may carry.
@@ -84,7 +89,7 @@ class FetchService:
         Returns Waiting if there is no message and the request may be held. Raises Refused.
         """
         group, wanted = self._admit(caller, request)
-        if request.sys_flag & pull.COMMIT_OFFSET and not self._state.store.config.is_slave:
+        if request.sys_flag & pull.COMMIT_OFFSET and not self._is_slave:
             offsets = self._state.offsets
             self._state.limits.check_offset(offsets, request.consumer_group, request.topic, request.queue_id)
             offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
@@ -118,15 +123,15 @@ class FetchService:
 
         Raises Refused.
         """
-        groups, name = self._state.groups, request.consumer_group
-        group = groups.get(name) or groups.find(name, self._state.clock())
+        name = request.consumer_group
+        group = self._group(name) or self._state.groups.find(name, self._clock())
         if group is None:
             raise Refused(
                 Reason.GROUP_NOT_FOUND,
                 f"subscription group [{request.consumer_group}] does not exist; create it, or set "
                 "autoCreateSubscriptionGroup=true on the broker",
             )
-        topic = self._state.topics.get(request.topic)
+        topic = self._topic(request.topic)
         if topic is None:
             raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{request.topic}] not exist, apply first please!")
         if not 0 <= request.queue_id < topic.read_queue_nums:
@@ -143,7 +148,7 @@ class FetchService:
     def _filter(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
         """Return the filter of a pull. Raises InvalidMessage for a wrong expression, or Refused."""
         matched: Matches | None = None
-        config = self._state.config
+        config = self._config
         if request.sys_flag & pull.SUBSCRIPTION:
             is_for_all = request.subscription == SUB_ALL and (request.expression_type or "TAG") == "TAG"
             if is_for_all and not config.filter_support_retry:
@@ -217,24 +222,25 @@ class FetchService:
     ) -> Fetched | Waiting:
         """Read from `queue_offset` on; return Waiting if the pull is to be held."""
         # 1. Read, and count what was found.
-        state, codes = self._state, wanted.codes
-        began_ms = state.clock()
+        stats, codes, clock = self._state.stats, wanted.codes, self._clock
+        began_ms = clock()
         accepts = None if codes is None else codes.__contains__
-        result = state.store.get(
+        result = self._get(
             request.topic, request.queue_id, queue_offset, request.max_msg_nums, accepts=accepts,
             matches=wanted.matches, may_hold=True,
         )  # fmt: skip
-        if (duration_ms := state.clock() - began_ms) > state.stats.get_max_ms:
-            state.stats.get_max_ms = duration_ms
-        broker_id, next_offset = self._suggested_broker(group, result), result.next_begin_offset
+        if (duration_ms := clock() - began_ms) > stats.get_max_ms:
+            stats.get_max_ms = duration_ms
+        next_offset = result.next_begin_offset
+        broker_id = self._suggested_broker(group, result) if self._config.slave_read_enable else MASTER_ID
         if result.count:
-            state.stats.record_get(request.consumer_group, request.topic, result.count, len(result.joined))
+            self._record_get(request.consumer_group, request.topic, result.count, len(result.joined))
             return Fetched(
                 _FOUND, _FOUND_NAME, broker_id, next_offset, result.min_offset, result.max_offset, result.joined
             )
         outcome = _OUTCOMES[result.status]
         if not is_held:
-            state.stats.record_miss()
+            stats.record_miss()
         # 2. Hold the pull if it allows that and there is no message yet: at the end of the queue, or at the beginning
         #    of an empty one. A pull that is already held also waits behind messages that its filter rejects. After the
         #    first read, the client repeats it at once instead, so that a long scan is spread over requests.
@@ -247,8 +253,7 @@ class FetchService:
                 return Waiting(result.next_begin_offset, result.max_offset, codes)
         # 3. Find the offset to continue at. A slave with a replication lag must not move the consumer: the offset that
         #    is missing here may exist on the master.
-        store_config = self._state.store.config
-        if store_config.is_slave and not store_config.offset_check_in_slave:
+        if self._is_slave and not self._state.store.config.offset_check_in_slave:
             if outcome is _OFFSET_MOVED:
                 if may_wait and result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY:
                     return Waiting(queue_offset, result.max_offset, codes)
@@ -260,9 +265,7 @@ class FetchService:
         return Fetched(outcome, result.status.name, broker_id, next_offset, result.min_offset, result.max_offset)
 
     def _suggested_broker(self, group: SubscriptionGroupConfig, result: GetResult) -> int:
-        """Return the id of the broker from which the group should pull next."""
-        if not self._state.config.slave_read_enable:
-            return MASTER_ID
+        """Return the id of the broker from which the group should pull next, with slaveReadEnable."""
         return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
@@ -270,7 +273,7 @@ class FetchService:
 
         A slave stores nothing.
         """
-        if self._state.store.config.is_slave:
+        if self._is_slave:
             return
         event = {
             "consumerGroup": request.consumer_group,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -33,7 +34,9 @@ class SubscriptionGroupTable:
         self._limits = limits
         self._on_change = on_change
         self.data_version = DataVersion()
-        self._table: dict[str, SubscriptionGroupConfig] = {}
+        self._table: Final[dict[str, SubscriptionGroupConfig]] = {}
+        self.get: Callable[[str], SubscriptionGroupConfig | None] = self._table.get
+        """Return the settings of a group, or None. Bound directly to the dictionary: every pull calls it."""
 
     def load(self) -> None:
         """Load the file, and add the system groups.
@@ -43,15 +46,11 @@ class SubscriptionGroupTable:
         value = self._file.read()
         if value:
             stored = to_body(SubscriptionGroupWrapper, value)
-            self._table = stored.subscription_group_table
+            self._table.update(stored.subscription_group_table)
             self.data_version = stored.data_version
         for name, broadcast in SYSTEM_GROUPS.items():
             if name not in self._table:
                 self._table[name] = SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)
-
-    def get(self, group: str) -> SubscriptionGroupConfig | None:
-        """Return the group's settings, or None if there are none. Creates nothing."""
-        return self._table.get(group)
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
         """Return the group, created if permitted, else None.
@@ -90,7 +89,8 @@ class SubscriptionGroupTable:
 
     def replace(self, groups: SubscriptionGroupWrapper) -> None:
         """Replace everything by the table of a master, including the data version."""
-        self._table = groups.subscription_group_table
+        self._table.clear()
+        self._table.update(groups.subscription_group_table)
         self.data_version = groups.data_version
         self._on_change()
 

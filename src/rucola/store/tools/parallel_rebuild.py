@@ -29,7 +29,7 @@ from rucola.files import sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import StoreConfig
-from rucola.store.consume_queue import first_physical_offset, queue_offset_mismatch
+from rucola.store.consume_queue import first_unit, queue_offset_mismatch
 from rucola.store.dispatch import (
     CommitLogDispatcher,
     ConsumeQueues,
@@ -96,7 +96,7 @@ def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[Unit
             messages += len(item)
             entries += len(index_keys_of(item)[0])
             for (topic, queue_id), (queue_offset, units, _, _) in dispatcher.units_by_queue(item).items():
-                yield UnitRun(topic, queue_id, queue_offset, first_physical_offset(units), units)
+                yield UnitRun(topic, queue_id, queue_offset, first_unit(units)[0], units)
     finally:
         files.close()
 

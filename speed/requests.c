@@ -1,21 +1,34 @@
-/* Requests to send one message, from the bytes of a read.
+/* Requests to send one message or to pull messages, from the bytes of a read.
 
-JSON of the usual form only: no white space, no member twice, and none that a SEND_MESSAGE_V2 does not have. Numbers are
-decimal and of up to 18 digits. Escapes occur in the property string alone, which needs them for its separators. */
+JSON of the usual form only: no white space, no member twice, none that these requests do not have, and the code before
+the ext fields. Numbers are decimal and of up to 18 digits. Escapes occur in the property string alone, which needs them
+for its separators. */
 
 #include "speed.h"
 
 #define SIZE_OF_SIZE 4
 #define PREFIX_SIZE 8
+#define PULL_MESSAGE 11
 #define SEND_MESSAGE_V2 310
 
 typedef struct {
     const uint8_t *at, *end;
 } Cursor;
 
-/* The ext fields `a` to `m` of a SEND_MESSAGE_V2, as raw text between their quotes. */
+/* The ext fields of a SEND_MESSAGE_V2 are called `a` to `m`; those of a PULL_MESSAGE have these names. */
+enum {
+    GROUP, TOPIC, QUEUE_ID, QUEUE_OFFSET, MAX_MSG_NUMS, SYS_FLAG, COMMIT_OFFSET, SUSPEND_TIMEOUT, SUBSCRIPTION,
+    SUB_VERSION, EXPRESSION_TYPE, PULL_FIELDS
+};
+static const char *const pull_fields[PULL_FIELDS] = {
+    "consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset",
+    "suspendTimeoutMillis", "subscription", "subVersion", "expressionType",
+};
+#define SEND_FIELDS ('m' - 'a' + 1)
+
+/* Ext fields by their places, as raw text between their quotes. */
 typedef struct {
-    Span of[13];
+    Span of[SEND_FIELDS > PULL_FIELDS ? SEND_FIELDS : PULL_FIELDS];
 } Fields;
 
 /* What a property string is edited with: the arguments of edit_properties. */
@@ -86,19 +99,32 @@ static int is_plain(Span raw) {
     return 1;
 }
 
-static int take_ext(Cursor *cursor, Fields *fields) {
+/* The place of an ext field; -1 if a request of this code does not have it. */
+static int place_of(int64_t code, Span name) {
+    if (code == SEND_MESSAGE_V2)
+        return name.size == 1 && name.at[0] >= 'a' && name.at[0] <= 'm' ? name.at[0] - 'a' : -1;
+    for (int place = 0; place < PULL_FIELDS; place++)
+        if (is_text(name, pull_fields[place]))
+            return place;
+    return -1;
+}
+
+static int take_ext(Cursor *cursor, int64_t code, Fields *fields) {
     memset(fields, 0, sizeof *fields);
     if (!take(cursor, '{'))
         return 0;
     do {
         Span name, value;
-        if (!take_raw(cursor, &name) || name.size != 1 || name.at[0] < 'a' || name.at[0] > 'm' ||
-            !take(cursor, ':') || !take_raw(cursor, &value) || fields->of[name.at[0] - 'a'].at)
+        int place;
+        if (!take_raw(cursor, &name) || (place = place_of(code, name)) < 0 || !take(cursor, ':') ||
+            !take_raw(cursor, &value) || fields->of[place].at)
             return 0;
-        fields->of[name.at[0] - 'a'] = value;
+        fields->of[place] = value;
     } while (take(cursor, ','));
     return take(cursor, '}');
 }
+
+static inline int is_served(int64_t code) { return code == SEND_MESSAGE_V2 || code == PULL_MESSAGE; }
 
 static int take_member(Cursor *cursor, Header *header) {
     Span name, text;
@@ -106,9 +132,9 @@ static int take_member(Cursor *cursor, Header *header) {
     if (!take_raw(cursor, &name) || !take(cursor, ':'))
         return 0;
     if (is_text(name, "code"))
-        member = take_number(cursor, &header->code) && header->code == SEND_MESSAGE_V2 ? CODE : 0;
+        member = take_number(cursor, &header->code) && is_served(header->code) ? CODE : 0;
     else if (is_text(name, "extFields"))
-        member = take_ext(cursor, &header->ext) ? EXT_FIELDS : 0;
+        member = header->seen & CODE && take_ext(cursor, header->code, &header->ext) ? EXT_FIELDS : 0;
     else if (is_text(name, "flag"))
         member = take_number(cursor, &header->flag) ? FLAG : 0;
     else if (is_text(name, "language"))
@@ -138,7 +164,7 @@ static int take_header(Span raw, Header *header) {
             return 0;
     } while (take(&cursor, ','));
     return take(&cursor, '}') && cursor.at == cursor.end && header->seen & EXT_FIELDS && header->seen & OPAQUE &&
-           header->seen & CODE && !header->flag && is_i32(header->opaque) && is_i32(header->version);
+           !header->flag && is_i32(header->opaque) && is_i32(header->version);
 }
 
 static inline Span field(const Fields *fields, char name) { return fields->of[name - 'a']; }
@@ -182,9 +208,8 @@ done:
     return edited;
 }
 
-/* Return (opaque, UsualSend, end), or NULL if a field is not of the usual form. */
-static PyObject *send_of(const Header *header, const Editing *editing, Span body, Py_ssize_t end) {
-    const Fields *ext = &header->ext;
+/* Return a UsualSend, or NULL if a field is not of the usual form. */
+static PyObject *send_of(const Fields *ext, const Editing *editing, Span body) {
     Span topic = field(ext, 'b'), batch = field(ext, 'm');
     int64_t queue_id, sys_flag, born_timestamp, flag, reconsume_times = 0, unused = 0;
     PyObject *edited;
@@ -200,54 +225,86 @@ static PyObject *send_of(const Header *header, const Editing *editing, Span body
     edited = edited_of(field(ext, 'i'), editing);
     if (!edited)
         return NULL;
-    return Py_BuildValue("(L(s#LLLLLNy#)n)", (long long)header->opaque, topic.at, topic.size, (long long)queue_id,
-                         (long long)sys_flag, (long long)born_timestamp, (long long)flag, (long long)reconsume_times,
-                         edited, body.at, body.size, end);
+    return Py_BuildValue("(s#LLLLLNy#)", topic.at, topic.size, (long long)queue_id, (long long)sys_flag,
+                         (long long)born_timestamp, (long long)flag, (long long)reconsume_times, edited, body.at,
+                         body.size);
 }
 
-/* Counterpart: FrameDecoder, decode_header with SendMessageRequestHeaderV2, and PropertyEditor.edit, for the sends at
-the begin of a read.
+/* Read an ext field as a number; `number` stays if the field is absent. */
+static int i64_in(Span text, int64_t *number) { return !text.at || number_in(text, number); }
 
-(data, max frame size, max header size, end, names, max count) -> [(opaque, UsualSend, position behind its frame), ...] | None */
-PyObject *usual_sends(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* Return a UsualPull, or NULL if a field is not of the usual form. */
+static PyObject *pull_of(const Fields *ext) {
+    const Span *of = ext->of;
+    int64_t queue_id, queue_offset, max_msg_nums, sys_flag, commit_offset = 0, suspend_timeout = 0, sub_version = 0;
+    for (int place = GROUP; place <= SYS_FLAG; place++)
+        if (!of[place].at)
+            return NULL;
+    if (!is_plain(of[GROUP]) || !of[TOPIC].size || !is_plain(of[TOPIC]) || !i32_in(of[QUEUE_ID], &queue_id) ||
+        !i64_in(of[QUEUE_OFFSET], &queue_offset) || !i32_in(of[MAX_MSG_NUMS], &max_msg_nums) ||
+        !i32_in(of[SYS_FLAG], &sys_flag) || !i64_in(of[COMMIT_OFFSET], &commit_offset) ||
+        !i64_in(of[SUSPEND_TIMEOUT], &suspend_timeout) || !is_plain(of[SUBSCRIPTION]) ||
+        !i64_in(of[SUB_VERSION], &sub_version) || !is_plain(of[EXPRESSION_TYPE]))
+        return NULL;
+    return Py_BuildValue("(s#s#LLLLLLz#Lz#)", of[GROUP].at, of[GROUP].size, of[TOPIC].at, of[TOPIC].size,
+                         (long long)queue_id, (long long)queue_offset, (long long)max_msg_nums, (long long)sys_flag,
+                         (long long)commit_offset, (long long)suspend_timeout, of[SUBSCRIPTION].at,
+                         of[SUBSCRIPTION].size, (long long)sub_version, of[EXPRESSION_TYPE].at,
+                         of[EXPRESSION_TYPE].size);
+}
+
+/* Return (code, opaque, UsualSend or UsualPull, end), or NULL if a field is not of the usual form. */
+static PyObject *request_of(const Header *header, const Editing *editing, Span body, Py_ssize_t end) {
+    PyObject *request = header->code == PULL_MESSAGE ? pull_of(&header->ext) : send_of(&header->ext, editing, body);
+    return request ? Py_BuildValue("(LLNn)", (long long)header->code, (long long)header->opaque, request, end) : NULL;
+}
+
+/* Counterpart: FrameDecoder, decode_header with PullMessageRequestHeader or SendMessageRequestHeaderV2, and
+PropertyEditor.edit, for the requests at the begin of a read.
+
+(data, max frame size, max header size, end, names, max count)
+-> [(code, opaque, UsualSend or UsualPull, position behind its frame), ...] | None */
+PyObject *usual_requests(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer data;
     int64_t max_frame_size, max_header_size, max_count;
     Py_ssize_t position = 0;
     Editing editing;
-    PyObject *sends;
+    PyObject *requests;
     (void)module;
     if (count != 6 || !take_i64(args[1], &max_frame_size) || !take_i64(args[2], &max_header_size) ||
-        !take_bytes(args[3], &editing.end) || !take_i64(args[5], &max_count) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        !take_bytes(args[3], &editing.end) || !take_i64(args[5], &max_count) ||
+        PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
         return decline();
     editing.names = args[4];
-    sends = PyList_New(0);
-    while (sends && max_count-- > 0 && data.len - position >= PREFIX_SIZE) {
+    requests = PyList_New(0);
+    while (requests && max_count-- > 0 && data.len - position >= PREFIX_SIZE) {
         const uint8_t *at = (const uint8_t *)data.buf + position;
         int64_t length = get_u32(at), header_size = get_u32(at + SIZE_OF_SIZE); /* top byte: the serializer, 0 is JSON */
         Header header;
-        PyObject *send;
+        PyObject *request;
         int is_added;
         if (length < SIZE_OF_SIZE || length > max_frame_size || length > data.len - position - SIZE_OF_SIZE ||
             header_size > length - SIZE_OF_SIZE || header_size > max_header_size ||
             !take_header((Span){at + PREFIX_SIZE, (Py_ssize_t)header_size}, &header))
             break;
         position += (Py_ssize_t)(SIZE_OF_SIZE + length);
-        send = send_of(&header, &editing,
-                       (Span){at + PREFIX_SIZE + header_size, (Py_ssize_t)(length - SIZE_OF_SIZE - header_size)}, position);
-        if (!send)
+        request = request_of(
+            &header, &editing,
+            (Span){at + PREFIX_SIZE + header_size, (Py_ssize_t)(length - SIZE_OF_SIZE - header_size)}, position);
+        if (!request)
             break;
-        is_added = PyList_Append(sends, send) == 0;
-        Py_DECREF(send);
+        is_added = PyList_Append(requests, request) == 0;
+        Py_DECREF(request);
         if (!is_added)
             break;
     }
     PyBuffer_Release(&data);
-    if (!sends || PyErr_Occurred()) {
-        if (!sends || PyErr_ExceptionMatches(PyExc_MemoryError)) {
-            Py_XDECREF(sends);
+    if (!requests || PyErr_Occurred()) {
+        if (!requests || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            Py_XDECREF(requests);
             return NULL;
         }
-        PyErr_Clear(); /* invalid UTF-8: the sends before that one count */
+        PyErr_Clear(); /* invalid UTF-8: the requests before that one count */
     }
-    return sends;
+    return requests;
 }

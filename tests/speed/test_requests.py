@@ -1,0 +1,140 @@
+"""What C does with requests of the usual form: byte by byte what Python does, on input of any kind."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rucola import speed
+from support.usual_requests import MAX_COUNT, assert_usual_requests
+
+
+def _frame(header: bytes, body: bytes = b"body") -> bytes:
+    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+
+
+PROPERTIES = rb"TAGS\u0001A\u0002KEYS\u0001k \"1\"\u0002UNIQ_KEY\u00017F\u0002WAIT\u0001true\u0002"
+SEND = {
+    "a": b'"p"',
+    "b": b'"T"',
+    "c": b'"TBW102"',
+    "d": b'"4"',
+    "e": b'"3"',
+    "f": b'"1"',
+    "g": b'"1700000000000"',
+    "h": b'"-7"',
+    "i": b'"' + PROPERTIES + b'"',
+    "j": b'"0"',
+    "k": b'"false"',
+    "l": b'"16"',
+    "m": b'"false"',
+}
+PULL = {
+    "consumerGroup": b'"g"',
+    "topic": b'"T"',
+    "queueId": b'"3"',
+    "queueOffset": b'"1700000000000"',
+    "maxMsgNums": b'"32"',
+    "sysFlag": b'"7"',
+    "commitOffset": b'"17"',
+    "suspendTimeoutMillis": b'"15000"',
+    "subscription": b'"TagA || TagB"',
+    "subVersion": b'"1700000000001"',
+    "expressionType": b'"TAG"',
+}
+MEMBERS = {
+    "code": b"310",
+    "extFields": b"",
+    "flag": b"0",
+    "language": b'"JAVA"',
+    "opaque": b"17",
+    "serializeTypeCurrentRPC": b'"JSON"',
+    "version": b"395",
+}
+
+
+def _header(members: dict[str, bytes], fields: dict[str, bytes]) -> bytes:
+    ext = b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
+    given = members | {"extFields": ext} if "extFields" in members else members
+    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in given.items()) + b"}"
+
+
+PULL_CODE = {"code": b"11"}
+USUAL = _header(MEMBERS, SEND)
+USUAL_PULL = _header(MEMBERS | PULL_CODE, PULL)
+JSON_VALUES = st.sampled_from(
+    [
+        *(b"0", b"-1", b"310", b"2147483648", b"-2147483649", b"1e3", b"07", b"null", b"true", b"{}", b'""', b'"310"'),
+        *(b'"-0"', b'"007"', b'"+1"', b'" 1"', b'"9223372036854775807"', b'"9223372036854775808"', b'"true"', b'"1"'),
+        *(b'"\\n"', b'"\\u0001"', b'"\\u00e4"', b'"\\ud83d\\ude00"', b'"\\u007F"', b'"\\x"', b'"\x01"', b'"a\\u0001b"'),
+        *('"\u00e4"'.encode(), b'"\xff"', b'"a\\u0001\xc3"', b'"DELAY\\u00013"', b'"\\/\\"\\\\"', b'"%RETRY%g"'),
+        b'"' + b"a" * 5000 + b'"',
+        b'"p\\u0001' + b"v" * 5000 + b'"',
+    ]
+)
+CHANGED_MEMBERS = st.dictionaries(st.sampled_from([*MEMBERS, "remark", "cod"]), JSON_VALUES, max_size=2)
+
+
+@st.composite
+def _headers(draw: st.DrawFn) -> bytes:
+    members, fields = draw(st.sampled_from([(MEMBERS, SEND), (MEMBERS | PULL_CODE, PULL), (MEMBERS, PULL)]))
+    changed = st.dictionaries(st.sampled_from([*fields, "n", "aa", "bname", ""]), JSON_VALUES, max_size=2)
+    members, fields = members | draw(CHANGED_MEMBERS), fields | draw(changed)
+    for one in draw(st.lists(st.sampled_from([*members, *fields]), max_size=2)):
+        members.pop(one, None), fields.pop(one, None)
+    ordered = [
+        dict(draw(st.permutations(list(each.items())))) if draw(st.booleans()) else each for each in (members, fields)
+    ]
+    header = _header(*ordered)
+    if draw(st.booleans()):
+        at = draw(st.integers(0, len(header)))
+        header = header[:at] + draw(st.binary(max_size=3)) + header[at + draw(st.integers(0, 3)) :]
+    return header
+
+
+@given(st.lists(st.sampled_from([USUAL, USUAL_PULL]) | _headers(), max_size=7), st.integers(0, 400))
+def test_c_reads_no_request_otherwise_than_python(headers: list[bytes], cut: int) -> None:
+    if speed.usual_requests is not None:
+        data = b"".join(map(_frame, headers))
+        assert_usual_requests(data[: len(data) - cut if cut < 200 else len(data)])
+
+
+def test_usual_requests_are_read_in_c() -> None:
+    if speed.usual_requests is not None:
+        send, pull = _frame(USUAL), _frame(USUAL_PULL, b"")
+        assert assert_usual_requests(send + pull + send[:-1]) == 2
+        assert assert_usual_requests(pull * 9) == MAX_COUNT
+        few = {name: SEND[name] for name in "befghi"}
+        assert assert_usual_requests(_frame(_header(MEMBERS, few), b"") + send) == 2
+        few = {name: PULL[name] for name in list(PULL)[:6]}
+        assert assert_usual_requests(_frame(_header(MEMBERS | PULL_CODE, few), b"") + pull) == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"b": b'"\xc3\xa4"'}, {"b": b'""'}, {"e": b"3"}, {"e": b'"2147483648"'}, {"i": b'"DELAY\\u00013"'},
+        {"i": b'""'}, {"i": b'"a\\u0001\xff"'}, {"m": b'"true"'}, {"n": b'"broker"'},
+    ],
+)  # fmt: skip
+def test_an_unusual_send_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
+    if speed.usual_requests is not None:
+        unusual = _frame(_header(MEMBERS, SEND | changed))
+        assert assert_usual_requests(_frame(USUAL) + unusual + _frame(USUAL)) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"consumerGroup": b'"\xc3\xa4"'}, {"topic": b'""'}, {"queueId": b"3"}, {"queueId": b'"2147483648"'},
+        {"queueOffset": b'"1e3"'}, {"queueOffset": b'""'}, {"subscription": b'"a\\u0020b"'}, {"subscription": b"null"},
+        {"sysFlag": b'"007"'}, {"bname": b'"broker-a"'},
+    ],
+)  # fmt: skip
+def test_an_unusual_pull_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
+    if speed.usual_requests is not None:
+        unusual = _frame(_header(MEMBERS | PULL_CODE, PULL | changed))
+        assert assert_usual_requests(_frame(USUAL_PULL) + unusual + _frame(USUAL_PULL)) == 1
