@@ -63,8 +63,8 @@ static PyObject *crc32(PyObject *module, PyObject *data) {
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, PyDoc_STR("crc32(data) -> int: zlib.crc32, which every encoded body passes through.")},
     FAST(split_frames, "split_frames(data, max frame size, max header size) -> (headers, bodies, end) | None"),
-    FAST(usual_requests, "usual_requests(data, max frame size, max header size, end, names, max count)"
-         " -> [(code, opaque, UsualSend or UsualPull, end), ...] | None"),
+    FAST(usual_requests, "usual_requests(data, max frame size, max header size, end, names, max count, max messages of a batch)"
+         " -> [(code, opaque, UsualSend, UsualBatch or UsualPull, end), ...] | None"),
     FAST(edit_properties, "edit_properties(text, end, names) -> (stored, tag, unique key, KEYS, WAIT) | None"),
     FAST(read_batch, "read_batch(body, end, names, max count)"
          " -> (flags, bodies, properties, tags codes, unique keys, KEYS) | None"),

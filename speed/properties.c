@@ -159,24 +159,20 @@ static Py_ssize_t message_size(const uint8_t *at, Py_ssize_t left, Span *body, S
     return get_u16(properties->at - 2) == properties->size ? size : 0;
 }
 
-/* Counterpart: PropertyEditor.read_batch of rucola.broker.send_properties, for batches of at most max count messages
-without properties in the header that dispatch reads. */
-PyObject *read_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    Span data, end, body, string;
+/* Return the result of PropertyEditor.read_batch for a batch of at most `max_count` messages; NULL if it is unusual. */
+PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max_count) {
+    Span body, string;
     Names names;
-    int64_t max_count;
     Py_ssize_t messages = 0, longest = 0, at, size;
     PyObject *lists[6] = {NULL}, *result = NULL;
     uint8_t *out = NULL;
-    (void)module;
-    if (count != 4 || !take_i64(args[3], &max_count) || !take_bytes(args[0], &data) || !take_bytes(args[1], &end) || end.size < 1 ||
-        !take_names(args[2], &names))
-        return decline();
+    if (end.size < 1 || !take_names(joined_names, &names))
+        return NULL;
     /* 1. Check all sizes and all text before anything is made. */
     for (at = 0; at < data.size; at += size, messages++) {
         size = message_size(data.at + at, data.size - at, &body, &string);
         if (!size || messages >= max_count || !is_utf8(string.at, string.size))
-            return decline();
+            return NULL;
         longest = string.size > longest ? string.size : longest;
     }
     /* 2. One pass over the messages, one list per column. */
@@ -212,5 +208,18 @@ done:
     for (int column = 0; column < 6; column++)
         Py_XDECREF(lists[column]);
     PyMem_Free(out);
-    return result ? result : decline();
+    return result;
+}
+
+/* Counterpart: PropertyEditor.read_batch of rucola.broker.send_properties, for batches of at most max count messages
+without properties in the header that dispatch reads. */
+PyObject *read_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span data, end;
+    int64_t max_count;
+    PyObject *columns;
+    (void)module;
+    if (count != 4 || !take_bytes(args[0], &data) || !take_bytes(args[1], &end) || !take_i64(args[3], &max_count))
+        return decline();
+    columns = batch_columns(data, end, args[2], max_count);
+    return columns ? columns : decline();
 }

@@ -1,4 +1,4 @@
-/* Requests to send one message or to pull messages, from the bytes of a read.
+/* Requests to send a message or a batch, or to pull messages, from the bytes of a read.
 
 JSON of the usual form only: no white space, no member twice, none that these requests do not have, and the code before
 the ext fields. Numbers are decimal and of up to 18 digits. Escapes occur in the property string alone, which needs them
@@ -10,12 +10,13 @@ for its separators. */
 #define PREFIX_SIZE 8
 #define PULL_MESSAGE 11
 #define SEND_MESSAGE_V2 310
+#define SEND_BATCH_MESSAGE 320
 
 typedef struct {
     const uint8_t *at, *end;
 } Cursor;
 
-/* The ext fields of a SEND_MESSAGE_V2 are called `a` to `m`; those of a PULL_MESSAGE have these names. */
+/* The ext fields of sends are called `a` to `m`; those of a PULL_MESSAGE have these names. */
 enum {
     GROUP, TOPIC, QUEUE_ID, QUEUE_OFFSET, MAX_MSG_NUMS, SYS_FLAG, COMMIT_OFFSET, SUSPEND_TIMEOUT, SUBSCRIPTION,
     SUB_VERSION, EXPRESSION_TYPE, PULL_FIELDS
@@ -31,10 +32,11 @@ typedef struct {
     Span of[SEND_FIELDS > PULL_FIELDS ? SEND_FIELDS : PULL_FIELDS];
 } Fields;
 
-/* What a property string is edited with: the arguments of edit_properties. */
+/* What property strings are edited with: the arguments of edit_properties, and of read_batch. */
 typedef struct {
     Span end;
     PyObject *names;
+    int64_t max_messages;
 } Editing;
 
 typedef struct {
@@ -101,7 +103,7 @@ static int is_plain(Span raw) {
 
 /* The place of an ext field; -1 if a request of this code does not have it. */
 static int place_of(int64_t code, Span name) {
-    if (code == SEND_MESSAGE_V2)
+    if (code != PULL_MESSAGE)
         return name.size == 1 && name.at[0] >= 'a' && name.at[0] <= 'm' ? name.at[0] - 'a' : -1;
     for (int place = 0; place < PULL_FIELDS; place++)
         if (is_text(name, pull_fields[place]))
@@ -124,7 +126,9 @@ static int take_ext(Cursor *cursor, int64_t code, Fields *fields) {
     return take(cursor, '}');
 }
 
-static inline int is_served(int64_t code) { return code == SEND_MESSAGE_V2 || code == PULL_MESSAGE; }
+static inline int is_served(int64_t code) {
+    return code == SEND_MESSAGE_V2 || code == SEND_BATCH_MESSAGE || code == PULL_MESSAGE;
+}
 
 static int take_member(Cursor *cursor, Header *header) {
     Span name, text;
@@ -208,26 +212,57 @@ done:
     return edited;
 }
 
+/* The fields that sends of one message and of a batch have in common. */
+typedef struct {
+    Span topic;
+    int64_t queue_id, sys_flag, born_timestamp, flag, reconsume_times;
+} Common;
+
+/* Take them; 0 if a field is not of the usual form. Those that are not needed must be valid all the same. */
+static int take_common(const Fields *ext, Common *common) {
+    int64_t unused = 0;
+    common->topic = field(ext, 'b');
+    common->reconsume_times = 0;
+    return common->topic.at && common->topic.size && is_plain(common->topic) && field(ext, 'e').at &&
+           i32_in(field(ext, 'e'), &common->queue_id) && field(ext, 'f').at &&
+           i32_in(field(ext, 'f'), &common->sys_flag) && field(ext, 'g').at &&
+           number_in(field(ext, 'g'), &common->born_timestamp) && field(ext, 'h').at &&
+           i32_in(field(ext, 'h'), &common->flag) && i32_in(field(ext, 'j'), &common->reconsume_times) &&
+           is_plain(field(ext, 'a')) && is_plain(field(ext, 'c')) && i32_in(field(ext, 'd'), &unused) &&
+           is_plain(field(ext, 'k')) && i32_in(field(ext, 'l'), &unused);
+}
+
 /* Return a UsualSend, or NULL if a field is not of the usual form. */
 static PyObject *send_of(const Fields *ext, const Editing *editing, Span body) {
-    Span topic = field(ext, 'b'), batch = field(ext, 'm');
-    int64_t queue_id, sys_flag, born_timestamp, flag, reconsume_times = 0, unused = 0;
+    Common common;
     PyObject *edited;
-    if (!topic.at || !topic.size || !is_plain(topic) || !field(ext, 'e').at || !i32_in(field(ext, 'e'), &queue_id) ||
-        !field(ext, 'f').at || !i32_in(field(ext, 'f'), &sys_flag) || !field(ext, 'g').at ||
-        !number_in(field(ext, 'g'), &born_timestamp) || !field(ext, 'h').at || !i32_in(field(ext, 'h'), &flag) ||
-        !i32_in(field(ext, 'j'), &reconsume_times) || (batch.at && !is_text(batch, "false")))
-        return NULL;
-    /* What a message of an existing topic has no use for, but must be valid. */
-    if (!is_plain(field(ext, 'a')) || !is_plain(field(ext, 'c')) || !i32_in(field(ext, 'd'), &unused) ||
-        !is_plain(field(ext, 'k')) || !i32_in(field(ext, 'l'), &unused))
+    if (!take_common(ext, &common) || (field(ext, 'm').at && !is_text(field(ext, 'm'), "false")))
         return NULL;
     edited = edited_of(field(ext, 'i'), editing);
     if (!edited)
         return NULL;
-    return Py_BuildValue("(s#LLLLLNy#)", topic.at, topic.size, (long long)queue_id, (long long)sys_flag,
-                         (long long)born_timestamp, (long long)flag, (long long)reconsume_times, edited, body.at,
-                         body.size);
+    return Py_BuildValue("(s#LLLLLNy#)", common.topic.at, common.topic.size, (long long)common.queue_id,
+                         (long long)common.sys_flag, (long long)common.born_timestamp, (long long)common.flag,
+                         (long long)common.reconsume_times, edited, body.at, body.size);
+}
+
+/* Whether the properties of a batch add nothing to those of its messages. */
+static int adds_nothing(Span raw) {
+    return !raw.size || is_text(raw, "WAIT\\u0001true") || is_text(raw, "WAIT\\u0001true\\u0002");
+}
+
+/* Return a UsualBatch, or NULL if a field or a message is not of the usual form. */
+static PyObject *batch_of(const Fields *ext, const Editing *editing, Span body) {
+    Common common;
+    PyObject *columns;
+    if (!take_common(ext, &common) || !is_text(field(ext, 'm'), "true") || !adds_nothing(field(ext, 'i')) || !body.size)
+        return NULL;
+    columns = batch_columns(body, editing->end, editing->names, editing->max_messages);
+    if (!columns)
+        return NULL;
+    return Py_BuildValue("(s#LLLLNn)", common.topic.at, common.topic.size, (long long)common.queue_id,
+                         (long long)common.sys_flag, (long long)common.born_timestamp,
+                         (long long)common.reconsume_times, columns, body.size);
 }
 
 /* Read an ext field as a number; `number` stays if the field is absent. */
@@ -253,17 +288,19 @@ static PyObject *pull_of(const Fields *ext) {
                          of[EXPRESSION_TYPE].size);
 }
 
-/* Return (code, opaque, UsualSend or UsualPull, end), or NULL if a field is not of the usual form. */
+/* Return (code, opaque, what it asks for, end), or NULL if a field is not of the usual form. */
 static PyObject *request_of(const Header *header, const Editing *editing, Span body, Py_ssize_t end) {
-    PyObject *request = header->code == PULL_MESSAGE ? pull_of(&header->ext) : send_of(&header->ext, editing, body);
+    PyObject *request = header->code == PULL_MESSAGE          ? pull_of(&header->ext)
+                        : header->code == SEND_BATCH_MESSAGE ? batch_of(&header->ext, editing, body)
+                                                             : send_of(&header->ext, editing, body);
     return request ? Py_BuildValue("(LLNn)", (long long)header->code, (long long)header->opaque, request, end) : NULL;
 }
 
 /* Counterpart: FrameDecoder, decode_header with PullMessageRequestHeader or SendMessageRequestHeaderV2, and
-PropertyEditor.edit, for the requests at the begin of a read.
+PropertyEditor.edit or read_batch, for the requests at the begin of a read.
 
-(data, max frame size, max header size, end, names, max count)
--> [(code, opaque, UsualSend or UsualPull, position behind its frame), ...] | None */
+(data, max frame size, max header size, end, names, max count, max messages of a batch)
+-> [(code, opaque, UsualSend, UsualBatch or UsualPull, position behind its frame), ...] | None */
 PyObject *usual_requests(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer data;
     int64_t max_frame_size, max_header_size, max_count;
@@ -271,9 +308,9 @@ PyObject *usual_requests(PyObject *module, PyObject *const *args, Py_ssize_t cou
     Editing editing;
     PyObject *requests;
     (void)module;
-    if (count != 6 || !take_i64(args[1], &max_frame_size) || !take_i64(args[2], &max_header_size) ||
+    if (count != 7 || !take_i64(args[1], &max_frame_size) || !take_i64(args[2], &max_header_size) ||
         !take_bytes(args[3], &editing.end) || !take_i64(args[5], &max_count) ||
-        PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        !take_i64(args[6], &editing.max_messages) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
         return decline();
     editing.names = args[4];
     requests = PyList_New(0);

@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 5
+#define RUCOLA_SPEED_INTERFACE 6
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
@@ -77,6 +77,7 @@ uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 
 /* properties.c */
 PyObject *edited_properties(Span string, Span end, PyObject *joined_names);
+PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max_count);
 
 /* The functions of the module. */
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 5
+INTERFACE: Final = 6
 """The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
 
 
@@ -59,7 +59,8 @@ def description() -> str:
 Buffer = Any
 """An object with contiguous bytes; the name of its type came with Python 3.12."""
 EditedString = tuple[bytes, str | None, str | None, str | None, str | None]
-BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], list[str | None], list[str | None]]
+BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], Sequence[str | None], Sequence[str | None]]
+"""Of a batch, one item per message in each: (flags, bodies, stored property strings, tags codes, unique keys, KEYS)."""
 
 
 def _function(name: str) -> Any:
@@ -74,16 +75,19 @@ position after them, if `FrameDecoder` finds nothing wrong and all headers are J
 UsualSend = tuple[str, int, int, int, int, int, EditedString, bytes]
 """A message to send: (topic, queue id, sysFlag, born timestamp, flag, reconsume times, edited properties, body)."""
 
+UsualBatch = tuple[str, int, int, int, int, BatchColumns, int]
+"""A batch to send: (topic, queue id, sysFlag, born timestamp, reconsume times, columns, bytes of its body)."""
+
 UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
 """A pull: the fields of a PullMessageRequestHeader, in their order."""
 
 UsualRequest = tuple[int, int, Any, int]
-"""A request: (code, opaque, UsualSend or UsualPull, position behind its frame)."""
+"""A request: (code, opaque, UsualSend, UsualBatch or UsualPull, position behind its frame)."""
 
-usual_requests: Callable[[Buffer, int, int, bytes, bytes, int], list[UsualRequest] | None] | None
+usual_requests: Callable[[Buffer, int, int, bytes, bytes, int, int], list[UsualRequest] | None] | None
 usual_requests = _function("usual_requests")
-"""(data, max frame size, max header size, end, names, max count) -> the complete requests at the begin of data, up to
-one that is neither a SEND_MESSAGE_V2 nor a PULL_MESSAGE of the usual form."""
+"""(data, max frame size, max header size, end, names, max count, max messages of a batch) -> the complete requests at
+the begin of data, up to one that is no SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or PULL_MESSAGE of the usual form."""
 
 edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
 """(text, end, names) -> `PropertyEditor.edit`."""

@@ -14,6 +14,8 @@ from rucola import speed
 from rucola.access import Action, Caller, Check, Reason, Refused, Resource
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.message import Message
+from rucola.message.batch import encode_batch
 from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -90,7 +92,7 @@ def _odd(number: int) -> list[RemotingCommand]:
     headers = [send_header(**{"properties": f"UNIQ_KEY\x01odd{number}"} | field) for field in fields]
     odd = [RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"odd %d" % number) for header in headers]
     usual = send_header(properties="UNIQ_KEY\x01u")
-    odd += _pulls(number)
+    odd += _pulls(number) + _batches(number)
     odd += [
         RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, usual, bytes(5000)),
         RemotingCommand.request(RequestCode.SEND_BATCH_MESSAGE, usual, b"no batch"),
@@ -98,6 +100,36 @@ def _odd(number: int) -> list[RemotingCommand]:
         RemotingCommand.request(12345),
     ]
     return odd
+
+
+def _batches(number: int) -> list[RemotingCommand]:
+    """Batches that are stored, and batches that are refused."""
+    messages = [Message("T", b"batch %d;" % number, tags="A", keys=f"k{each}") for each in range(3)]
+    fields: list[dict[str, Any]] = [
+        {},
+        {},
+        {"properties": "WAIT\x01true\x02"},
+        {"properties": "TAGS\x01B"},
+        {"topic": "one", "queue_id": 7},
+        {"topic": "read-only"},
+        {"topic": "unknown"},
+        {"sys_flag": 4},
+        {"batch": "false"},
+    ]
+    bodies = [messages] * len(fields) + [
+        messages * 4,
+        [Message("T", bytes(5000))],
+        [Message("T", b"x", keys="k " * 200)],
+    ]
+    fields += [{}, {}, {}]
+    return [
+        RemotingCommand.request(
+            RequestCode.SEND_BATCH_MESSAGE,
+            send_header(**{"properties": "", "batch": "true"} | field),
+            encode_batch(body),
+        )
+        for field, body in zip(fields, bodies, strict=True)
+    ]
 
 
 def _pulls(number: int) -> list[RemotingCommand]:
@@ -124,7 +156,11 @@ def _pulls(number: int) -> list[RemotingCommand]:
 async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object]]:
     """What a broker answers and stores of 300 requests in a few reads."""
     drawn = random.Random(seed)
-    settings: dict[str, Any] = {"max_keys_per_message": 100, "auto_create_topic_enable": False}
+    settings: dict[str, Any] = {
+        "max_keys_per_message": 100,
+        "max_messages_per_batch": 10,
+        "auto_create_topic_enable": False,
+    }
     async with broker_peer(path, {"max_message_size": 4096}, clock=lambda: 1_000, **settings) as peer:
         for topic, perm in (("T", 6), ("one", 6), ("read-only", 4), ("write-only", 2)):
             header = CreateTopicRequestHeader(

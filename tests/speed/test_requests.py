@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola import speed
+from rucola.message import Message
+from rucola.message.batch import encode_batch
 from support.usual_requests import MAX_COUNT, assert_usual_requests
 
 
@@ -62,9 +64,12 @@ def _header(members: dict[str, bytes], fields: dict[str, bytes]) -> bytes:
     return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in given.items()) + b"}"
 
 
-PULL_CODE = {"code": b"11"}
+PULL_CODE, BATCH_CODE = {"code": b"11"}, {"code": b"320"}
+BATCH = SEND | {"i": b'""', "m": b'"true"'}
+MESSAGES = encode_batch([Message("T", b"body", tags="A", keys="k l"), Message("T", b"", tags="B")])
 USUAL = _header(MEMBERS, SEND)
 USUAL_PULL = _header(MEMBERS | PULL_CODE, PULL)
+USUAL_BATCH = _header(MEMBERS | BATCH_CODE, BATCH)
 JSON_VALUES = st.sampled_from(
     [
         *(b"0", b"-1", b"310", b"2147483648", b"-2147483649", b"1e3", b"07", b"null", b"true", b"{}", b'""', b'"310"'),
@@ -80,7 +85,8 @@ CHANGED_MEMBERS = st.dictionaries(st.sampled_from([*MEMBERS, "remark", "cod"]), 
 
 @st.composite
 def _headers(draw: st.DrawFn) -> bytes:
-    members, fields = draw(st.sampled_from([(MEMBERS, SEND), (MEMBERS | PULL_CODE, PULL), (MEMBERS, PULL)]))
+    kinds = [(MEMBERS, SEND), (MEMBERS | BATCH_CODE, BATCH), (MEMBERS | PULL_CODE, PULL), (MEMBERS, PULL)]
+    members, fields = draw(st.sampled_from(kinds))
     changed = st.dictionaries(st.sampled_from([*fields, "n", "aa", "bname", ""]), JSON_VALUES, max_size=2)
     members, fields = members | draw(CHANGED_MEMBERS), fields | draw(changed)
     for one in draw(st.lists(st.sampled_from([*members, *fields]), max_size=2)):
@@ -95,17 +101,22 @@ def _headers(draw: st.DrawFn) -> bytes:
     return header
 
 
-@given(st.lists(st.sampled_from([USUAL, USUAL_PULL]) | _headers(), max_size=7), st.integers(0, 400))
-def test_c_reads_no_request_otherwise_than_python(headers: list[bytes], cut: int) -> None:
+BODIES = st.sampled_from([b"body", MESSAGES, MESSAGES, MESSAGES * 2, MESSAGES[:-1], b""]) | st.binary(max_size=60)
+
+
+@given(st.lists(st.sampled_from([USUAL, USUAL_PULL, USUAL_BATCH]) | _headers(), max_size=7), st.data())
+def test_c_reads_no_request_otherwise_than_python(headers: list[bytes], data_of: st.DataObject) -> None:
     if speed.usual_requests is not None:
-        data = b"".join(map(_frame, headers))
+        data = b"".join(_frame(header, data_of.draw(BODIES)) for header in headers)
+        cut = data_of.draw(st.integers(0, 400))
         assert_usual_requests(data[: len(data) - cut if cut < 200 else len(data)])
 
 
 def test_usual_requests_are_read_in_c() -> None:
     if speed.usual_requests is not None:
         send, pull = _frame(USUAL), _frame(USUAL_PULL, b"")
-        assert assert_usual_requests(send + pull + send[:-1]) == 2
+        batch = _frame(USUAL_BATCH, MESSAGES)
+        assert assert_usual_requests(send + pull + batch + send[:-1]) == 3
         assert assert_usual_requests(pull * 9) == MAX_COUNT
         few = {name: SEND[name] for name in "befghi"}
         assert assert_usual_requests(_frame(_header(MEMBERS, few), b"") + send) == 2
@@ -138,3 +149,28 @@ def test_an_unusual_pull_ends_what_is_read_in_c(changed: dict[str, bytes]) -> No
     if speed.usual_requests is not None:
         unusual = _frame(_header(MEMBERS | PULL_CODE, PULL | changed))
         assert assert_usual_requests(_frame(USUAL_PULL) + unusual + _frame(USUAL_PULL)) == 1
+
+
+@pytest.mark.parametrize("string", [b"", rb"WAIT\u0001true", rb"WAIT\u0001true\u0002"])
+def test_a_batch_whose_own_properties_add_nothing_is_read_in_c(string: bytes) -> None:
+    if speed.usual_requests is not None:
+        header = _header(MEMBERS | BATCH_CODE, BATCH | {"i": b'"%b"' % string})
+        assert assert_usual_requests(_frame(header, MESSAGES)) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"i": rb'"WAIT\u0001false"'}, {"i": rb'"TAGS\u0001A"'}, {"m": b'"false"'}, {"b": b'""'}, {"f": b'"1e3"'}],
+)
+def test_an_unusual_batch_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
+    if speed.usual_requests is not None:
+        unusual = _frame(_header(MEMBERS | BATCH_CODE, BATCH | changed), MESSAGES)
+        assert assert_usual_requests(_frame(USUAL_BATCH, MESSAGES) + unusual) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"", MESSAGES[:-1], MESSAGES * 2, encode_batch([Message("T", b"x", properties={"DELAY": "1"})])]
+)
+def test_a_batch_with_unusual_messages_is_left_to_python(body: bytes) -> None:
+    if speed.usual_requests is not None:
+        assert assert_usual_requests(_frame(USUAL_BATCH, body)) == 0

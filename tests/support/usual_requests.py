@@ -14,13 +14,17 @@ from rucola.protocol.send import SendMessageRequestHeaderV2
 from support.accelerator import use
 
 MAX_COUNT = 5
+MAX_MESSAGES = 3
+"""Of a batch."""
 
 
 def assert_usual_requests(data: bytes) -> int:
     """Return the number of requests that C reads at the begin of `data`; each must be what Python reads there."""
     editor = PropertyEditor("C")
     assert speed.usual_requests is not None
-    found = speed.usual_requests(memoryview(data), MAX_FRAME_SIZE, MAX_HEADER_SIZE, *editor.editing, MAX_COUNT)
+    found = speed.usual_requests(
+        memoryview(data), MAX_FRAME_SIZE, MAX_HEADER_SIZE, *editor.editing, MAX_COUNT, MAX_MESSAGES
+    )
     assert found is not None
     assert len(found) <= MAX_COUNT
     with use(None):
@@ -32,12 +36,11 @@ def assert_usual_requests(data: bytes) -> int:
         for (code, opaque, request, request_end), command in zip(found, commands[: len(found)], strict=True):
             end += 4 + int.from_bytes(data[end : end + 4], "big")
             assert (code, opaque, 0, request_end) == (command.code, command.opaque, command.flag, end)
-            assert request == (_pull(command) if code == RequestCode.PULL_MESSAGE else _send(command, editor))
+            assert request == _READ[code](command, editor)
     return len(found)
 
 
 def _send(command: RemotingCommand, editor: PropertyEditor) -> object:
-    assert command.code == RequestCode.SEND_MESSAGE_V2
     header = command.decode_header(SendMessageRequestHeaderV2)
     assert header.batch == "false"
     return (
@@ -52,7 +55,30 @@ def _send(command: RemotingCommand, editor: PropertyEditor) -> object:
     )
 
 
-def _pull(command: RemotingCommand) -> object:
+def _batch(command: RemotingCommand, editor: PropertyEditor) -> object:
+    header = command.decode_header(SendMessageRequestHeaderV2)
+    assert header.batch == "true"
+    columns, end = editor.read_batch(command.body, header.properties, 0, MAX_MESSAGES)
+    assert end == len(command.body)
+    return (
+        header.topic,
+        header.queue_id,
+        header.sys_flag,
+        header.born_timestamp,
+        header.reconsume_times,
+        tuple(map(list, columns)),
+        end,
+    )
+
+
+def _pull(command: RemotingCommand, editor: PropertyEditor) -> object:
     header = command.decode_header(PullMessageRequestHeader)
     assert PullMessageRequestHeader(*astuple(header)) == header
     return astuple(header)
+
+
+_READ = {
+    RequestCode.SEND_MESSAGE_V2: _send,
+    RequestCode.SEND_BATCH_MESSAGE: _batch,
+    RequestCode.PULL_MESSAGE: _pull,
+}

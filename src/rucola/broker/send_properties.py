@@ -45,15 +45,13 @@ from rucola.message import properties
 from rucola.message.batch import decode_part
 from rucola.message.hashing import tags_code
 from rucola.message.properties import is_true
+from rucola.speed import BatchColumns
 
 EditedProperties = tuple[bytes, str | None, str | None, str | None, str | None]
 """Of one message: (stored property string, tag, unique key, KEYS, WAIT)."""
 
 EditedBatch = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
 """Of a batch, one item per message in each: (stored property strings, tags, unique keys, KEYS)."""
-
-BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], Sequence[str | None], Sequence[str | None]]
-"""Of a batch, one item per message in each: (flags, bodies, stored property strings, tags codes, unique keys, KEYS)."""
 
 _UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMER_PROPERTIES})
 """Names that a string must not contain if it is to be edited; messages with these need more than editing."""

@@ -1,9 +1,9 @@
-"""RequestFastPath: usual sends and pulls, from bytes to bytes.
+"""RequestFastPath: usual sends, batches and pulls, from bytes to bytes.
 
 The interpreter's code is cold when a client that waits for each response sends its next request, so that each function
 on the way costs about half a microsecond. The accelerator therefore decodes frame, header and properties in one call,
 and what these requests do not need is left out: their command, their processor, and the typed header of a send. It
-saves a seventh of the CPU time of a send (benchmarks/README.md).
+saves a seventh of the CPU time of a send, and the copy of a batch (benchmarks/README.md).
 
 Everything else takes the usual path, and so does every request that is refused: the fast path has no error of its own.
 It has no place for sends that wait between request and response, nor for access control.
@@ -12,23 +12,23 @@ It has no place for sends that wait between request and response, nor for access
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from rucola import speed
 from rucola.access import Action, Caller, Check, Interceptor, Resource
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAnswers
-from rucola.broker.services.publish import PublishService
+from rucola.broker.services.publish import UNSLICED, PublishService
 from rucola.broker.state import BrokerState
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.remoting.connection import WRITE_LIMIT, Connection, FastPath
-from rucola.speed import UsualPull, UsualSend
+from rucola.speed import UsualPull
 
 MAX_REQUESTS: Final = 64
 """Requests of one read that are served without a turn for other connections, as `connection.UNSLICED`."""
 
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_SEND, _PULL = int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.PULL_MESSAGE)
 
 
 class RequestFastPath:
@@ -43,7 +43,7 @@ class RequestFastPath:
         fetch_checks: list[Check],
     ) -> None:
         self._editing = publish.editing
-        self._put = publish.put_at_once
+        self._put, self._put_batch = publish.put_at_once, publish.put_batch_at_once
         self._collect = state.store.collect_puts
         self._formatted = SendAnswers(state.config).formatted
         self._answer = pulls.pull_at_once
@@ -57,7 +57,7 @@ class RequestFastPath:
         """
         if speed.usual_requests is None:
             return b"", 0
-        requests = speed.usual_requests(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, MAX_REQUESTS)
+        requests = speed.usual_requests(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, MAX_REQUESTS, UNSLICED)
         if not requests:
             return b"", 0
         responses: list[bytes] = []
@@ -66,12 +66,13 @@ class RequestFastPath:
             self._collect(True)
         try:
             for code, opaque, request, end in requests:
-                if code == _SEND:
-                    response = self._send(connection.caller, opaque, request)
-                    if response is None:
-                        break
-                else:
+                response: bytes | None
+                if code == _PULL:
                     response = self._pull(connection, opaque, request)
+                else:
+                    response = self._send(connection.caller, code, opaque, request)
+                if response is None:
+                    break
                 responses.append(response)
                 served = end
                 size += len(response)
@@ -84,11 +85,12 @@ class RequestFastPath:
                 self._collect(False)
         return b"".join(responses), served
 
-    def _send(self, caller: Caller, opaque: int, send: UsualSend) -> bytes | None:
-        resource = Resource(send[0])
+    def _send(self, caller: Caller, code: int, opaque: int, request: Any) -> bytes | None:
+        """Store a UsualSend or a UsualBatch."""
+        resource = Resource(request[0])
         for check in self._publish_checks:
             check(caller, resource)
-        published = self._put(caller, send)
+        published = self._put(caller, request) if code == _SEND else self._put_batch(caller, request)
         return None if published is None else self._formatted(opaque, published)
 
     def _pull(self, connection: Connection, opaque: int, pull: UsualPull) -> bytes:

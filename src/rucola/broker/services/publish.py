@@ -38,7 +38,7 @@ from rucola.broker.delivery.delay import delay_level, redirect_by_level
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
-from rucola.broker.send_properties import BatchColumns, PropertyEditor
+from rucola.broker.send_properties import PropertyEditor
 from rucola.broker.services.results import Published
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
@@ -49,7 +49,7 @@ from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.slices import in_slices
-from rucola.speed import UsualSend
+from rucola.speed import BatchColumns, UsualBatch, UsualSend
 from rucola.store.config import PUT_OK, PutMessageStatus
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -58,7 +58,7 @@ T = TypeVar("T")
 Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
 
-_UNSLICED: Final = 1024
+UNSLICED: Final = 1024
 """The number of messages up to which a batch is stored at once, in about 3 ms."""
 _PART: Final = 64
 """Messages that are decoded in one step of a slice."""
@@ -387,15 +387,35 @@ class PublishService:
         # message is created before the records are encoded.
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        columns, end = self._properties.read_batch(body, header.properties, 0, _UNSLICED)
-        self._check_count(header, len(columns[0]))
+        columns, end = self._properties.read_batch(body, header.properties, 0, UNSLICED)
+        self._check_count(header.topic, len(columns[0]))
         if end < size:
             return self._put_large_batch(header, body, queue_id, born_host)
-        return self._put_columns(header, queue_id, born_host, columns)
+        return self._put_columns(_usual_batch(header, queue_id, columns, size), born_host, self._must_wait(header))
+
+    def put_batch_at_once(self, caller: Caller, batch: UsualBatch) -> Published | None:
+        """Store a batch, unless it needs more than `put_batch`: then return None.
+
+        Raises InvalidMessage or Refused.
+        """
+        name, queue_id, sys_flag = batch[:3]
+        topic = self._topic(name)
+        if topic is None or not 0 <= queue_id < topic.write_queue_nums or topic.topic_filter_type == MULTI_TAG:
+            return None
+        columns, size = batch[5:]
+        if sys_flag & sysflag.TRANSACTION_MASK or size > self._store_config.max_message_size:
+            return None
+        self._check_count(name, len(columns[0]))
+        return self._put_columns(batch, encode_host(caller.address), False)
+
+    def _must_wait(self, header: SendHeader) -> bool:
+        return self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
 
     async def _put_large_batch(self, header: SendHeader, body: bytes, queue_id: int, born_host: bytes) -> Published:
         try:
-            return self._put_columns(header, queue_id, born_host, await in_slices(self._columns(header, body)))
+            columns = await in_slices(self._columns(header, body))
+            batch = _usual_batch(header, queue_id, columns, len(body))
+            return self._put_columns(batch, born_host, self._must_wait(header))
         except InvalidMessage as error:
             raise self._illegal(error) from None
 
@@ -406,7 +426,7 @@ class PublishService:
         while position < len(body):
             part, position = self._properties.read_batch(body, header.properties, position, _PART)
             count += len(part[0])
-            self._check_count(header, count)
+            self._check_count(header.topic, count)
             parts.append(part)
             yield
         return cast("BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
@@ -419,34 +439,35 @@ class PublishService:
             )
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
-    def _check_count(self, header: SendHeader, count: int) -> None:
+    def _check_count(self, topic: str, count: int) -> None:
         """Raise Refused for a batch of too many messages.
 
         Clients do not retry it, since no broker would take it.
         """
         if count > (limit := self._config.max_messages_per_batch):
-            found = f"a batch of more than {limit} messages for topic {header.topic}"
+            found = f"a batch of more than {limit} messages for topic {topic}"
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
-    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: BatchColumns) -> Published:
+    def _put_columns(self, batch: UsualBatch, born_host: bytes, must_wait: bool) -> Published:
+        topic, queue_id, sys_flag, born_timestamp, reconsume_times, columns, _ = batch
         flags, bodies, stored, tags_codes, unique_keys, keys = columns
         # All messages together have more blanks than one may have keys: only then one can have too many.
         if "".join(filter(None, keys)).count(properties.KEY_SEPARATOR) >= self._config.max_keys_per_message:
             for words in keys:
-                self._check_keys(header.topic, words)
+                self._check_keys(topic, words)
         now_ms = self._clock()
         result = self._store.put_batch(
             MessageInnerBatch(
-                intern(header.topic),
+                intern(topic),
                 queue_id,
                 bodies,
                 stored,
                 flags,
-                header.sys_flag,
-                header.born_timestamp,
+                sys_flag,
+                born_timestamp,
                 born_host,
-                header.reconsume_times,
+                reconsume_times,
                 tags_codes,
                 unique_keys,
                 keys,
@@ -458,7 +479,6 @@ class PublishService:
         if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
             self._stats.put_durations.record(duration_ms)
         first = result.physical_offsets[0]
-        must_wait = self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
         return Published(queue_id, result.queue_offset, first, first + result.size, must_wait, result.physical_offsets)
 
     # Durability and refusals.
@@ -508,3 +528,7 @@ def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:
     """
     is_retry = header.reconsume_times > 0 and delay_level(pairs) > 0
     return is_true(pairs.get(properties.TRAN_MSG)) and not is_retry
+
+
+def _usual_batch(header: SendHeader, queue_id: int, columns: BatchColumns, size: int) -> UsualBatch:
+    return header.topic, queue_id, header.sys_flag, header.born_timestamp, header.reconsume_times, columns, size
