@@ -12,10 +12,10 @@ It has no place for sends that wait between request and response, nor for access
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rucola import speed
-from rucola.access import Action, Caller, Check, Interceptor, Resource
+from rucola.access import Action, Check, Interceptor, Resource
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAnswers
 from rucola.broker.services.publish import UNSLICED, PublishService
@@ -23,7 +23,6 @@ from rucola.broker.state import BrokerState
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.remoting.connection import WRITE_LIMIT, Connection, FastPath
-from rucola.speed import UsualPull
 
 MAX_REQUESTS: Final = 64
 """Requests of one read that are served without a turn for other connections, as `connection.UNSLICED`."""
@@ -64,15 +63,23 @@ class RequestFastPath:
         served = size = 0
         if len(requests) > 1:
             self._collect(True)
+        caller = connection.caller
         try:
             for code, opaque, request, end in requests:
-                response: bytes | None
+                # Written out, since each function on the way of a request costs.
                 if code == _PULL:
-                    response = self._pull(connection, opaque, request)
+                    resource = Resource(request[1], request[0])
+                    for check in self._fetch_checks:
+                        check(caller, resource)
+                    response = self._answer(connection, opaque, request)
                 else:
-                    response = self._send(connection.caller, code, opaque, request)
-                if response is None:
-                    break
+                    resource = Resource(request[0])
+                    for check in self._publish_checks:
+                        check(caller, resource)
+                    published = (self._put if code == _SEND else self._put_batch)(caller, request)
+                    if published is None:
+                        break
+                    response = self._formatted(opaque, published)
                 responses.append(response)
                 served = end
                 size += len(response)
@@ -84,20 +91,6 @@ class RequestFastPath:
             if len(requests) > 1:
                 self._collect(False)
         return b"".join(responses), served
-
-    def _send(self, caller: Caller, code: int, opaque: int, request: Any) -> bytes | None:
-        """Store a UsualSend or a UsualBatch."""
-        resource = Resource(request[0])
-        for check in self._publish_checks:
-            check(caller, resource)
-        published = self._put(caller, request) if code == _SEND else self._put_batch(caller, request)
-        return None if published is None else self._formatted(opaque, published)
-
-    def _pull(self, connection: Connection, opaque: int, pull: UsualPull) -> bytes:
-        resource = Resource(pull[1], pull[0])
-        for check in self._fetch_checks:
-            check(connection.caller, resource)
-        return self._answer(connection, opaque, pull)
 
 
 def fast_path_of(

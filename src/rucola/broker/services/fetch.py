@@ -140,6 +140,11 @@ class FetchService:
                 f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{caller.address}]",
             )
+        # Most pulls want all messages, and bring their subscription.
+        has_own = request.sys_flag & pull.SUBSCRIPTION
+        is_for_all = has_own and request.subscription == SUB_ALL and (request.expression_type or "TAG") == "TAG"
+        if is_for_all and not self._config.filter_support_retry:
+            return group, ALL_MESSAGES
         try:
             return group, self._filter(request, group)
         except InvalidMessage as error:
@@ -150,9 +155,6 @@ class FetchService:
         matched: Matches | None = None
         config = self._config
         if request.sys_flag & pull.SUBSCRIPTION:
-            is_for_all = request.subscription == SUB_ALL and (request.expression_type or "TAG") == "TAG"
-            if is_for_all and not config.filter_support_retry:
-                return ALL_MESSAGES
             self._state.limits.check_expression(request.topic, request.subscription)
             wanted = subscription(request.topic, request.subscription, request.expression_type or "TAG")
             check_supported(wanted, config)  # before an expression of any size is compiled
