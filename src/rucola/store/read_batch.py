@@ -61,10 +61,11 @@ class QueueReader:
         """
         log, config, begin = self._log, self._config, queue.min_offset
         # 1. The units to look at, up to the end of their file; none if the file is gone. Without a filter, the first
-        #    ones are enough, unless one of them is damaged.
+        #    ones are enough for the accelerator.
         wanted = max(1, min(max_count, config.max_transfer_count_on_message_in_memory))
         most = min(max(_MIN_UNITS, wanted), end - queue_offset)
-        units = queue.units_in_file(queue_offset, min(wanted, most) if accepts is None and matches is None else most)
+        are_first = accepts is None and matches is None and speed.read_units is not None
+        units = queue.units_in_file(queue_offset, min(wanted, most) if are_first else most)
         if not units:
             return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.end_of_file(queue_offset), begin, end, b"", 0)
         # 2. The limits depend on the distance of the first record to the end of the log.
@@ -84,8 +85,10 @@ class QueueReader:
                 status = _FOUND if count else _NO_MATCHED_MESSAGE
                 return GetResult(status, queue_offset + read_count, begin, end, joined, count, suggests_slave)
         # 4. Otherwise one record after the other.
+        if are_first:
+            units = queue.units_in_file(queue_offset, most)
         status, following, joined, count = read_batch(
-            log, queue.units_in_file(queue_offset, most), queue_offset, max_count, max_bytes, accepts, matches,
+            log, units, queue_offset, max_count, max_bytes, accepts, matches,
             lambda at: self._report_damaged_unit(queue, at),
         )  # fmt: skip
         return GetResult(status, following, begin, end, joined, count, suggests_slave)

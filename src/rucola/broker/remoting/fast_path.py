@@ -23,6 +23,7 @@ from rucola.broker.state import BrokerState
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.remoting.connection import WRITE_LIMIT, Connection, FastPath
+from rucola.speed import UsualRequests
 
 MAX_REQUESTS: Final = 64
 """Requests of one read that are served without a turn for other connections, as `connection.UNSLICED`."""
@@ -35,12 +36,14 @@ class RequestFastPath:
 
     def __init__(
         self,
+        usual_requests: UsualRequests,
         publish: PublishService,
         pulls: PullAdapter,
         state: BrokerState,
         publish_checks: list[Check],
         fetch_checks: list[Check],
     ) -> None:
+        self._usual = usual_requests
         self._editing = publish.editing
         self._put, self._put_batch = publish.put_at_once, publish.put_batch_at_once
         self._collect = state.store.collect_puts
@@ -54,9 +57,7 @@ class RequestFastPath:
 
         Ends behind the response that exceeds WRITE_LIMIT, as the usual path does.
         """
-        if speed.usual_requests is None:
-            return b"", 0
-        requests = speed.usual_requests(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, MAX_REQUESTS, UNSLICED)
+        requests = self._usual(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, MAX_REQUESTS, UNSLICED)
         if not requests:
             return b"", 0
         responses: list[bytes] = []
@@ -98,12 +99,14 @@ def fast_path_of(
 ) -> FastPath | None:
     """Return the fast path of a broker without access control and with these interceptors.
 
-    None if responses to sends wait until messages are durable.
+    None without the accelerator, or if responses to sends wait until messages are durable.
     """
-    if publish.waits:
+    usual_requests = speed.usual_requests
+    if usual_requests is None or publish.waits:
         return None
     checks = {
         action: [check for interceptor in chain if (check := interceptor.check_for(action)) is not None]
         for action in (Action.PUBLISH, Action.FETCH)
     }
-    return RequestFastPath(publish, pulls, state, checks[Action.PUBLISH], checks[Action.FETCH]).serve
+    serving = RequestFastPath(usual_requests, publish, pulls, state, checks[Action.PUBLISH], checks[Action.FETCH])
+    return serving.serve
