@@ -18,9 +18,11 @@ from rucola.message import Message
 from rucola.message.batch import encode_batch
 from rucola.message.record import decode_many
 from rucola.protocol import pull
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
+from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.store.config import FlushDiskType, StoreConfig
@@ -38,12 +40,14 @@ def _send(number: int) -> bytes:
     return _usual(number).encode()
 
 
-async def _answers(broker: Broker, requests: list[bytes]) -> list[RemotingCommand]:
+async def _answers(broker: Broker, *groups: list[bytes]) -> list[RemotingCommand]:
+    """The answers to requests on one connection; a group is sent together, when those before it are answered."""
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.config.listen_port)
-    writer.write(b"".join(requests))
     decoder, found = FrameDecoder(), list[RemotingCommand]()
-    while len(found) < len(requests):
-        found += decoder.receive_data(await reader.read(1 << 20))
+    for number, group in enumerate(groups, 1):
+        writer.write(b"".join(group))
+        while len(found) < sum(map(len, groups[:number])):
+            found += decoder.receive_data(await reader.read(1 << 20))
     writer.close()
     await writer.wait_closed()
     return found
@@ -78,6 +82,7 @@ def _odd(number: int) -> list[RemotingCommand]:
     fields: list[dict[str, Any]] = [
         {"properties": "DELAY\x011\x02KEYS\x01k"},
         {"properties": ""},
+        {"properties": "UNIQ_KEY\x01u\x02long\x01" + "v" * 40_000},
         {"properties": "KEYS\x01" + "k " * 200},
         {"queue_id": -1, "topic": "one"},
         {"queue_id": 99},
@@ -153,8 +158,8 @@ def _pulls(number: int) -> list[RemotingCommand]:
     return [RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header(**field)) for field in fields]
 
 
-async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object]]:
-    """What a broker answers and stores of 300 requests in a few reads."""
+async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object], list[object]]:
+    """What a broker answers and stores of 300 requests in reads of 1 to 30, and how it counts them."""
     drawn = random.Random(seed)
     settings: dict[str, Any] = {
         "max_keys_per_message": 100,
@@ -170,7 +175,18 @@ async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object]]:
         requests = [drawn.choice([_usual(number)] * 20 + _odd(number)) for number in range(300)]
         for number, request in enumerate(requests):
             request.opaque = number
-        answers = await _answers(peer.broker, [request.encode() for request in requests])
+        frames, groups = [request.encode() for request in requests], []
+        while frames:
+            size = drawn.choice([1, 1, 2, 5, 30])
+            groups.append(frames[:size])
+            del frames[:size]
+        answers = await _answers(peer.broker, *groups)
+        counted = [
+            (await peer.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body,
+            decode_body(KVTable, (await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table[
+                "putMessageFailedTimes"
+            ],
+        ]
         log = _log_bytes(path)
         stored = [
             (one.topic, one.queue_id, one.queue_offset, one.physical_offset, one.body, one.properties, one.sys_flag)
@@ -180,7 +196,7 @@ async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object]]:
         (one.opaque, one.code, _without_address(str(one.remark)), one.ext_fields | {"msgId": ""}, _content(one))
         for one in answers
     ]
-    return sorted(told, key=repr), list(stored)
+    return sorted(told, key=repr), list(stored), counted
 
 
 def _content(answer: RemotingCommand) -> object:
@@ -205,6 +221,7 @@ async def test_requests_take_the_fast_path_without_a_difference(
         assert [one for one in fast if one not in usual] == [one for one in usual if one not in fast]
     assert with_fast_path == without
     assert len(with_fast_path[1]) > 100
+    assert with_fast_path[2][1] != "0"
 
 
 async def test_an_interceptor_sees_each_message_of_a_read_once(tmp_path: Path) -> None:

@@ -217,17 +217,17 @@ class PublishService:
         )
 
     def put_at_once(self, caller: Caller, send: UsualSend) -> Published | None:
-        """Store a message, unless it needs more than `put_message`: then return None.
-
-        Raises InvalidMessage or Refused.
-        """
+        """Store a message, unless it needs more than `put_message`: then return None. Raises Refused."""
         name, queue_id, sys_flag = send[:3]
         topic = self._topic(name)
         if topic is None or not 0 <= queue_id < topic.write_queue_nums or topic.topic_filter_type == MULTI_TAG:
             return None
         if name[0] == _SYSTEM_PREFIX or sys_flag & _IS_NOT_DISPATCHED:
             return None
-        return self._put_usual(send, encode_host(caller.address))
+        try:
+            return self._put_usual(send, encode_host(caller.address))
+        except InvalidMessage as error:
+            raise self._illegal(error) from None
 
     def _check_size(self, body: bytes) -> None:
         if len(body) > self._store_config.max_message_size:
@@ -394,10 +394,7 @@ class PublishService:
         return self._put_columns(_usual_batch(header, queue_id, columns, size), born_host, self._must_wait(header))
 
     def put_batch_at_once(self, caller: Caller, batch: UsualBatch) -> Published | None:
-        """Store a batch, unless it needs more than `put_batch`: then return None.
-
-        Raises InvalidMessage or Refused.
-        """
+        """Store a batch, unless it needs more than `put_batch`: then return None. Raises Refused."""
         name, queue_id, sys_flag = batch[:3]
         topic = self._topic(name)
         if topic is None or not 0 <= queue_id < topic.write_queue_nums or topic.topic_filter_type == MULTI_TAG:
@@ -406,7 +403,10 @@ class PublishService:
         if sys_flag & sysflag.TRANSACTION_MASK or size > self._store_config.max_message_size:
             return None
         self._check_count(name, len(columns[0]))
-        return self._put_columns(batch, encode_host(caller.address), False)
+        try:
+            return self._put_columns(batch, encode_host(caller.address), False)
+        except InvalidMessage as error:
+            raise self._illegal(error) from None
 
     def _must_wait(self, header: SendHeader) -> bool:
         return self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
