@@ -6,8 +6,8 @@
 An installation has it if there were a C compiler and Python's headers when it was made (`hatch_build.py`); its sources
 are in `speed/`. Python is the reference: a function here has the same results as the Python code beside each of its
 calls, or returns None and leaves the work to that code. So it needs to know only the usual form of its input, and no
-error text is written twice. The names below are None without the accelerator; callers read them at each call, so that
-tests can compare both ways by setting one to None.
+error text is written twice. The names below are None without the accelerator; callers read them at each call, but
+`usual_requests` when a broker is built, so that tests can compare both ways by setting one to None.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
-from rucola.store.config import FlushDiskType, StoreConfig
+from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, pull_header, send_header
 from support.cluster import SMALL_FILES
@@ -244,3 +244,23 @@ async def test_an_interceptor_sees_each_message_of_a_read_once(tmp_path: Path) -
     assert counting.seen == 30
     assert [answer.code for answer in answers].count(ResponseCode.SYSTEM_BUSY) == 10
     assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "settings", "codes"),
+    [
+        ({}, {"broker_permission": 4}, (ResponseCode.NO_PERMISSION, ResponseCode.PULL_NOT_FOUND)),
+        ({}, {"broker_permission": 2}, (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)),
+        ({"broker_role": BrokerRole.SLAVE}, {}, (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.PULL_NOT_FOUND)),
+    ],
+)
+async def test_the_fast_path_runs_the_checks_of_every_interceptor(
+    tmp_path: Path, store: dict[str, Any], settings: dict[str, Any], codes: tuple[int, int]
+) -> None:
+    async with broker_peer(tmp_path, store, **settings) as peer:
+        pulled = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header(topic="TBW102")).encode()
+        header = send_header(topic="TBW102", properties="UNIQ_KEY\x01u")
+        sent = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"body").encode()
+        answers = [(await _answers(peer.broker, [frame]))[0].code for frame in (sent, pulled)]
+        assert answers[0] == codes[0]
+        assert answers[1] == codes[1]

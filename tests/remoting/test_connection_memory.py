@@ -12,7 +12,7 @@ from struct import pack
 import pytest
 
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.frame import MAX_FRAME_SIZE
+from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
 from rucola.remoting import connection_memory
 from rucola.remoting.connection import Connection, Processor
 from rucola.remoting.connection_memory import (
@@ -21,6 +21,7 @@ from rucola.remoting.connection_memory import (
     ConnectionLimits,
     ConnectionMemory,
 )
+from rucola.remoting.read_hooks import ReadHooks
 from rucola.remoting.server import RemotingServer
 from support.faults import limited
 from support.remoting_peers import BIG, ECHO, RawPeer, echo, request, running_server
@@ -99,6 +100,23 @@ async def test_a_congested_connection_is_not_read_until_its_peer_reads() -> None
         assert memory.unsent_total == 0
         peer.close()
         await other.close()
+
+
+async def test_what_follows_the_fast_path_waits_until_the_peer_reads() -> None:
+    memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=MEGA))
+    frame = request(BIG).encode()
+    response = RemotingCommand(0, {}, bytes(5 * MEGA)).encode()
+    async with running_server(processors(MEGA), memory=memory) as server:
+        server.read_hooks = ReadHooks(fast_path=lambda connection, data: (response, len(frame)))
+        peer = await deaf(server)
+        await asyncio.get_running_loop().sock_sendall(peer, frame * 20)
+        await until(lambda: any(one.is_congested for one in server.connections))
+        assert memory.unsent_total < 6 * MEGA, "the rest of the read was processed"
+        decoder, answers = FrameDecoder(), list[RemotingCommand]()
+        while len(answers) < 20:
+            answers += decoder.receive_data(await asyncio.get_running_loop().sock_recv(peer, MEGA))
+        assert [len(one.body) for one in answers] == [5 * MEGA] + [MEGA] * 19
+        peer.close()
 
 
 class Deaf:

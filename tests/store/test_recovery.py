@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from rucola.store import recovery
+from rucola.store.retention import DiskUsage
+from rucola.store.tools.check import check
 from support.stores import OpenStore, crashed_copy, inner
 
 
@@ -35,3 +37,26 @@ def test_a_long_recovery_logs_its_progress(
     assert len(places) >= 3
     assert places[0] >= 9000
     assert all(after - before >= 9000 for before, after in itertools.pairwise(places))
+
+
+def test_a_queue_whose_first_files_have_expired_recovers_from_a_crash(open_store: OpenStore, tmp_path: Path) -> None:
+    """The recovery scans all of the log, so that it rewinds the queue to a place before its first file."""
+    store = open_store()
+    for number in range(45):
+        store.put(inner(body=b"%04d" % number * 150), 1_000)
+    store.reput()
+    store.checkpoint()
+    now_ms = 1 << 50
+    for _ in range(20):
+        store.begin_retention_round(now_ms, 4, [DiskUsage(tmp_path, 1, 2)])
+        while store.expire(now_ms):
+            store.delete_expired()
+    begin, end = store.queues()["T", 0]
+    files = sorted((tmp_path / "store" / "consumequeue" / "T" / "0").iterdir())
+    assert int(files[0].name) > 0, "the first file of the queue is gone"
+    with crashed_copy(store, tmp_path / "copy") as after:
+        assert after.queues() == {("T", 0): (begin, end)}
+        assert len(after.get("T", 0, begin, 32).records) == end - begin > 0
+        after.put(inner(body=b"next"), 1_001)
+        assert after.max_offset("T", 0) == end + 1
+    assert check(tmp_path / "copy") == []

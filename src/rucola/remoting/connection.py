@@ -128,8 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_close = on_close
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
         self._has_received = self._has_logged_unreadable = False
-        # Whether the unsent bytes have reached their limit; whether the kept requests have their turn later.
-        self._is_congested = self._is_sliced = False
+        self._is_congested = self._is_sliced = False  # unsent bytes are at their limit; kept requests wait for a turn
         self._is_waiting = self._has_partial_frame = False  # for the partial frames of others; its own is counted
         self._is_resting = False  # see `rest`
         self._kept: list[RemotingCommand] = []
@@ -401,7 +400,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._measured_times is not None:
             self._measured_times.on_received()
         data = self._view[:nbytes]
-        if self._fast_path is not None and not (self._decoder.buffered or self._kept or self._turns_until_s):
+        is_behind = self._decoder.buffered or self._kept or self._turns_until_s or self._is_congested
+        if self._fast_path is not None and not is_behind:
             responses, served = self._fast_path(self, data)
             if responses:
                 self._write(responses)
@@ -415,15 +415,15 @@ class Connection(asyncio.BufferedProtocol):
             log_seldom(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
             self.close()
         else:
-            if self._kept:  # a transport with a buffer of its own may have more after it was paused
+            if self._kept or self._is_congested:  # by the fast path, or a transport has more after it was paused
                 self._kept += commands
             elif self._has_partial_frame and commands and len(commands[0].body) >= LARGE_SIZE:
                 self._process_later(commands)  # to decode a message of megabytes takes as long as to store it
             else:
-                self._process(commands)
+                self._process(commands, is_rest=len(data) < nbytes)
             if (self._has_partial_frame or not commands) and self._memory is not None and self._transport is not None:
                 self._has_partial_frame = (size := self._decoder.buffered) > 0
-                self._memory.on_read(self, nbytes, size, is_complete=bool(commands))
+                self._memory.on_read(self, len(data), size, is_complete=bool(commands))
         if self._turns_until_s and not self._kept and asyncio.get_running_loop().time() > self._turns_until_s:
             self._turns_until_s, self._view = 0.0, self._buffer.view
 
@@ -475,15 +475,15 @@ class Connection(asyncio.BufferedProtocol):
 
     # Processing of a read.
 
-    def _process(self, commands: list[RemotingCommand]) -> None:
+    def _process(self, commands: list[RemotingCommand], *, is_rest: bool = False) -> None:
         """Process the commands of one read and write their replies together.
 
         A response completes the future of its request. If the replies exceed WRITE_LIMIT they are written before the
         rest is processed; if the connection is then congested, the remaining commands are kept for `resume_writing`.
         """
-        replies: list[bytes] = []
-        size = 0
-        remaining = self._in_slice(commands) if len(commands) > UNSLICED or self._turns_until_s else iter(commands)
+        replies, size = list[bytes](), 0
+        takes_turns = is_rest or len(commands) > UNSLICED or self._turns_until_s
+        remaining = self._in_slice(commands) if takes_turns else iter(commands)
         around = self._around_reads if len(commands) > 1 else bool
         around(True)
         try:

@@ -18,8 +18,10 @@ The checks are selected once, when the table is built. Without a check, steps 2 
 not apply to an action cost its requests nothing. A Refused that any step raises, now or in an awaitable that the
 handler returns, becomes the response in `Connection` (see `remoting.refusals`).
 
-A server has no other way to answer a request, so no request code can bypass the chain
+A server answers no request without these checks, so no request code can bypass the chain
 (tests/broker/test_interceptors.py and tests/namesrv/test_interceptors.py send every code to a server that refuses all).
+The broker's fast path (`broker.remoting.fast_path`) runs the checks of the same chain, and there is none beside an
+access gate or interceptors that were added (tests/broker/test_pipelined.py).
 """
 
 from __future__ import annotations

@@ -413,18 +413,15 @@ class MappedFile:
 class MappedFileQueue:
     """The files of one directory, which form a logical file from `begin` to `end`.
 
-    `files` has them oldest first; empty if the directory is new. Only methods of this class change it.
+    `files` has them oldest first; empty if the directory is new.
     """
 
-    __slots__ = ("begin", "directory", "file_size", "files")
+    __slots__ = ("directory", "file_size", "files")
 
     def __init__(self, directory: Path, file_size: int, files: list[MappedFile]) -> None:
         self.directory = directory
         self.file_size = file_size
         self.files = files
-        self.begin = 0
-        """The logical offset of the first byte that is not deleted; 0 without files. Every pull reads it."""
-        self._files_changed()
 
     @classmethod
     def open(
@@ -461,6 +458,11 @@ class MappedFileQueue:
         return cls(directory, file_size, files)
 
     @property
+    def begin(self) -> int:
+        """The logical offset of the first byte that is not deleted; 0 without files."""
+        return self.files[0].begin if self.files else 0
+
+    @property
     def end(self) -> int:
         """The logical offset after the last file, written or not; 0 without files."""
         return self.files[-1].end if self.files else 0
@@ -490,7 +492,6 @@ class MappedFileQueue:
             self.directory / file_name(begin), self.file_size, begin=begin, reads_ahead=reads_ahead
         )
         self.files.append(file)
-        self._files_changed()
         return file
 
     def detach_first(self) -> MappedFile:
@@ -498,7 +499,6 @@ class MappedFileQueue:
         file = self.files[0]
         file.detach()
         del self.files[0]
-        self._files_changed()
         return file
 
     def truncate(self, offset: int) -> None:
@@ -511,7 +511,6 @@ class MappedFileQueue:
             while self.files and self.files[-1].begin > offset:
                 # The last file first: a crash in between leaves no gap.
                 self.files.pop().delete()
-            self._files_changed()
             sync_directory(self.directory)
         file = self.find(offset)
         if file is not None and file.erase(offset - file.begin):
@@ -524,9 +523,6 @@ class MappedFileQueue:
 
     def __iter__(self) -> Iterator[MappedFile]:
         return iter(self.files)
-
-    def _files_changed(self) -> None:
-        self.begin = self.files[0].begin if self.files else 0
 
 
 def file_name(begin: int) -> str:

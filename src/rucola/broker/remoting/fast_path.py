@@ -13,23 +13,19 @@ place for sends that wait between request and response, nor for access control.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from rucola import speed
 from rucola.access import Action, Check, Interceptor, Resource
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAnswers
-from rucola.broker.services.publish import UNSLICED, PublishService
+from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService
 from rucola.broker.state import BrokerState
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
-from rucola.remoting.connection import WRITE_LIMIT, Connection, FastPath
+from rucola.remoting.connection import UNSLICED, WRITE_LIMIT, Connection, FastPath
 from rucola.remoting.refusals import error_response
 from rucola.speed import UsualRequests
-
-MAX_REQUESTS: Final = 64
-"""Requests of one read that are served without a turn for other connections, as `connection.UNSLICED`."""
 
 _SEND, _PULL = int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.PULL_MESSAGE)
 
@@ -56,11 +52,12 @@ class RequestFastPath:
         self._fetch_checks = fetch_checks
 
     def serve(self, connection: Connection, data: memoryview) -> tuple[bytes, int]:
-        """Return the responses, and the position behind the last request that was served; see `FastPath`.
+        """Return the responses, and the position behind the last request that was served; see `ReadHooks`.
 
-        Ends behind the response that exceeds WRITE_LIMIT, as the usual path does.
+        Ends behind the response that exceeds WRITE_LIMIT, and after UNSLICED requests: the rest of the read takes the
+        usual path, where it waits for the peer to read, and for its turn.
         """
-        requests = self._usual(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, MAX_REQUESTS, UNSLICED)
+        requests = self._usual(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, UNSLICED, UNSLICED_MESSAGES)
         if not requests:
             return b"", 0
         responses: list[bytes] = []

@@ -58,7 +58,7 @@ T = TypeVar("T")
 Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
 
-UNSLICED: Final = 1024
+UNSLICED_MESSAGES: Final = 1024
 """The number of messages up to which a batch is stored at once, in about 3 ms."""
 _PART: Final = 64
 """Messages that are decoded in one step of a slice."""
@@ -387,7 +387,7 @@ class PublishService:
         # message is created before the records are encoded.
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        columns, end = self._properties.read_batch(body, header.properties, 0, UNSLICED)
+        columns, end = self._properties.read_batch(body, header.properties, 0, UNSLICED_MESSAGES)
         self._check_count(header.topic, len(columns[0]))
         if end < size:
             return self._put_large_batch(header, body, queue_id, born_host)
