@@ -341,3 +341,18 @@ async def test_a_slave_refuses_requests_that_change_it(tmp_path: Path) -> None:
         ):
             with pytest.raises(BrokerError, match=f"{words}.*; its master is {master.address}"):
                 await running.remoting.invoke_ok(slave.address, RemotingCommand.request(code))
+
+
+async def test_a_stop_of_the_replication_passes_a_cancellation_on(tmp_path: Path) -> None:
+    """A coordinator that is cancelled while its broker stops to follow must not go on."""
+    async with pair(tmp_path) as (running, master, slave):
+        stopping = asyncio.create_task(slave.role.stop_following())
+        await asyncio.sleep(0)  # it has begun
+        assert slave.role.changing.locked()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert not slave.role.changing.locked()
+        await slave.role.become_slave(1, 0, f"{HOST}:{master.config.ha_listen_port}")
+        assert set(await send(running, 3)) == {SendStatus.SEND_OK}
+        await caught_up(running, master, slave)

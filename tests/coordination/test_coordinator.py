@@ -14,6 +14,7 @@ from rucola.coordination.election import Bounds
 from rucola.coordination.etcd import EtcdAccess, EtcdClient
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord
 from rucola.coordination.write_lease import WriteLease, boot_time_s
+from rucola.errors import RemotingError
 from support.etcd import EtcdServer
 from support.proxy import Proxy
 from support.waiting import until
@@ -122,3 +123,46 @@ async def test_a_right_counts_from_the_request_and_ends_before_the_lease(shared_
         await stopping
         assert not lease.is_held()
         assert keys.view(await client.range(keys.prefix)).leader is None
+
+
+class AloneBroker(EmptyBroker):
+    """The same without its slave."""
+
+    def in_sync(self) -> Mapping[int, int]:
+        return {}
+
+
+async def no_promise(address: str, epoch: int) -> PromiseResponse:
+    await asyncio.sleep(BOUNDS.retry_timeout_s)  # a machine that is off answers nothing
+    raise RemotingError(f"{address} does not answer")
+
+
+async def test_a_master_leads_again_after_etcd_was_away_longer_than_its_lease_and_the_slave_is_gone(
+    shared_etcd: EtcdServer,
+) -> None:
+    keys, lease = GroupKeys("c", "alone"), WriteLease()
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(Proxy(shared_etcd.endpoint.removeprefix("http://")))
+        client = await stack.enter_async_context(EtcdClient(EtcdAccess((shared_etcd.endpoint,)), 20))
+        of_slave, _ = await client.grant(60)
+        await client.transact(*keys.announcing(SECOND, of_slave))
+        ended, _ = await client.grant(60)
+        await client.transact(*keys.leading(LeaderRecord(1, "a:1", "a:2"), ended, 0, STATE))
+        await client.revoke(ended)
+        etcd = await stack.enter_async_context(
+            EtcdClient(EtcdAccess((f"http://{proxy.address}",)), BOUNDS.retry_timeout_s)
+        )
+        coordinator = Coordinator(keys, FIRST, BOUNDS, etcd, AloneBroker(), no_promise, lease)
+        coordinator.start()
+        stack.push_async_callback(coordinator.stop)
+        await until(lease.is_held)
+
+        async def has_no_leader() -> bool:
+            return keys.view(await client.range(keys.prefix)).leader is None
+
+        await client.revoke(of_slave)
+        proxy.swallow()
+        await until(has_no_leader)
+        await until(lambda: not lease.is_held())
+        proxy.heal()
+        await until(lease.is_held)

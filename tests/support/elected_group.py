@@ -132,8 +132,11 @@ class ElectedGroup:
             return keys.view(await client.range(keys.prefix))
 
     async def all_in_sync(self) -> bool:
-        state = (await self.view()).state
-        return state is not None and state.in_sync.keys() == self.ports.keys()
+        """Whether etcd has a leader, all members, and all of them in sync: nothing of a fault goes on."""
+        view = await self.view()
+        if view.state is None or view.leader is None:
+            return False
+        return view.state.in_sync.keys() == view.members.keys() == self.ports.keys()
 
     async def create_topic(self, queues: int = 2) -> None:
         client = RemotingClient()

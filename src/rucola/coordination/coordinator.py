@@ -264,13 +264,14 @@ class Coordinator:
         is_late = begin_s - self._renewed_s >= self._bounds.loop_wait_s * 1.5
         # An etcd that lost its data answers, and renews a lease, but not that of the mastership.
         if self._election.role is Role.MASTER and (is_late or not self._election.holds_lease):
-            await self._ask_members()
+            await self._ask_members()  # of a member that is out of reach, this takes as long as an answer may take
+        asked_s = boot_time_s()
         try:
             view = self._keys.view(await self._etcd.range(self._keys.prefix))
         except MQError as error:
             self._note_failure(error)
             return await self._round_without_etcd()
-        if boot_time_s() - begin_s >= self._bounds.retry_timeout_s:
+        if boot_time_s() - asked_s >= self._bounds.retry_timeout_s:
             return 0.0  # this process was stopped: its view may be outdated
         self._note_success()
         self._members |= view.members

@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from rucola.acl.credentials import Credentials
@@ -145,12 +144,19 @@ class HAClient:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the session and wait for it."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        """End the session and wait for it, also if the caller is cancelled meanwhile."""
+        if (task := self._task) is None:
+            return
+        task.cancel()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
+        finally:
             self._task = None
+        if not task.cancelled():
+            task.result()
 
     async def _run(self) -> None:
         while True:
