@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -78,25 +79,52 @@ async def extensions(lease: WriteLease, count: int) -> None:
         assert before_s <= boot_time_s() - LATE_S + BOUNDS.right_s
 
 
-async def test_a_right_counts_from_the_request_and_ends_before_the_lease(shared_etcd: EtcdServer) -> None:
-    keys, lease = GroupKeys("c", "late"), WriteLease()
+@dataclass
+class Leading:
+    """A coordinator that leads its group; etcd by its proxy, and by a client of the test."""
+
+    keys: GroupKeys
+    right: WriteLease
+    proxy: Proxy
+    client: EtcdClient
+    lease: int
+    """The lease of the members that the test has announced."""
+    coordinator: Coordinator
+
+
+@asynccontextmanager
+async def leading(
+    etcd: EtcdServer,
+    name: str,
+    members: Sequence[MemberRecord],
+    broker: EmptyBroker,
+    ask: Callable[[str, int], Awaitable[PromiseResponse]],
+) -> AsyncIterator[Leading]:
+    """Let broker 1 lead a group whose leader, itself, has just ended."""
+    keys, right = GroupKeys("c", name), WriteLease()
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(Proxy(shared_etcd.endpoint.removeprefix("http://")))
-        client = await stack.enter_async_context(EtcdClient(EtcdAccess((shared_etcd.endpoint,)), 20))
-        held, _ = await client.grant(60)
-        for member in (SECOND, FIRST):
-            await client.transact(*keys.announcing(member, held))
-        # A leader that has just ended.
+        proxy = await stack.enter_async_context(Proxy(etcd.endpoint.removeprefix("http://")))
+        client = await stack.enter_async_context(EtcdClient(EtcdAccess((etcd.endpoint,)), 20))
+        lease, _ = await client.grant(60)
+        for member in members:
+            await client.transact(*keys.announcing(member, lease))
         ended, _ = await client.grant(60)
         await client.transact(*keys.leading(LeaderRecord(1, "a:1", "a:2"), ended, 0, STATE))
         await client.revoke(ended)
-        etcd = await stack.enter_async_context(
-            EtcdClient(EtcdAccess((f"http://{proxy.address}",)), BOUNDS.retry_timeout_s)
-        )
-        coordinator = Coordinator(keys, FIRST, BOUNDS, etcd, EmptyBroker(), late_promise, lease)
+        access = EtcdAccess((f"http://{proxy.address}",))
+        own = await stack.enter_async_context(EtcdClient(access, BOUNDS.retry_timeout_s))
+        coordinator = Coordinator(keys, FIRST, BOUNDS, own, broker, ask, right)
         coordinator.start()
         stack.push_async_callback(coordinator.stop)
-        await until(lease.is_held)
+        await until(right.is_held)
+        yield Leading(keys, right, proxy, client, lease, coordinator)
+
+
+async def test_a_right_counts_from_the_request_and_ends_before_the_lease(shared_etcd: EtcdServer) -> None:
+    async with leading(shared_etcd, "late", (SECOND, FIRST), EmptyBroker(), late_promise) as group:
+        keys, lease, proxy, client, coordinator = (
+            group.keys, group.right, group.proxy, group.client, group.coordinator,
+        )  # fmt: skip
         assert coordinator.figures().in_sync == {1, 2}
         proxy.delay_ms = LATE_S * 1000 / 2  # in each direction
         await until(lambda: lease.until_s < boot_time_s() - LATE_S + BOUNDS.right_s)  # the last one that was not late
@@ -140,29 +168,14 @@ async def no_promise(address: str, epoch: int) -> PromiseResponse:
 async def test_a_master_leads_again_after_etcd_was_away_longer_than_its_lease_and_the_slave_is_gone(
     shared_etcd: EtcdServer,
 ) -> None:
-    keys, lease = GroupKeys("c", "alone"), WriteLease()
-    async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(Proxy(shared_etcd.endpoint.removeprefix("http://")))
-        client = await stack.enter_async_context(EtcdClient(EtcdAccess((shared_etcd.endpoint,)), 20))
-        of_slave, _ = await client.grant(60)
-        await client.transact(*keys.announcing(SECOND, of_slave))
-        ended, _ = await client.grant(60)
-        await client.transact(*keys.leading(LeaderRecord(1, "a:1", "a:2"), ended, 0, STATE))
-        await client.revoke(ended)
-        etcd = await stack.enter_async_context(
-            EtcdClient(EtcdAccess((f"http://{proxy.address}",)), BOUNDS.retry_timeout_s)
-        )
-        coordinator = Coordinator(keys, FIRST, BOUNDS, etcd, AloneBroker(), no_promise, lease)
-        coordinator.start()
-        stack.push_async_callback(coordinator.stop)
-        await until(lease.is_held)
+    async with leading(shared_etcd, "alone", (SECOND,), AloneBroker(), no_promise) as group:
 
         async def has_no_leader() -> bool:
-            return keys.view(await client.range(keys.prefix)).leader is None
+            return group.keys.view(await group.client.range(group.keys.prefix)).leader is None
 
-        await client.revoke(of_slave)
-        proxy.swallow()
+        await group.client.revoke(group.lease)
+        group.proxy.swallow()
         await until(has_no_leader)
-        await until(lambda: not lease.is_held())
-        proxy.heal()
-        await until(lease.is_held)
+        await until(lambda: not group.right.is_held())
+        group.proxy.heal()
+        await until(group.right.is_held)
