@@ -60,6 +60,7 @@ class RequestFastPath:
         requests = self._usual(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, *self._editing, UNSLICED, UNSLICED_MESSAGES)
         if not requests:
             return b"", 0
+        is_deep = len(requests) == UNSLICED  # there may be more: pulls then need slices from the first one on
         responses: list[bytes] = []
         served = size = 0
         caller = connection.caller
@@ -69,6 +70,8 @@ class RequestFastPath:
             for code, opaque, request, end in requests:
                 try:  # written out, since each function on the way of a request costs
                     if code == _PULL:
+                        if is_deep:
+                            break
                         resource = Resource(request[1], request[0])
                         for check in self._fetch_checks:
                             check(caller, resource)
