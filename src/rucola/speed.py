@@ -84,9 +84,8 @@ UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str |
 UsualRequest = tuple[int, int, Any, int]
 """A request: (code, opaque, UsualSend, UsualBatch or UsualPull, position behind its frame)."""
 
-UsualRequests = Callable[[Buffer, int, int, bytes, bytes, int, int], list[UsualRequest] | None]
-
-usual_requests: UsualRequests | None = _function("usual_requests")
+usual_requests: Callable[[Buffer, int, int, bytes, bytes, int, int], list[UsualRequest] | None] | None
+usual_requests = _function("usual_requests")
 """(data, max frame size, max header size, end, names, max count, max messages of a batch) -> the complete requests at
 the begin of data, up to one that is no SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or PULL_MESSAGE of the usual form."""
 

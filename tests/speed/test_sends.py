@@ -33,8 +33,8 @@ INT32, INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1
 def test_the_extension_has_every_function(extension: ModuleType | None) -> None:
     if extension is not None:
         assert extension.INTERFACE == speed.INTERFACE
-        assert {"encode_records", "read_batch"} <= set(FUNCTIONS)
-        assert all(callable(getattr(extension, name)) for name in FUNCTIONS)
+        functions = {name for name in dir(extension) if callable(getattr(extension, name)) and name[0] != "_"}
+        assert set(FUNCTIONS) == functions - {"crc32"}, "all of them are compared, and run in the sanitizers' build"
 
 
 def test_crc32_is_that_of_zlib(extension: ModuleType | None) -> None:

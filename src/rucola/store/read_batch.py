@@ -77,20 +77,18 @@ class QueueReader:
             if held is not None:
                 return GetResult(_FOUND, queue_offset + 1, begin, end, held, 1, suggests_slave)
         # 3. One call of the accelerator, if all records are intact and in one log file.
-        if matches is None and speed.read_units is not None and (file := log.files.find(physical_offset)) is not None:
-            written = min(log.end - file.begin, file.size)
-            read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
-            if read is not None:
-                joined, count, read_count = read
-                status = _FOUND if count else _NO_MATCHED_MESSAGE
-                return GetResult(status, queue_offset + read_count, begin, end, joined, count, suggests_slave)
+        found = None
+        if matches is None:
+            found = read_usual(log, units, physical_offset, queue_offset, max_count, max_bytes, accepts)
         # 4. Otherwise one record after the other.
-        if are_first:
-            units = queue.units_in_file(queue_offset, most)
-        status, following, joined, count = read_batch(
-            log, units, queue_offset, max_count, max_bytes, accepts, matches,
-            lambda at: self._report_damaged_unit(queue, at),
-        )  # fmt: skip
+        if found is None:
+            if are_first:
+                units = queue.units_in_file(queue_offset, most)
+            found = read_batch(
+                log, units, queue_offset, max_count, max_bytes, accepts, matches,
+                lambda at: self._report_damaged_unit(queue, at),
+            )  # fmt: skip
+        status, following, joined, count = found
         return GetResult(status, following, begin, end, joined, count, suggests_slave)
 
     def _report_damaged_unit(self, queue: ConsumeQueue, queue_offset: int) -> None:
@@ -165,6 +163,29 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, b"".join(records), len(records)
+
+
+def read_usual(
+    log: CommitLog,
+    units: bytes,
+    physical_offset: int,
+    queue_offset: int,
+    max_count: int,
+    max_bytes: int,
+    accepts: Callable[[int], bool] | None,
+) -> tuple[GetMessageStatus, int, bytes, int] | None:
+    """Return the result of `read_batch` if all records are intact and in one log file.
+
+    None otherwise, and without the accelerator. `physical_offset` is that of the first unit.
+    """
+    if speed.read_units is None or (file := log.files.find(physical_offset)) is None:
+        return None
+    written = min(log.end - file.begin, file.size)
+    read = speed.read_units(units, queue_offset, file.map, file.begin, written, max_count, max_bytes, accepts)
+    if read is None:
+        return None
+    records, count, read_count = read
+    return _FOUND if count else _NO_MATCHED_MESSAGE, queue_offset + read_count, records, count
 
 
 def _hold_large(

@@ -12,7 +12,7 @@ place for sends that wait between request and response, nor for access control.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rucola import speed
 from rucola.access import Action, Check, Interceptor, Resource
@@ -25,7 +25,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.remoting.connection import UNSLICED, WRITE_LIMIT, Connection, FastPath
 from rucola.remoting.refusals import error_response
-from rucola.speed import UsualRequests
+from rucola.speed import UsualRequest
 
 _SEND, _PULL = int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.PULL_MESSAGE)
 
@@ -35,7 +35,7 @@ class RequestFastPath:
 
     def __init__(
         self,
-        usual_requests: UsualRequests,
+        usual_requests: Callable[..., list[UsualRequest] | None],
         publish: PublishService,
         pulls: PullAdapter,
         state: BrokerState,
