@@ -134,6 +134,7 @@ class Broker:
         async with self.role.changing:
             parts = self.parts
             await self.stop_parts()
+            self._environment.ports.release()
             if self._coordination is not None and parts is not None:
                 await self._coordination.keep_end(parts.storage.store.max_physical_offset)
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rucola.broker.assembly.listeners import held_ports
 from rucola.broker.assembly.startup import RoleStart, RunningParts
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
@@ -246,11 +245,10 @@ class BrokerRoleControl:
         began_s = time.monotonic()
         try:
             await self._broker.stop_parts()
-            with held_ports(self._config):
-                record = dataclasses.replace(self._switched(self.record.changed(role), reason), rejoins=rejoins)
-                await self._write(record)
-                self._take(record, broker_id)
-                await self._broker.start_parts(start)
+            record = dataclasses.replace(self._switched(self.record.changed(role), reason), rejoins=rejoins)
+            await self._write(record)
+            self._take(record, broker_id)
+            await self._broker.start_parts(start)
         except Exception as error:
             self._note_failure(error)
             raise
@@ -283,9 +281,8 @@ class BrokerRoleControl:
             if self._broker.parts is None or not self._parts.replication.may_grow:
                 return  # it follows no master any more; the next one is compared with the whole log
             await self._broker.stop_parts()
-            with held_ports(self._config):
-                await in_thread(lambda: _cut_closed_log(self._store_config, self._file.path.parent, physical_offset))
-                await self._broker.start_parts(RoleStart(master_address=self._master_address))
+            await in_thread(lambda: _cut_closed_log(self._store_config, self._file.path.parent, physical_offset))
+            await self._broker.start_parts(RoleStart(master_address=self._master_address))
 
 
 def _cut_closed_log(config: StoreConfig, config_directory: Path, physical_offset: int) -> None:

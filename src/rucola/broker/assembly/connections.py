@@ -51,7 +51,10 @@ class Connections:
         self._listeners = Listeners(config, self.processors, self._on_close, self.memory, environment.tls)
 
     def bind(self, running: AsyncExitStack) -> None:
-        """Take the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError."""
+        """Take the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError.
+
+        The environment then holds them, and the one for slaves.
+        """
         config = self._environment.config
         check_exposure(
             "the broker",
@@ -62,6 +65,9 @@ class Connections:
         )
         self._listeners.bind()
         running.push_async_callback(self._listeners.stop)
+        for port in self._listeners.ports:
+            self._environment.ports.hold(config.bind_address, port)
+        config.ha_listen_port = self._environment.ports.hold(config.bind_address, config.ha_listen_port)
         self._environment.store_config.store_host = config.store_host
 
     def schedule(self, scheduler: Scheduler) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rucola.access import Interceptor
@@ -12,6 +12,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.coordination import GroupRole
 from rucola.broker.services.roles import RoleChanges
 from rucola.coordination.write_lease import WriteLease
+from rucola.remoting.held_ports import HeldPorts
 from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.store.config import BrokerRole, StoreConfig
 
@@ -46,6 +47,8 @@ class BrokerEnvironment:
     """The election of the master; None if the configuration decides."""
     client_tls: ClientTls | None = None
     """TLS of connections to name servers and to the master; None connects in plain text."""
+    ports: HeldPorts = field(default_factory=HeldPorts)
+    """The ports of the broker, also while it changes its role."""
 
     @property
     def is_slave(self) -> bool:

@@ -6,10 +6,7 @@ and a slave of Apache 4.9.8 asks its master for topics only there. `vipChannelEn
 
 from __future__ import annotations
 
-import socket
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
 
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError
@@ -62,6 +59,11 @@ class Listeners:
                 server.unbind()
         self._config.listen_port = self._servers[0].port
 
+    @property
+    def ports(self) -> list[int]:
+        """The ports that `bind` took."""
+        return [server.port for server in self._servers]
+
     async def start(self, read_hooks: ReadHooks) -> None:
         """Listen. Raises RemotingError."""
         for server in self._servers:
@@ -104,26 +106,3 @@ class Listeners:
                 f"{error}. It is the VIP channel of listenPort={listen_port}, always two below it; set "
                 "vipChannelEnabled=false if no slave of Apache and no old client needs it"
             ) from None
-
-
-@contextmanager
-def held_ports(config: BrokerConfig) -> Iterator[None]:
-    """Keep other processes off the ports of a stopped broker that will start again.
-
-    On Linux, a socket that is bound and does not listen does that, and lets a listening one be bound beside it
-    (SO_REUSEADDR); elsewhere nothing is held. A port that another process has taken already is reported by the start.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    ports = [config.listen_port, config.ha_listen_port]
-    if config.vip_channel_enabled:
-        ports.append(vip_port(config.listen_port))
-    with ExitStack() as held:
-        for port in ports:
-            family = socket.AF_INET6 if ":" in config.bind_address else socket.AF_INET
-            bound = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                bound.bind((config.bind_address, port))
-        yield

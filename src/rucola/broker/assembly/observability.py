@@ -51,7 +51,7 @@ async def start_metrics(
         collects.append(ElectionCollector(config.broker_cluster_name, config.broker_name, figures).collect)
     metrics = MetricsServer(
         host,
-        config.metrics_prom_exporter_port,
+        environment.ports.hold(host, config.metrics_prom_exporter_port),
         lambda: chain.from_iterable(collect() for collect in collects),
         environment.tls,
     )
