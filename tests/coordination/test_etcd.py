@@ -63,7 +63,7 @@ async def test_keys_end_with_their_lease(client: EtcdClient) -> None:
 
 
 async def test_a_watch_tells_of_changes_of_its_keys_alone(client: EtcdClient) -> None:
-    watch = client.watch("/watch/")
+    watch = client.watch("/watch/", TIMEOUT_S)
     async with asyncio.timeout(TIMEOUT_S):
         await anext(watch)
         change = asyncio.ensure_future(anext(watch))
@@ -72,6 +72,21 @@ async def test_a_watch_tells_of_changes_of_its_keys_alone(client: EtcdClient) ->
         await client.transact([], [Put("/watch/a", b"x")])
         await change
     await watch.aclose()
+
+
+async def test_a_watch_of_a_silent_etcd_ends_and_can_be_renewed(own_etcd: EtcdServer) -> None:
+    """A connection that a firewall has dropped is silent, too: no later change would ever be told."""
+    async with EtcdClient(EtcdAccess((own_etcd.endpoint,)), TIMEOUT_S) as client, asyncio.timeout(TIMEOUT_S):
+        watch = client.watch("/silent/", 0.3)
+        await anext(watch)
+        own_etcd.signal(signal.SIGSTOP)
+        assert [each async for each in watch] == []
+        own_etcd.signal(signal.SIGCONT)
+        renewed = client.watch("/silent/", TIMEOUT_S)
+        await anext(renewed)
+        await client.transact([], [Put("/silent/a", b"x")])
+        await anext(renewed)
+        await renewed.aclose()
 
 
 async def test_a_client_goes_to_an_endpoint_that_answers(shared_etcd: EtcdServer) -> None:

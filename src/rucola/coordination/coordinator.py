@@ -45,6 +45,8 @@ JOINING_WAIT_S: Final = 0.05
 """Pause between rounds while a slave is about to join the in-sync set."""
 VACANT_WAIT_S: Final = 0.1
 """Pause between rounds while there is no master."""
+WATCH_ROUNDS: Final = 6
+"""Rounds, as multiples of their longest pause, after which a silent watch is renewed: it may be half-open."""
 ETCD: Final = "coordination by etcd"
 """Subject of the log lines."""
 
@@ -234,10 +236,11 @@ class Coordinator:
 
     async def _watch(self) -> None:
         while True:
-            with suppress(MQError):
-                async for _ in self._etcd.watch(self._keys.prefix):
+            try:
+                async for _ in self._etcd.watch(self._keys.prefix, WATCH_ROUNDS * self._bounds.loop_wait_s):
                     self._wake.set()
-            await asyncio.sleep(self._bounds.loop_wait_s)
+            except MQError:
+                await asyncio.sleep(self._bounds.loop_wait_s)
 
     # The rounds.
 

@@ -132,6 +132,7 @@ class EtcdClient:
             raise ConfigError("etcdEndpoints: no address")
         self._errors = (httpx.HTTPError, httpx.InvalidURL)
         self._not_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+        self._silent = httpx.ReadTimeout
         self._access = access
         self._timeout_s = timeout_s
         self._last = 0
@@ -198,10 +199,11 @@ class EtcdClient:
         answer = await self._call("/v3/kv/txn", request, is_repeatable=False)
         return int(answer["header"]["revision"]) if answer.get("succeeded") else None
 
-    async def watch(self, prefix: str) -> AsyncIterator[None]:
+    async def watch(self, prefix: str, silence_s: float) -> AsyncIterator[None]:
         """Yield whenever keys with a prefix change, and once when the watch begins.
 
-        Ends with EtcdError.
+        Ends with EtcdError, or without it when nothing has come for `silence_s`: etcd sends nothing while nothing
+        changes, and a half-open connection looks the same.
         """
         begin = prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1])
@@ -213,11 +215,17 @@ class EtcdClient:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._timeout_s):
                     answering = self._http.stream(
-                        "POST", f"{endpoint}/v3/watch", content=content, headers=headers, timeout=None
+                        "POST",
+                        f"{endpoint}/v3/watch",
+                        content=content,
+                        headers=headers,
+                        timeout=(None, silence_s, None, None),  # of reads
                     )
                     answer = await stack.enter_async_context(answering)
                 async for _ in answer.aiter_lines():  # one JSON object a line
                     yield None
+        except self._silent:
+            return
         except (*self._errors, TimeoutError) as error:
             raise EtcdError(f"the watch at {endpoint} ended: {_reason(error)}") from None
         raise EtcdError(f"the watch at {endpoint} ended")
