@@ -13,7 +13,7 @@ from rucola.broker.assembly.startup import RoleStart
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.route import vip_port
 from rucola.remoting.metrics_config import MetricsExporterType
-from tests.support.broker_peer import broker_peer
+from support.broker_peer import broker_peer
 
 HOST = "127.0.0.1"
 
@@ -25,14 +25,17 @@ def _is_free(port: int, *, reuse: bool = False) -> bool:
         try:
             other.bind((HOST, port))
         except OSError as error:
-            assert error.errno == errno.EADDRINUSE
+            if error.errno != errno.EADDRINUSE:
+                raise
             return False
     return True
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a socket listen beside one that is bound")
 async def test_all_ports_are_held_from_the_stop_of_the_parts_to_their_next_start(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0) as peer:
+    async with broker_peer(
+        tmp_path, metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0
+    ) as peer:
         config, address = peer.broker.config, peer.broker.address
         ports = {
             config.listen_port,
@@ -40,7 +43,8 @@ async def test_all_ports_are_held_from_the_stop_of_the_parts_to_their_next_start
             config.ha_listen_port,
             config.metrics_prom_exporter_port,
         }
-        assert len(ports) == 4 and min(ports) > 0
+        assert len(ports) == 4
+        assert min(ports) > 0
         for _ in range(2):
             await peer.broker.stop_parts()
             assert [port for port in ports if _is_free(port)] == []

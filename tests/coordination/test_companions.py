@@ -23,13 +23,11 @@ from support.elected_group import ElectedGroup
 from support.election_trial import Trial
 from support.etcd import EtcdServer
 from support.faketime import WallClock
-from support.partitioned_group import FAST, TTL_S
+from support.partitioned_group import FAST, LONGER_S
 
 pytestmark = pytest.mark.slow
 
 HOUR_S = 3600
-LONGER_S = 1.5 * TTL_S
-"""Longer than the lease, and than several registrations."""
 
 
 class CompanionTrial(Trial):

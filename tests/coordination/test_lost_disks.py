@@ -26,7 +26,7 @@ import pytest
 
 from support.election_trial import SETTLE_S, Trial
 from support.etcd import EtcdServer
-from support.partitioned_group import TTL_S, Ways, partitioned_group
+from support.partitioned_group import LONGER_S, Ways, partitioned_group
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -140,7 +140,7 @@ class DiskTrial(Trial):
         first = await self.group.master()
         await self.lose_data_of_etcd()
         await asyncio.to_thread(self.etcd.start)
-        await self.acknowledges(asyncio.get_running_loop().time() + 2 * TTL_S)
+        await self.acknowledges(asyncio.get_running_loop().time() + LONGER_S)
         assert await self.group.master() == first
 
     async def etcd_is_replaced_by_an_empty_one(self, other: EtcdServer) -> None:
@@ -150,7 +150,7 @@ class DiskTrial(Trial):
             proxy.target = other.endpoint.removeprefix("http://")
             proxy.cut()
         self.group.etcd = self.etcd = other
-        await self.acknowledges(asyncio.get_running_loop().time() + 2 * TTL_S)
+        await self.acknowledges(asyncio.get_running_loop().time() + LONGER_S)
         assert await self.group.master() == first
 
     async def etcd_comes_back_with_nothing_and_without_a_master(self) -> None:

@@ -29,7 +29,7 @@ import pytest
 
 from support.election_trial import SETTLE_S, Trial
 from support.etcd import EtcdServer
-from support.partitioned_group import TTL_S, Ways, partitioned_group
+from support.partitioned_group import LONGER_S, Ways, partitioned_group
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ class PartitionTrial(Trial):
     async def master_does_not_reach_etcd(self, *, requests: bool, responses: bool) -> None:
         first = await self.group.master()
         self.ways.etcd[first].swallow(requests=requests, responses=responses)
-        await self.acknowledges(self._now_s() + 2 * TTL_S)
+        await self.acknowledges(self._now_s() + LONGER_S)
         self.ways.heal()
         assert await self.group.master() == first
 
@@ -74,9 +74,9 @@ class PartitionTrial(Trial):
         first = await self.group.master()
         for proxy in self.ways.etcd.values():
             proxy.swallow()
-        await self.acknowledges(self._now_s() + 2 * TTL_S)
+        await self.acknowledges(self._now_s() + LONGER_S)
         self.ways.clients[await self.other(first)].half_open()
-        await self.acknowledges(self._now_s() + 2 * TTL_S)
+        await self.acknowledges(self._now_s() + LONGER_S)
         self.ways.heal()
         assert await self.group.master() == first
 
@@ -93,7 +93,7 @@ class PartitionTrial(Trial):
         first = await self.group.master()
         second = await self.other(first)
         self.ways.etcd[second].swallow()
-        await self.acknowledges(self._now_s() + 2 * TTL_S)
+        await self.acknowledges(self._now_s() + LONGER_S)
         await self.in_sync_are(first, second)
         self.ways.heal()
         assert await self.group.master() == first
@@ -121,7 +121,7 @@ class PartitionTrial(Trial):
         proxies = [proxy for each in vars(self.ways).values() for proxy in each.values()]
         for proxy in proxies:
             proxy.delay_ms = LATE_MS
-        await self.acknowledges(self._now_s() + 2 * TTL_S)
+        await self.acknowledges(self._now_s() + LONGER_S)
         for proxy in proxies:
             proxy.delay_ms = 0.0
         assert await self.group.master() == first

@@ -125,9 +125,13 @@ class Deaf:
     peer = "127.0.0.1:1"
     unsent_ms = 0
     is_closed = False
+    is_sliced = False
 
     def wait(self, is_waiting: bool) -> None:
-        """It has no partial frame."""
+        """Nothing reads it."""
+
+    def rest(self, is_resting: bool) -> None:
+        """Nothing reads it."""
 
     def abort(self) -> None:
         self.is_closed = True
@@ -291,6 +295,23 @@ async def test_a_frame_that_hardly_grows_is_not_waited_for() -> None:
         for peer in (trickling, steady, busy):
             await peer.close()
     assert memory.partial_total == 0
+
+
+async def test_a_connection_is_not_slow_while_it_waits_for_its_turn() -> None:
+    """What its peer has sent meanwhile is not read yet."""
+    memory = ConnectionMemory(ConnectionLimits())
+    behind, slow = Deaf(), Deaf()
+    for connection in (behind, slow):
+        memory.partial(connection, KILO)
+    behind.is_sliced = True
+    memory.close_slow_frames()
+    memory.close_slow_frames()
+    assert [connection.is_closed for connection in (behind, slow)] == [False, True]
+    behind.is_sliced = False
+    memory.close_slow_frames()
+    memory.close_slow_frames()
+    assert behind.is_closed
+    assert memory.closed == {"slowFrame": 2}
 
 
 class NotingMemory(ConnectionMemory):

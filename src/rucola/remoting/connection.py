@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_close = on_close
         # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
         self._has_received = self._has_logged_unreadable = False
-        self._is_congested = self._is_sliced = False  # unsent bytes are at their limit; kept requests wait for a turn
+        self._is_congested = self.is_sliced = False  # unsent bytes are at their limit; kept bytes wait for a turn
         self._is_waiting = self._has_partial_frame = False  # for the partial frames of others; its own is counted
         self._is_resting = False  # see `rest`
         self._kept: list[RemotingCommand] = []
@@ -468,7 +468,7 @@ class Connection(asyncio.BufferedProtocol):
     def _set_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._is_congested or self._is_waiting or self._is_sliced or self._is_resting:
+        if self._is_congested or self._is_waiting or self.is_sliced or self._is_resting:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -532,20 +532,20 @@ class Connection(asyncio.BufferedProtocol):
         self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
-        if not self._is_sliced:
-            self._is_sliced = True
+        if not self.is_sliced:
+            self.is_sliced = True
             self._set_reading()
             turns_of(asyncio.get_running_loop()).wait(self._process_next_slice)
 
     def _process_next_slice(self) -> None:
-        self._is_sliced = False
+        self.is_sliced = False
         if not self._is_congested and self._transport is not None:
             self._process_kept()
 
     def _process_kept(self) -> None:
         kept, self._kept = self._kept, []
         self._process(kept)
-        if self._decoder.is_behind and not (self._kept or self._is_congested or self._is_sliced):
+        if self._decoder.is_behind and not (self._kept or self._is_congested or self.is_sliced):
             self.buffer_updated(0)
         self._set_reading()
 

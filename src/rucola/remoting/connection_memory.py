@@ -95,6 +95,8 @@ class BufferedConnection(Protocol):
     """The part of a `rucola.remoting.connection.Connection` that this module needs."""
 
     peer: str
+    is_sliced: bool
+    """Whether it waits for its turn, and does not read until then."""
 
     @property
     def unsent_ms(self) -> int:
@@ -285,7 +287,7 @@ class ConnectionMemory:
             self._checked.clear()
             return
         for connection, size in list(self._partial.items()):
-            if connection in self._waiting:
+            if connection in self._waiting or connection.is_sliced:
                 self._checked.pop(connection, None)  # it is not read, so it cannot grow
                 continue
             before = self._checked.get(connection)
@@ -312,7 +314,7 @@ class ConnectionMemory:
         before, self._slow = self._slow, {}
         slow: list[BufferedConnection] = []
         for connection, size in self._partial.items():
-            if connection in self._waiting:
+            if connection in self._waiting or connection.is_sliced:
                 continue  # it is not read, so its frame cannot grow
             # 7,680 bytes in 30 seconds.
             if connection in before and size - before[connection] < MIN_FRAME_RATE * FRAME_CHECK_INTERVAL_S:

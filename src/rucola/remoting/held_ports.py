@@ -22,9 +22,10 @@ class HeldPorts:
         self._sockets: dict[int, socket.socket] = {}
 
     def hold(self, host: str, port: int) -> int:
-        """Hold a port that no socket listens on, and return it; 0 lets the system choose one.
+        """Hold a port and return it; 0 lets the system choose one.
 
-        Returns 0 for 0 if it cannot. A port that another process has is left to the error of the socket that listens.
+        No socket may listen on it yet. Returns 0 for 0 if nothing can be held. A port of another process is not held:
+        the socket that is to listen there reports it.
         """
         if sys.platform != "linux" or port in self._sockets:
             return port
@@ -32,7 +33,7 @@ class HeldPorts:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError, OverflowError):
             bound.bind((host, port))
-            port = int(bound.getsockname()[1])
+            port = bound.getsockname()[1]
             self._sockets[port] = bound
             return port
         bound.close()
