@@ -63,8 +63,11 @@ static PyObject *crc32(PyObject *module, PyObject *data) {
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, PyDoc_STR("crc32(data) -> int: zlib.crc32, which every encoded body passes through.")},
     FAST(split_frames, "split_frames(data, max frame size, max header size) -> (headers, bodies, end) | None"),
-    FAST(usual_requests, "usual_requests(data, max frame size, max header size, end, names, max count, max messages of a batch)"
-         " -> [(code, opaque, UsualSend, UsualBatch or UsualPull, end), ...] | None"),
+    FAST(read_pulls, "read_pulls(data, max frame size, max header size, max count) -> [(opaque, UsualPull, end), ...] | None"),
+    FAST(encode_sends,
+         "encode_sends(data, max count, sending, max body size, max keys size, max messages of a batch, queue offsets,"
+         " physical offset, room, store timestamp, born host)"
+         " -> (records, responses, dispatch requests, queue offsets, number, end) | None"),
     FAST(edit_properties, "edit_properties(text, end, names) -> (stored, tag, unique key, KEYS, WAIT) | None"),
     FAST(read_batch, "read_batch(body, end, names, max count)"
          " -> (flags, bodies, properties, tags codes, unique keys, KEYS) | None"),
@@ -98,7 +101,8 @@ static PyMethodDef methods[] = {
     visit("topic", topic) visit("queue_id", queue_id) visit("queue_offset", queue_offset)                              \
         visit("physical_offset", physical_offset) visit("size", size) visit("store_timestamp", store_timestamp)        \
             visit("sys_flag", sys_flag) visit("tags_code", tags_code) visit("unique_key", unique_key)                  \
-                visit("keys", keys)
+                visit("keys", keys) visit("write_queue_nums", write_queue_nums)                                        \
+                    visit("topic_filter_type", topic_filter_type)
 
 static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);

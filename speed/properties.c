@@ -3,28 +3,13 @@
 #include "speed.h"
 
 #define MAX_SEGMENTS 32
-#define READ_NAMES 4 /* TAGS, UNIQ_KEY, KEYS, WAIT: the names whose values are returned come first */
-#define WAIT 3
-#define MAX_NAMES 16
 
-/* The names that matter, as one bytes object: joined by 0x02, the read ones first, then those that need more. */
-typedef struct {
-    int count;
-    Span item[MAX_NAMES];
-} Names;
-
-typedef struct {
-    const uint8_t *out; /* the stored string */
-    Py_ssize_t size;
-    Span values[READ_NAMES];
-} Edited;
-
-static int take_names(PyObject *object, Names *names) {
+int take_names(PyObject *object, Names *names) {
     Span joined;
     if (!take_bytes(object, &joined))
         return 0;
     names->count = 0;
-    while (names->count < MAX_NAMES) {
+    while (names->count < MAX_EDITED_NAMES) {
         const uint8_t *separator = memchr(joined.at, 2, (size_t)joined.size);
         Py_ssize_t size = separator ? separator - joined.at : joined.size;
         names->item[names->count++] = (Span){joined.at, size};
@@ -45,11 +30,7 @@ static inline int number_of(const Names *names, Span name) {
     return -1;
 }
 
-/* Write the stored form of `string` to `out`, which has room for string.size + end.size bytes, and find its values.
-
-Return 0 for a string that is not of the usual form: a segment without 0x01, with an empty name or value, with a name
-twice, or with a name that needs more than editing. `end` begins with 0x02. */
-static int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited) {
+int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited) {
     Span others[MAX_SEGMENTS];
     int other_count = 0;
     uint8_t *at = out;
@@ -94,19 +75,20 @@ static int edit(Span string, Span end, const Names *names, uint8_t *out, Edited 
         end.size--;
     }
     memcpy(at, end.at, (size_t)end.size);
-    edited->out = out;
-    edited->size = at - out + end.size;
+    edited->stored = (Span){out, at - out + end.size};
     return 1;
 }
 
-static PyObject *text_or_none(Span value) {
+static PyObject *bytes_of(Span span) { return PyBytes_FromStringAndSize((const char *)span.at, span.size); }
+
+PyObject *text_or_none(Span value) {
     if (!value.at)
         Py_RETURN_NONE;
     return PyUnicode_DecodeUTF8((const char *)value.at, value.size, NULL);
 }
 
 /* Return the result of PropertyEditor.edit for a string of valid UTF-8; NULL if it is not of the usual form. */
-PyObject *edited_properties(Span string, Span end, PyObject *joined_names) {
+static PyObject *edited_properties(Span string, Span end, PyObject *joined_names) {
     uint8_t small[1024], *out = small;
     Names names;
     Edited edited;
@@ -121,7 +103,7 @@ PyObject *edited_properties(Span string, Span end, PyObject *joined_names) {
         result = PyTuple_New(1 + READ_NAMES);
         for (int number = 0; result && number <= READ_NAMES; number++) {
             PyObject *item = number ? text_or_none(edited.values[number - 1])
-                                    : PyBytes_FromStringAndSize((const char *)edited.out, edited.size);
+                                    : bytes_of(edited.stored);
             if (!item || PyTuple_SetItem(result, number, item) < 0)
                 Py_CLEAR(result);
         }
@@ -145,8 +127,7 @@ PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t co
 
 #define HEAD_SIZE 20 /* of a message in a batch, see rucola.message.batch */
 
-/* Check the sizes of the message at the begin of `left` bytes; return its size, or 0. */
-static Py_ssize_t message_size(const uint8_t *at, Py_ssize_t left, Span *body, Span *properties) {
+Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own) {
     int32_t size, body_size;
     if (left < HEAD_SIZE + 2)
         return 0;
@@ -154,14 +135,15 @@ static Py_ssize_t message_size(const uint8_t *at, Py_ssize_t left, Span *body, S
     body_size = get_i32(at + 16);
     if (size < HEAD_SIZE + 2 || size > left || body_size < 0 || body_size > size - HEAD_SIZE - 2)
         return 0;
-    *body = (Span){at + HEAD_SIZE, body_size};
-    *properties = (Span){at + HEAD_SIZE + body_size + 2, size - HEAD_SIZE - 2 - body_size};
-    return get_u16(properties->at - 2) == properties->size ? size : 0;
+    own->body = (Span){at + HEAD_SIZE, body_size};
+    own->properties = (Span){at + HEAD_SIZE + body_size + 2, size - HEAD_SIZE - 2 - body_size};
+    own->flag = get_i32(at + 12);
+    return get_u16(own->properties.at - 2) == own->properties.size ? size : 0;
 }
 
 /* Return the result of PropertyEditor.read_batch for a batch of at most `max_count` messages; NULL if it is unusual. */
-PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max_count) {
-    Span body, string;
+static PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max_count) {
+    Own own;
     Names names;
     Py_ssize_t messages = 0, longest = 0, at, size;
     PyObject *lists[6] = {NULL}, *result = NULL;
@@ -170,10 +152,10 @@ PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max
         return NULL;
     /* 1. Check all sizes and all text before anything is made. */
     for (at = 0; at < data.size; at += size, messages++) {
-        size = message_size(data.at + at, data.size - at, &body, &string);
-        if (!size || messages >= max_count || !is_utf8(string.at, string.size))
+        size = batch_message(data.at + at, data.size - at, &own);
+        if (!size || messages >= max_count || !is_utf8(own.properties.at, own.properties.size))
             return NULL;
-        longest = string.size > longest ? string.size : longest;
+        longest = own.properties.size > longest ? own.properties.size : longest;
     }
     /* 2. One pass over the messages, one list per column. */
     out = PyMem_Malloc((size_t)(longest + end.size));
@@ -186,13 +168,13 @@ PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max
     for (Py_ssize_t number = 0; number < messages; number++) {
         Edited edited;
         uint32_t code;
-        at += message_size(data.at + at, data.size - at, &body, &string);
-        if (!edit(string, end, &names, out, &edited))
+        at += batch_message(data.at + at, data.size - at, &own);
+        if (!edit(own.properties, end, &names, out, &edited))
             goto done;
         code = edited.values[0].at ? java_hash(0, edited.values[0].at, edited.values[0].size) : 0;
-        if (!put_item(lists[0], number, PyLong_FromLong(get_i32(body.at - HEAD_SIZE + 12))) ||
-            !put_item(lists[1], number, PyBytes_FromStringAndSize((const char *)body.at, body.size)) ||
-            !put_item(lists[2], number, PyBytes_FromStringAndSize((const char *)edited.out, edited.size)) ||
+        if (!put_item(lists[0], number, PyLong_FromLong(own.flag)) ||
+            !put_item(lists[1], number, bytes_of(own.body)) ||
+            !put_item(lists[2], number, bytes_of(edited.stored)) ||
             !put_item(lists[3], number, PyLong_FromLong((int32_t)code)) ||
             !put_item(lists[4], number, text_or_none(edited.values[1])) ||
             !put_item(lists[5], number, text_or_none(edited.values[2])))

@@ -3,31 +3,16 @@
 #include "speed.h"
 
 #define BEFORE_ORIGIN 36 /* bytes of a record up to sysFlag */
-#define MAX_ORIGIN 72    /* bytes from sysFlag to preparedTransactionOffset, with IPv6 hosts */
 #define MAX_TOPIC 256
 #define HOSTS_V6 0x30
 #define BORN_HOST_V6 0x10
 #define STORE_HOST_V6 0x20
 
-/* What records of one batch have in common. `topic` is the topic field with its size, `origin` the packed fields from
-sysFlag to preparedTransactionOffset. */
-typedef struct {
-    Span topic, origin;
-    int32_t queue_id;
-} Shared;
-
-/* What they have not. */
-typedef struct {
-    Span body, properties;
-    int32_t flag;
-} Own;
-
 static int take_own(PyObject *flag, PyObject *body, PyObject *properties, Own *own) {
     return take_i32(flag, &own->flag) && take_bytes(body, &own->body) && take_bytes(properties, &own->properties);
 }
 
-/* Return the size of a record, or 0 if one of its fields does not fit. */
-static int64_t size_of(const Shared *shared, const Own *own) {
+int64_t encoded_size(const Shared *shared, const Own *own) {
     int64_t size = BEFORE_ORIGIN + shared->origin.size + 4 + shared->topic.size + 2 + own->properties.size;
     if (own->properties.size > MAX_PROPERTIES_SIZE || own->body.size > INT32_MAX - size)
         return 0;
@@ -39,9 +24,9 @@ static uint8_t *write_span(uint8_t *at, Span span) {
     return at + span.size;
 }
 
-static uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, int64_t queue_offset,
-                             int64_t physical_offset) {
-    put_u32(at, (uint32_t)size_of(shared, own));
+uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, int64_t queue_offset,
+                      int64_t physical_offset) {
+    put_u32(at, (uint32_t)encoded_size(shared, own));
     put_u32(at + 4, MESSAGE_MAGIC);
     put_u32(at + 8, crc32_of(own->body.at, (size_t)own->body.size) & 0x7FFFFFFF);
     put_u32(at + 12, (uint32_t)shared->queue_id);
@@ -56,40 +41,45 @@ static uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, 
     return write_span(at + 2, own->properties);
 }
 
+Py_ssize_t write_origin(uint8_t *origin, const Origin *of) {
+    uint8_t *at = origin;
+    int32_t sys_flag = of->sys_flag & ~HOSTS_V6;
+    if ((of->born_host.size != 8 && of->born_host.size != 20) || (of->store_host.size != 8 && of->store_host.size != 20))
+        return 0;
+    sys_flag |= (of->born_host.size == 20 ? BORN_HOST_V6 : 0) | (of->store_host.size == 20 ? STORE_HOST_V6 : 0);
+    put_u32(at, (uint32_t)sys_flag);
+    put_u64(at + 4, (uint64_t)of->born_timestamp);
+    at = write_span(at + 12, of->born_host);
+    put_u64(at, (uint64_t)of->store_timestamp);
+    at = write_span(at + 8, of->store_host);
+    put_u32(at, (uint32_t)of->reconsume_times);
+    put_u64(at + 4, (uint64_t)of->prepared_offset);
+    return at + 12 - origin;
+}
+
 /* Counterpart: encode of rucola.message.record.
 
 (topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host, store timestamp, store host,
 reconsume times, prepared transaction offset, queue offset, physical offset) -> record | None */
 PyObject *encode_record(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    uint8_t origin[MAX_ORIGIN], *at = origin;
+    uint8_t origin[MAX_ORIGIN];
     Shared shared;
     Own own;
-    Span born_host, store_host;
-    int32_t sys_flag, reconsume_times;
-    int64_t born_timestamp, store_timestamp, prepared_offset, queue_offset, physical_offset, size;
+    Origin of;
+    int64_t queue_offset, physical_offset, size;
     PyObject *record;
     (void)module;
     if (count != 14 || !take_bytes(args[0], &shared.topic) || !take_i32(args[1], &shared.queue_id) ||
-        !take_own(args[2], args[3], args[4], &own) || !take_i32(args[5], &sys_flag) ||
-        !take_i64(args[6], &born_timestamp) || !take_bytes(args[7], &born_host) ||
-        !take_i64(args[8], &store_timestamp) || !take_bytes(args[9], &store_host) ||
-        !take_i32(args[10], &reconsume_times) || !take_i64(args[11], &prepared_offset) ||
+        !take_own(args[2], args[3], args[4], &own) || !take_i32(args[5], &of.sys_flag) ||
+        !take_i64(args[6], &of.born_timestamp) || !take_bytes(args[7], &of.born_host) ||
+        !take_i64(args[8], &of.store_timestamp) || !take_bytes(args[9], &of.store_host) ||
+        !take_i32(args[10], &of.reconsume_times) || !take_i64(args[11], &of.prepared_offset) ||
         !take_i64(args[12], &queue_offset) || !take_i64(args[13], &physical_offset))
         return decline();
-    if ((born_host.size != 8 && born_host.size != 20) || (store_host.size != 8 && store_host.size != 20) ||
-        shared.topic.size > MAX_TOPIC)
+    shared.origin = (Span){origin, write_origin(origin, &of)};
+    if (!shared.origin.size || shared.topic.size > MAX_TOPIC)
         return decline();
-    sys_flag &= ~HOSTS_V6;
-    sys_flag |= (born_host.size == 20 ? BORN_HOST_V6 : 0) | (store_host.size == 20 ? STORE_HOST_V6 : 0);
-    put_u32(at, (uint32_t)sys_flag);
-    put_u64(at + 4, (uint64_t)born_timestamp);
-    at = write_span(at + 12, born_host);
-    put_u64(at, (uint64_t)store_timestamp);
-    at = write_span(at + 8, store_host);
-    put_u32(at, (uint32_t)reconsume_times);
-    put_u64(at + 4, (uint64_t)prepared_offset);
-    shared.origin = (Span){origin, at + 12 - origin};
-    size = size_of(&shared, &own);
+    size = encoded_size(&shared, &own);
     record = size ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size) : NULL;
     if (!record)
         return decline();
@@ -122,7 +112,7 @@ PyObject *encode_records(PyObject *module, PyObject *const *args, Py_ssize_t cou
         int64_t size = 0;
         if (take_own(PyList_GetItem(flags, number), PyList_GetItem(bodies, number), PyList_GetItem(properties, number),
                      &own))
-            size = size_of(&shared, &own);
+            size = encoded_size(&shared, &own);
         if (!size || size > PY_SSIZE_T_MAX - total)
             return decline();
         total += size;

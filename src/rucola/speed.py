@@ -7,13 +7,13 @@ An installation has it if there were a C compiler and Python's headers when it w
 are in `speed/`. Python is the reference: a function here has the same results as the Python code beside each of its
 calls, or returns None and leaves the work to that code. So it needs to know only the usual form of its input, and no
 error text is written twice. The names below are None without the accelerator; callers read them at each call, but
-`usual_requests` when a broker is built, so that tests can compare both ways by setting one to None.
+`read_pulls` and `encode_sends` when a broker is built, so that tests can compare both ways by setting one to None.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from importlib import import_module
 from mmap import mmap
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 6
+INTERFACE: Final = 7
 """The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
 
 
@@ -72,22 +72,33 @@ split_frames = _function("split_frames")
 """(data, max frame size, max header size) -> the headers and bodies of the frames that are complete in data, and the
 position after them, if `FrameDecoder` finds nothing wrong and all headers are JSON."""
 
-UsualSend = tuple[str, int, int, int, int, int, EditedString, bytes]
-"""A message to send: (topic, queue id, sysFlag, born timestamp, flag, reconsume times, edited properties, body)."""
-
-UsualBatch = tuple[str, int, int, int, int, BatchColumns, int]
-"""A batch to send: (topic, queue id, sysFlag, born timestamp, reconsume times, columns, bytes of its body)."""
-
 UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
 """A pull: the fields of a PullMessageRequestHeader, in their order."""
 
-UsualRequest = tuple[int, int, Any, int]
-"""A request: (code, opaque, UsualSend, UsualBatch or UsualPull, position behind its frame)."""
+read_pulls: Callable[[Buffer, int, int, int], list[tuple[int, UsualPull, int]] | None] | None
+read_pulls = _function("read_pulls")
+"""(data, max frame size, max header size, max count) -> (opaque, UsualPull, position behind its frame) of the complete
+requests at the begin of data, up to one that is no PULL_MESSAGE of the usual form."""
 
-usual_requests: Callable[[Buffer, int, int, bytes, bytes, int, int], list[UsualRequest] | None] | None
-usual_requests = _function("usual_requests")
-"""(data, max frame size, max header size, end, names, max count, max messages of a batch) -> the complete requests at
-the begin of data, up to one that is no SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or PULL_MESSAGE of the usual form."""
+QueueOffsets = dict[tuple[str, int], int]
+"""The next queue offset of each queue, by (topic, queue id)."""
+
+Sending = tuple[int, int, bytes, bytes, Mapping[str, Any], bytes, Sequence[bytes]]
+"""What the sends of a broker have in common: (max frame size, max header size, end, names, topics by name, store host,
+form of a response)."""
+
+EncodedSends = tuple[bytes, bytes, list[tuple[Any, ...]], QueueOffsets, int, int]
+"""Sends to store: (their records, their responses, the fields of their DispatchRequests, the next queue offsets behind
+them, number of requests, position behind their frames)."""
+
+_Place = tuple[QueueOffsets, int, int]
+
+encode_sends: Callable[[Buffer, int, Sending, int, int, int, *_Place, int, bytes], EncodedSends | None] | None
+encode_sends = _function("encode_sends")
+"""(data, max count, what they have in common, max body size, max size of KEYS, max messages of a batch, next queue
+offsets, physical offset, room there, store timestamp, born host) -> the complete requests at the begin of data, up to
+one that is no SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE of the usual form, to a queue that has messages, of a topic whose
+messages have one tag."""
 
 edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
 """(text, end, names) -> `PropertyEditor.edit`."""

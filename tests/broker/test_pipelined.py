@@ -215,7 +215,7 @@ async def test_requests_take_the_fast_path_without_a_difference(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_fast_path = await _outcome(tmp_path / "fast", seed)
-    monkeypatch.setattr(speed, "usual_requests", None)
+    monkeypatch.setattr(speed, "encode_sends", None)
     without = await _outcome(tmp_path / "usual", seed)
     for fast, usual in zip(with_fast_path, without, strict=True):
         assert [one for one in fast if one not in usual] == [one for one in usual if one not in fast]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rucola import speed
 from rucola.message import Message
 from rucola.message.batch import encode_batch
-from support.usual_requests import MAX_COUNT, assert_usual_requests
+from rucola.message.host import encode_host
+from support.fast_requests import MAX_BODY_SIZE, MAX_COUNT, MAX_KEYS_SIZE, assert_pulls, assert_sends
 
 
 def _frame(header: bytes, body: bytes = b"body") -> bytes:
@@ -105,36 +106,59 @@ BODIES = st.sampled_from([b"body", MESSAGES, MESSAGES, MESSAGES * 2, MESSAGES[:-
 
 
 @given(st.lists(st.sampled_from([USUAL, USUAL_PULL, USUAL_BATCH]) | _headers(), max_size=7), st.data())
-def test_c_reads_no_request_otherwise_than_python(headers: list[bytes], data_of: st.DataObject) -> None:
-    if speed.usual_requests is not None:
+def test_c_serves_no_request_otherwise_than_python(headers: list[bytes], data_of: st.DataObject) -> None:
+    if speed.encode_sends is not None:
         data = b"".join(_frame(header, data_of.draw(BODIES)) for header in headers)
         cut = data_of.draw(st.integers(0, 400))
-        assert_usual_requests(data[: len(data) - cut if cut < 200 else len(data)])
+        data = data[: len(data) - cut if cut < 200 else len(data)]
+        assert_pulls(data)
+        assert_sends(data, room=data_of.draw(st.sampled_from([-1, 0, 200, 300, 2000])))
 
 
-def test_usual_requests_are_read_in_c() -> None:
-    if speed.usual_requests is not None:
-        send, pull = _frame(USUAL), _frame(USUAL_PULL, b"")
-        batch = _frame(USUAL_BATCH, MESSAGES)
-        assert assert_usual_requests(send + pull + batch + send[:-1]) == 3
-        assert assert_usual_requests(pull * 9) == MAX_COUNT
-        few = {name: SEND[name] for name in "befghi"}
-        assert assert_usual_requests(_frame(_header(MEMBERS, few), b"") + send) == 2
+def test_usual_pulls_are_read_in_c() -> None:
+    if speed.read_pulls is not None:
+        pull = _frame(USUAL_PULL, b"")
+        assert assert_pulls(pull * 2 + _frame(USUAL) + pull) == 2
+        assert assert_pulls(pull * 9) == MAX_COUNT
         few = {name: PULL[name] for name in list(PULL)[:6]}
-        assert assert_usual_requests(_frame(_header(MEMBERS | PULL_CODE, few), b"") + pull) == 2
+        assert assert_pulls(_frame(_header(MEMBERS | PULL_CODE, few), b"") + pull + pull[:-1]) == 2
+
+
+def test_usual_sends_are_encoded_in_c() -> None:
+    if speed.encode_sends is not None:
+        send, batch = _frame(USUAL), _frame(USUAL_BATCH, MESSAGES)
+        assert assert_sends(send + batch + send + _frame(USUAL_PULL, b"")) == 3
+        assert assert_sends(batch + send[:-1]) == 1
+        assert assert_sends(send * 9) == MAX_COUNT
+        other = _frame(_header(MEMBERS, SEND | {"e": b'"1"'}))
+        assert assert_sends(send + other + send, born_host=encode_host("[fe80::1]:50000")) == 3
+        few = {name: SEND[name] for name in "befghi"}
+        assert assert_sends(_frame(_header(MEMBERS, few), b"") + send) == 2
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"b": b'"\xc3\xa4"'}, {"b": b'""'}, {"e": b"3"}, {"e": b'"2147483648"'}, {"i": b'"DELAY\\u00013"'},
-        {"i": b'""'}, {"i": b'"a\\u0001\xff"'}, {"m": b'"true"'}, {"n": b'"broker"'},
+        {"i": b'""'}, {"i": b'"a\\u0001\xff"'}, {"m": b'"true"'}, {"n": b'"broker"'}, {"f": b'"4"'}, {"f": b'"12"'},
+        {"b": b'"unknown"'}, {"b": b'"tags"'}, {"b": b'"%RETRY%g"'}, {"e": b'"0"'}, {"e": b'"2"'}, {"e": b'"4"'},
+        {"e": b'"-1"'}, {"i": b'"KEYS\\u0001%b"' % (b"k" * (MAX_KEYS_SIZE + 1))},
+        {"i": b'"p\\u0001%b"' % (b"v" * 0x7FFF)},
     ],
 )  # fmt: skip
-def test_an_unusual_send_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
-    if speed.usual_requests is not None:
+def test_an_unusual_send_ends_what_is_encoded_in_c(changed: dict[str, bytes]) -> None:
+    if speed.encode_sends is not None:
         unusual = _frame(_header(MEMBERS, SEND | changed))
-        assert assert_usual_requests(_frame(USUAL) + unusual + _frame(USUAL)) == 1
+        assert assert_sends(_frame(USUAL) + unusual + _frame(USUAL), room=1 << 20) == 1
+
+
+def test_a_send_that_does_not_fit_ends_what_is_encoded_in_c() -> None:
+    if speed.encode_sends is not None:
+        sends = _frame(USUAL) * 2
+        assert [assert_sends(sends, room=room) for room in (100, 200, 2000)] == [0, 1, 2]
+        assert assert_sends(_frame(USUAL) + _frame(USUAL, bytes(MAX_BODY_SIZE + 1))) == 1
+        batches = _frame(USUAL_BATCH, MESSAGES) * 2
+        assert [assert_sends(batches, room=room) for room in (200, 400, 2000)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -146,31 +170,35 @@ def test_an_unusual_send_ends_what_is_read_in_c(changed: dict[str, bytes]) -> No
     ],
 )  # fmt: skip
 def test_an_unusual_pull_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
-    if speed.usual_requests is not None:
+    if speed.read_pulls is not None:
         unusual = _frame(_header(MEMBERS | PULL_CODE, PULL | changed))
-        assert assert_usual_requests(_frame(USUAL_PULL) + unusual + _frame(USUAL_PULL)) == 1
+        assert assert_pulls(_frame(USUAL_PULL) + unusual + _frame(USUAL_PULL)) == 1
 
 
 @pytest.mark.parametrize("string", [b"", rb"WAIT\u0001true", rb"WAIT\u0001true\u0002"])
-def test_a_batch_whose_own_properties_add_nothing_is_read_in_c(string: bytes) -> None:
-    if speed.usual_requests is not None:
+def test_a_batch_whose_own_properties_add_nothing_is_encoded_in_c(string: bytes) -> None:
+    if speed.encode_sends is not None:
         header = _header(MEMBERS | BATCH_CODE, BATCH | {"i": b'"%b"' % string})
-        assert assert_usual_requests(_frame(header, MESSAGES)) == 1
+        assert assert_sends(_frame(header, MESSAGES)) == 1
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"i": rb'"WAIT\u0001false"'}, {"i": rb'"TAGS\u0001A"'}, {"m": b'"false"'}, {"b": b'""'}, {"f": b'"1e3"'}],
-)
-def test_an_unusual_batch_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:
-    if speed.usual_requests is not None:
+    [
+        {"i": rb'"WAIT\u0001false"'}, {"i": rb'"TAGS\u0001A"'}, {"m": b'"false"'}, {"b": b'""'}, {"f": b'"1e3"'},
+        {"f": b'"8"'}, {"e": b'"0"'},
+    ],
+)  # fmt: skip
+def test_an_unusual_batch_ends_what_is_encoded_in_c(changed: dict[str, bytes]) -> None:
+    if speed.encode_sends is not None:
         unusual = _frame(_header(MEMBERS | BATCH_CODE, BATCH | changed), MESSAGES)
-        assert assert_usual_requests(_frame(USUAL_BATCH, MESSAGES) + unusual) == 1
+        assert assert_sends(_frame(USUAL_BATCH, MESSAGES) + unusual) == 1
 
 
 @pytest.mark.parametrize(
     "body", [b"", MESSAGES[:-1], MESSAGES * 2, encode_batch([Message("T", b"x", properties={"DELAY": "1"})])]
 )
 def test_a_batch_with_unusual_messages_is_left_to_python(body: bytes) -> None:
-    if speed.usual_requests is not None:
-        assert assert_usual_requests(_frame(USUAL_BATCH, body)) == 0
+    """Nothing of it stays behind the send before it."""
+    if speed.encode_sends is not None:
+        assert assert_sends(_frame(USUAL) + _frame(USUAL_BATCH, body) + _frame(USUAL)) == 1

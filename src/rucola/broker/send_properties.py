@@ -80,7 +80,7 @@ class PropertyEditor:
         self._end = self._shared_end = f"\x02{self._cluster}".encode()
         """The bytes that are appended to single messages, and to those of a batch with the properties of `_shared`."""
         self.editing: Final = (self._end, _NAMES)
-        """The arguments of `speed.usual_requests` from which it edits as `edit`."""
+        """The arguments of `speed.encode_sends` by which it edits as `edit`."""
         self._shared = ""
         """The header's property string of the last batch."""
         self._shared_columns: list[tuple[int, str]] = []

@@ -31,9 +31,9 @@ Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import accumulate, repeat
+from itertools import accumulate, repeat, starmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -47,6 +47,7 @@ from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.record import LARGE_BODY, encode, encode_many, encode_parts
+from rucola.speed import QueueOffsets
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
 from rucola.store.config import (
@@ -107,7 +108,7 @@ class MessageStore:
         self._on_pending = on_pending
         self._pending: list[DispatchRequest] = []
         """Requests of messages that were put and not dispatched, in the order of the log."""
-        self._next_offsets: dict[tuple[str, int], int] = {}
+        self._next_offsets: QueueOffsets = {}
         """The queue offset of the next message by (topic, queue id), ahead of the ConsumeQueues by the pending ones."""
         self._put_timestamp = 0
         """The store time of the last put, in milliseconds. The flusher's thread reads it."""
@@ -278,6 +279,23 @@ class MessageStore:
         )  # fmt: skip
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
+    def put_position(self) -> tuple[QueueOffsets, int, int] | None:
+        """Return next queue offsets, physical offset and room in the log; None without puts."""
+        end = self._log.end
+        return (self._next_offsets, end, self._log.safe_end - end) if self.write_state.is_writable else None
+
+    def put_encoded(self, records: bytes, requests: Iterable[tuple[Any, ...]], ends: QueueOffsets, now_ms: int) -> None:
+        """Append records that were encoded for `put_position`; otherwise like `put`.
+
+        `requests` are the fields of their dispatch requests, `ends` the next queue offsets behind them. Raises OSError.
+        """
+        self._log.append(records)
+        self._put_timestamp = now_ms
+        self._next_offsets.update(ends)
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
+        self._pending += starmap(DispatchRequest, requests)
+
     def collect_puts(self, is_collecting: bool) -> None:
         """Collect the records of later puts; with False, write them now, before puts are acknowledged."""
         (self._log.begin_collecting if is_collecting else self._log.end_collecting)()
@@ -289,13 +307,11 @@ class MessageStore:
         """
         if not self.write_state.is_writable:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
-        count = len(batch.bodies)
-        if not count or batch.sys_flag & sysflag.TRANSACTION_MASK:
+        if not (count := len(batch.bodies)) or batch.sys_flag & sysflag.TRANSACTION_MASK:
             return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log, host = self._log, self._store_host
         topic, queue_id = name = (batch.topic, batch.queue_id)
-        queue_offset = self._next_offsets.get(name, 0)
-        physical_offset = commit_log.end
+        queue_offset, physical_offset = self._next_offsets.get(name, 0), commit_log.end
         try:
             check_queue_name(topic, queue_id)
             records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)

@@ -31,9 +31,9 @@ from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_h
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
 from support.accelerator import assert_same
+from support.fast_requests import assert_pulls, assert_sends
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
-from support.usual_requests import assert_usual_requests
 
 HEADERS: tuple[type[Header], ...] = (
     PullMessageRequestHeader,
@@ -120,9 +120,10 @@ def _requests() -> bytes:
 
 
 def _accelerated_requests(data: bytes) -> None:
-    """Read the requests of the usual form at the begin of a read, in C and in Python."""
-    if speed.usual_requests is not None:
-        assert_usual_requests(data)
+    """Serve the requests of the usual form at the begin of a read, in C and in Python."""
+    if speed.encode_sends is not None:
+        assert_pulls(data)
+        assert_sends(data)
 
 
 def _accelerated_batch(data: bytes) -> None:

@@ -70,6 +70,8 @@ class SendAnswers:
         # single message contains the address already, so that one formatting is enough.
         self._form = before + self._host_digits + OFFSET_DIGITS + behind
         self._batch_form = before + b"%b" + behind
+        self.form_parts: Final = (before.replace(b"%%", b"%"), self._host_digits, *behind.split(b"%d"))
+        """What the frame of a response has before the ids, in each before its offset, and around the three numbers."""
 
     def formatted(self, opaque: int, published: Published) -> bytes:
         """Return the frame of the JSON response to the request with that opaque.

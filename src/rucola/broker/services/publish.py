@@ -49,7 +49,7 @@ from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.slices import in_slices
-from rucola.speed import BatchColumns, UsualBatch, UsualSend
+from rucola.speed import BatchColumns
 from rucola.store.config import PUT_OK, PutMessageStatus
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -202,63 +202,26 @@ class PublishService:
         if edited is None or header.topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
             self._check_size(body)
             return self._put_unusual(header, body, version, queue_id, born_host)
-        return self._put_usual(
-            (
-                header.topic,
-                queue_id,
-                header.sys_flag,
-                header.born_timestamp,
-                header.flag,
-                header.reconsume_times,
-                edited,
-                body,
-            ),
-            born_host,
-        )
-
-    def put_at_once(self, caller: Caller, send: UsualSend) -> Published | None:
-        """Store a message, unless it needs more than `put_message`: then return None. Raises Refused."""
-        name, queue_id, sys_flag = send[:3]
-        topic = self._topic(name)
-        if topic is None or not 0 <= queue_id < topic.write_queue_nums or topic.topic_filter_type == MULTI_TAG:
-            return None
-        if name[0] == _SYSTEM_PREFIX or sys_flag & _IS_NOT_DISPATCHED:
-            return None
-        try:
-            return self._put_usual(send, encode_host(caller.address))
-        except InvalidMessage as error:
-            raise self._illegal(error) from None
-
-    def _check_size(self, body: bytes) -> None:
-        if len(body) > self._store_config.max_message_size:
-            raise InvalidMessage(
-                f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
-            )
-
-    def _put_usual(self, send: UsualSend, born_host: bytes) -> Published:
-        """Store a message in its own topic, with properties that need no more than editing."""
-        topic, queue_id, sys_flag, born_timestamp, flag, reconsume_times, edited, body = send
         # 1. The limits of the broker.
         if len(body) > self._store_config.max_message_size:
             self._check_size(body)
         stored_properties, tags, unique_key, keys, wait = edited
         if keys is not None and len(keys) > self._config.max_keys_per_message:  # only then there can be too many
-            self._check_keys(topic, keys)
-        # 2. The topic is interned: all its messages share one string, which dispatch compares by identity.
-        topic = intern(topic)
-        # 3. The put. Arguments are positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
+            self._check_keys(header.topic, keys)
+        # 2. The put. The topic is interned: all its messages share one string, which dispatch compares by identity.
+        # Arguments are positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
         now_ms = self._clock()
         result = self._store.put(
             MessageInner(
-                topic,
+                intern(header.topic),
                 queue_id,
                 body,
                 stored_properties,
-                flag,
-                sys_flag,
-                born_timestamp,
+                header.flag,
+                header.sys_flag,
+                header.born_timestamp,
                 born_host,
-                reconsume_times,
+                header.reconsume_times,
                 0,
                 tags_code(tags),
                 unique_key,
@@ -277,6 +240,12 @@ class PublishService:
             result.physical_offset + result.size,
             self.waits and wait != "false",
         )
+
+    def _check_size(self, body: bytes) -> None:
+        if len(body) > self._store_config.max_message_size:
+            raise InvalidMessage(
+                f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
+            )
 
     def _put_unusual(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
         """Store a message that may wait or change its topic, or has malformed properties."""
@@ -391,31 +360,12 @@ class PublishService:
         self._check_count(header.topic, len(columns[0]))
         if end < size:
             return self._put_large_batch(header, body, queue_id, born_host)
-        return self._put_columns(_usual_batch(header, queue_id, columns, size), born_host, self._must_wait(header))
-
-    def put_batch_at_once(self, caller: Caller, batch: UsualBatch) -> Published | None:
-        """Store a batch, unless it needs more than `put_batch`: then return None. Raises Refused."""
-        name, queue_id, sys_flag = batch[:3]
-        topic = self._topic(name)
-        if topic is None or not 0 <= queue_id < topic.write_queue_nums or topic.topic_filter_type == MULTI_TAG:
-            return None
-        columns, size = batch[5:]
-        if sys_flag & sysflag.TRANSACTION_MASK or size > self._store_config.max_message_size:
-            return None
-        self._check_count(name, len(columns[0]))
-        try:
-            return self._put_columns(batch, encode_host(caller.address), False)
-        except InvalidMessage as error:
-            raise self._illegal(error) from None
-
-    def _must_wait(self, header: SendHeader) -> bool:
-        return self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
+        return self._put_columns(header, queue_id, born_host, columns)
 
     async def _put_large_batch(self, header: SendHeader, body: bytes, queue_id: int, born_host: bytes) -> Published:
         try:
             columns = await in_slices(self._columns(header, body))
-            batch = _usual_batch(header, queue_id, columns, len(body))
-            return self._put_columns(batch, born_host, self._must_wait(header))
+            return self._put_columns(header, queue_id, born_host, columns)
         except InvalidMessage as error:
             raise self._illegal(error) from None
 
@@ -449,25 +399,24 @@ class PublishService:
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
-    def _put_columns(self, batch: UsualBatch, born_host: bytes, must_wait: bool) -> Published:
-        topic, queue_id, sys_flag, born_timestamp, reconsume_times, columns, _ = batch
+    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: BatchColumns) -> Published:
         flags, bodies, stored, tags_codes, unique_keys, keys = columns
         # All messages together have more blanks than one may have keys: only then one can have too many.
         if "".join(filter(None, keys)).count(properties.KEY_SEPARATOR) >= self._config.max_keys_per_message:
             for words in keys:
-                self._check_keys(topic, words)
+                self._check_keys(header.topic, words)
         now_ms = self._clock()
         result = self._store.put_batch(
             MessageInnerBatch(
-                intern(topic),
+                intern(header.topic),
                 queue_id,
                 bodies,
                 stored,
                 flags,
-                sys_flag,
-                born_timestamp,
+                header.sys_flag,
+                header.born_timestamp,
                 born_host,
-                reconsume_times,
+                header.reconsume_times,
                 tags_codes,
                 unique_keys,
                 keys,
@@ -479,6 +428,7 @@ class PublishService:
         if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
             self._stats.put_durations.record(duration_ms)
         first = result.physical_offsets[0]
+        must_wait = self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
         return Published(queue_id, result.queue_offset, first, first + result.size, must_wait, result.physical_offsets)
 
     # Durability and refusals.
@@ -528,7 +478,3 @@ def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:
     """
     is_retry = header.reconsume_times > 0 and delay_level(pairs) > 0
     return is_true(pairs.get(properties.TRAN_MSG)) and not is_retry
-
-
-def _usual_batch(header: SendHeader, queue_id: int, columns: BatchColumns, size: int) -> UsualBatch:
-    return header.topic, queue_id, header.sys_flag, header.born_timestamp, header.reconsume_times, columns, size

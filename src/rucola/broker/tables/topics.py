@@ -11,7 +11,7 @@ Corresponds to `TopicConfigManager` of Apache RocketMQ 4.9.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +55,8 @@ class TopicConfigTable:
             }
         )
         self._table: Final[dict[str, TopicConfig]] = {}
+        self.by_name: Final[Mapping[str, TopicConfig]] = self._table
+        """The table itself, to read."""
         self.get: Callable[[str], TopicConfig | None] = self._table.get
         """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
