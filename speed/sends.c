@@ -9,8 +9,9 @@
 #define ID_DIGITS 16 /* of a physical offset in an offsetMsgId */
 #define FORM_PARTS 6
 
-/* Bytes that grow at their end. */
+/* A bytearray that grows at its end, which spares the copy at the end: `size` of its `room` bytes are used. */
 typedef struct {
+    PyObject *array;
     uint8_t *at;
     Py_ssize_t size, room;
 } Bytes;
@@ -29,16 +30,20 @@ typedef struct {
     Bytes records, responses, text;
 } Run;
 
+#define FIRST_RESPONSES 512 /* bytes for one or two */
+
+
 /* Make room for more bytes and return where they go; NULL and MemoryError if there is none. */
 static uint8_t *grow(Bytes *bytes, Py_ssize_t size) {
     if (size > bytes->room - bytes->size) {
         Py_ssize_t room = 2 * bytes->room + size;
-        uint8_t *at = PyMem_Realloc(bytes->at, (size_t)room);
-        if (!at) {
-            PyErr_NoMemory();
+        if (!bytes->array)
+            bytes->array = PyByteArray_FromStringAndSize(NULL, room);
+        else if (PyByteArray_Resize(bytes->array, room) < 0)
             return NULL;
-        }
-        bytes->at = at;
+        if (!bytes->array)
+            return NULL;
+        bytes->at = (uint8_t *)PyByteArray_AsString(bytes->array);
         bytes->room = room;
     }
     return bytes->at + bytes->size;
@@ -328,7 +333,7 @@ FrameDecoder, decode_header with SendMessageRequestHeaderV2, PropertyEditor, enc
 SendAnswers.formatted.
 
 (data, max count, sending, max body size, max keys size, max messages of a batch, queue offsets, physical offset, room,
-store timestamp, born host) -> (records, responses, [the fields of a DispatchRequest, ...], {(topic, queue id): next
+store timestamp, born host) -> (records as a bytearray, responses, [the fields of a DispatchRequest, ...], {(topic, queue id): next
 queue offset}, number of requests, position behind the last of them) | None */
 PyObject *encode_sends(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer data;
@@ -348,7 +353,10 @@ PyObject *encode_sends(PyObject *module, PyObject *const *args, Py_ssize_t count
     run.advanced = PyDict_New();
     run.requests = PyList_New(0);
     frames.data = (Span){data.buf, data.len};
-    while (run.advanced && run.requests && done < max_count) {
+    /* Records are about as large as the frames that they come from. */
+    if (!run.advanced || !run.requests || !grow(&run.records, data.len) || !grow(&run.responses, FIRST_RESPONSES))
+        max_count = 0;
+    while (done < max_count) {
         Py_ssize_t begin = frames.position;
         Header header;
         Span body;
@@ -361,12 +369,12 @@ PyObject *encode_sends(PyObject *module, PyObject *const *args, Py_ssize_t count
         done++;
     }
     PyBuffer_Release(&data);
-    if (!PyErr_Occurred() && done)
-        result = Py_BuildValue("(y#y#OOLn)", run.records.at, run.records.size, run.responses.at, run.responses.size,
-                               run.requests, run.advanced, (long long)done, frames.position);
-    PyMem_Free(run.records.at);
-    PyMem_Free(run.responses.at);
-    PyMem_Free(run.text.at);
+    if (!PyErr_Occurred() && done && PyByteArray_Resize(run.records.array, run.records.size) == 0)
+        result = Py_BuildValue("(Oy#OOLn)", run.records.array, run.responses.at, run.responses.size, run.requests,
+                               run.advanced, (long long)done, frames.position);
+    Py_XDECREF(run.records.array);
+    Py_XDECREF(run.responses.array);
+    Py_XDECREF(run.text.array);
     Py_XDECREF(run.requests);
     Py_XDECREF(run.advanced);
     return result ? result : decline();

@@ -87,7 +87,7 @@ Sending = tuple[int, int, bytes, bytes, Mapping[str, Any], bytes, Sequence[bytes
 """What the sends of a broker have in common: (max frame size, max header size, end, names, topics by name, store host,
 form of a response)."""
 
-EncodedSends = tuple[bytes, bytes, list[tuple[Any, ...]], QueueOffsets, int, int]
+EncodedSends = tuple[bytearray, bytes, list[tuple[Any, ...]], QueueOffsets, int, int]
 """Sends to store: (their records, their responses, the fields of their DispatchRequests, the next queue offsets behind
 them, number of requests, position behind their frames)."""
 

@@ -101,7 +101,7 @@ class CommitLog:
         """The physical offset up to which records can be appended without `ensure_room`."""
         self._is_collecting = False
         """Whether small records are collected."""
-        self._collected: list[bytes | memoryview] = []
+        self._collected: list[bytes | bytearray | memoryview] = []
         """The records before `end` that are not written yet."""
         self._collected_from = 0
         """The physical offset of the first collected record; everything before it is written."""
@@ -142,7 +142,7 @@ class CommitLog:
                 self.safe_end = reserved_end - BLANK_SIZE
         return self.end
 
-    def append(self, data: bytes | memoryview | RecordParts) -> None:
+    def append(self, data: bytes | bytearray | memoryview | RecordParts) -> None:
         """Write bytes at `end`; `ensure_room` must have made room for them."""
         file = self._file
         assert file is not None

@@ -218,7 +218,7 @@ class MappedFile:
         """The logical offset after the file's last byte."""
         return self.begin + self.size
 
-    def write(self, position: int, data: bytes | memoryview) -> None:
+    def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write many bytes with pwrite, to a position that has blocks.
 
         Mapped pages cost a fault at their first write, another one after each flush, and each flush an interrupt per

@@ -284,7 +284,9 @@ class MessageStore:
         end = self._log.end
         return (self._next_offsets, end, self._log.safe_end - end) if self.write_state.is_writable else None
 
-    def put_encoded(self, records: bytes, requests: Iterable[tuple[Any, ...]], ends: QueueOffsets, now_ms: int) -> None:
+    def put_encoded(
+        self, records: bytearray, requests: Iterable[tuple[Any, ...]], ends: QueueOffsets, now_ms: int
+    ) -> None:
         """Append records that were encoded for `put_position`; otherwise like `put`.
 
         `requests` are the fields of their dispatch requests, `ends` the next queue offsets behind them. Raises OSError.
