@@ -119,7 +119,6 @@ static PyObject *topic_of(const Run *run, Span name, int64_t queue_id) {
     if (name.size > MAX_TOPIC_SIZE || name.at[0] == '%' ||
         !(topic = PyUnicode_FromStringAndSize((const char *)name.at, name.size)))
         return NULL;
-    PyUnicode_InternInPlace(&topic);
     config = PyDict_GetItemWithError(run->topics, topic);
     is_open = config && (count = PyObject_GetAttr(config, run->names->write_queue_nums)) &&
               take_i64(count, &write_queues) && queue_id >= 0 && queue_id < write_queues &&
@@ -127,7 +126,9 @@ static PyObject *topic_of(const Run *run, Span name, int64_t queue_id) {
               PyUnicode_CompareWithASCIIString(filter, "SINGLE_TAG") == 0;
     Py_XDECREF(count);
     Py_XDECREF(filter);
-    if (!is_open)
+    if (is_open)
+        PyUnicode_InternInPlace(&topic); /* only names that exist: Python 3.12 keeps interned strings for ever */
+    else
         Py_CLEAR(topic);
     return topic;
 }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rucola import speed
-from rucola.access import Action, Check, Interceptor, Refused, Resource
+from rucola.access import Action, Check, Interceptor, Resource
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAnswers
 from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService
@@ -97,27 +97,27 @@ class RequestFastPath:
         if (position := self._put_position()) is None:
             return _NOTHING
         now_ms = self._clock()
-        encoded = self._encode(
-            data,
-            max_count,
-            self._sending,
-            min(self._store_config.max_message_size, LARGE_BODY - 1),
-            self._config.max_keys_per_message,  # longer KEYS can be too many
-            min(self._config.max_messages_per_batch, UNSLICED_MESSAGES),
-            *position,
-            now_ms,
-            encode_host(caller.address),
-        )
-        if encoded is None:
-            return _NOTHING
-        records, responses, requests, next_offsets, count, end = encoded
         try:
+            encoded = self._encode(
+                data,
+                max_count,
+                self._sending,
+                min(self._store_config.max_message_size, LARGE_BODY - 1),
+                self._config.max_keys_per_message,  # longer KEYS can be too many
+                min(self._config.max_messages_per_batch, UNSLICED_MESSAGES),
+                *position,
+                now_ms,
+                encode_host(caller.address),
+            )
+            if encoded is None:
+                return _NOTHING
+            records, responses, requests, next_offsets, count, end = encoded
             for topic in {request[0] for request in requests}:
                 resource = Resource(topic)
                 for check in self._publish_checks:
                     check(caller, resource)
             self._put_encoded(records, requests, next_offsets, now_ms)
-        except (Refused, OSError):
+        except Exception:  # the usual path meets it again, and answers it
             return _NOTHING
         if (duration_ms := self._clock() - now_ms) > 0:
             self._put_durations.record(duration_ms)
