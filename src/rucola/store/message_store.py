@@ -31,7 +31,7 @@ Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate differe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, repeat, starmap
 from pathlib import Path
@@ -284,9 +284,7 @@ class MessageStore:
         end = self._log.end
         return (self._next_offsets, end, self._log.safe_end - end) if self.write_state.is_writable else None
 
-    def put_encoded(
-        self, records: bytearray, requests: Iterable[tuple[Any, ...]], ends: QueueOffsets, now_ms: int
-    ) -> None:
+    def put_encoded(self, records: bytearray, requests: list[tuple[Any, ...]], ends: QueueOffsets, now_ms: int) -> None:
         """Append records that were encoded for `put_position`; otherwise like `put`.
 
         `requests` are the fields of their dispatch requests, `ends` the next queue offsets behind them. Raises OSError.
