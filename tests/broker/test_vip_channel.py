@@ -19,7 +19,7 @@ from rucola.protocol.topic import TopicConfigSerializeWrapper
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.read_hooks import ReadHooks
 from support.broker_peer import broker_peer, heartbeat, pull_header, send_header
-from support.cluster import HOST
+from support.ports import HOST, free_port
 
 
 async def test_topics_are_answered_there_as_a_slave_of_apache_asks_for_them(tmp_path: Path) -> None:
@@ -63,18 +63,14 @@ async def test_idle_connections_there_are_closed_and_a_stop_closes_all(tmp_path:
 
 
 async def test_it_can_be_turned_off(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, vip_channel_enabled=False) as peer:
-        port = peer.broker.config.listen_port
+    port = free_port()
+    async with broker_peer(tmp_path, vip_channel_enabled=False, listen_port=port, ha_listen_port=0) as peer:
         with socket.create_server((HOST, port - 2)):
             assert (await peer.send()).code == ResponseCode.SUCCESS
 
 
 async def test_a_taken_port_is_named_with_the_way_out_and_the_other_one_is_released(tmp_path: Path) -> None:
-    config = BrokerConfig(bind_address=HOST, listen_port=0)
-    listeners = Listeners(config, {}, lambda connection: None)
-    listeners.bind()
-    await listeners.stop()
-    port = config.listen_port
+    port = free_port()
     with (
         socket.create_server((HOST, port - 2)),
         pytest.raises(

@@ -20,8 +20,8 @@ from rucola.protocol.topic import TopicConfig
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
-from support.cluster import HOST
 from support.installation import REPOSITORY
+from support.ports import HOST, free_port
 from support.waiting import until
 
 LAYOUTS = REPOSITORY / "deploy" / "layouts"
@@ -49,7 +49,7 @@ class Layout:
 
     async def start(self) -> None:
         for _ in range(2):
-            self.namesrvs.append(await self._stack.enter_async_context(Namesrv(HOST, 0)))
+            self.namesrvs.append(await self._stack.enter_async_context(Namesrv(HOST, free_port())))
         for file in self.files:  # in any order: a slave waits for its master
             given = settings.read(file)
             assert given["namesrvAddr"].count(":9876") == 2

@@ -20,11 +20,11 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import BrokerRole, StoreConfig
+from support.ports import HOST, free_port
 from support.proxy import Proxy
 
 T = TypeVar("T")
 
-HOST = "127.0.0.1"
 PROXY_HOST = "127.0.0.2"
 SMALL_FILES = {
     "mapped_file_size_commit_log": 1 << 20,
@@ -53,18 +53,18 @@ class Cluster:
     async def start_broker(
         self,
         name: str = "broker-a",
-        port: int = 0,
+        port: int | None = None,
         store: dict[str, Any] | None = None,
         directory: str | None = None,
         clock: Callable[[], int] = wall_clock_ms,
         **settings: Any,
     ) -> Broker:
         """A broker; under a name used before, on the same store, unless in a directory of its own. `store` are settings
-        of that."""
+        of that. Its port stays free while it is down, since it lies below the ephemeral range."""
         config = BrokerConfig(
             broker_name=name,
             bind_address=HOST,
-            listen_port=port,
+            listen_port=free_port() if port is None else port,
             namesrv_addr=self.namesrv,
             **{"broker_ip1": HOST, "ha_listen_port": 0} | settings,
         )
