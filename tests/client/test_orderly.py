@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, ReconsumeLater
 from rucola.client import SuspendCurrentQueueAMoment as Suspend
 from rucola.client.consumer import assignment, queue_locks
+from rucola.client.instance import ClientInstance
 from rucola.protocol.codes import RequestCode, ResponseCode
 from support.cluster import Tally, cluster
 from support.consumers import (
@@ -264,6 +267,94 @@ async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
         assert broker.committed == 6
         assert broker.unlocked
     assert "was lost to another member" in caplog.text
+
+
+async def test_a_queue_stops_when_its_connection_closes_until_it_is_locked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that restarted may know no holders any more, and grant the queue to another member."""
+    monkeypatch.setattr(assignment, "RELOCK_PAUSE_MS", 5)
+
+    async with cluster(tmp_path) as running:
+        broker = LockingBroker([record_of(i, b"%d" % i) for i in range(3)])
+        await broker.start(running)
+        seen: Tally[int] = Tally()
+        may_end = asyncio.Event()
+
+        async def listen(message: MessageExt) -> None:
+            seen.add(message.queue_offset)
+            await may_end.wait()
+
+        consumer = consumer_of(running, orderly=True)
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(1)
+            broker.gives = False
+            broker.connections[-1].close()
+            await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
+            may_end.set()
+            await broker.asked.reach(len(broker.asked.items) + 2)
+            assert seen.items == [0]
+            broker.gives = True
+            assert await seen.reach(3) == [0, 1, 2]
+
+
+@pytest.mark.slow
+async def test_no_two_members_have_one_queue_across_restarts_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first member to reconnect is alone in its group, and asks for the queues of all others."""
+    may_reconnect = asyncio.Event()
+    may_reconnect.set()
+    send_heartbeats = ClientInstance.send_heartbeats
+
+    async def delayed(self: ClientInstance, *arguments: Any, **options: Any) -> frozenset[str]:
+        if self is not members[0].instance:
+            await may_reconnect.wait()
+        return await send_heartbeats(self, *arguments, **options)
+
+    monkeypatch.setattr(ClientInstance, "send_heartbeats", delayed)
+    in_flight: defaultdict[int, set[str]] = defaultdict(set)
+    together: list[tuple[int, set[str]]] = []
+    begun: Tally[tuple[str, int, int]] = Tally()
+    may_end = asyncio.Event()
+
+    def listener(member: str) -> object:
+        async def listen(message: MessageExt) -> None:
+            in_flight[message.queue_id].add(member)
+            if len(in_flight[message.queue_id]) > 1:
+                together.append((message.queue_id, set(in_flight[message.queue_id])))
+            begun.add((member, message.queue_id, message.queue_offset))
+            await may_end.wait()
+            in_flight[message.queue_id].discard(member)
+
+        return listen
+
+    async with cluster_with_topic(tmp_path, queues=6) as (running, broker):
+        members = [consumer_of(running, orderly=True) for _ in range(3)]
+        for number, member in enumerate(members):
+            member.listen(listener(str(number)))  # type: ignore[arg-type]
+        async with AsyncExitStack() as stack:
+            for member in members:
+                await stack.enter_async_context(member)
+            for turn in range(3):
+                await until(lambda: all(len(member.queues) == 2 for member in members))
+                may_end.clear()
+                await send(running, range(30 * turn, 30 * turn + 30))
+                await begun.reach(30 * turn + 6)
+                await broker.stop()
+                may_reconnect.clear()
+                broker = await running.start_broker(port=broker.config.listen_port)
+                await members[0].rebalanced()
+                await members[0].rebalanced()  # the broker has refused it the locks of the others
+                assert len(begun.items) == 30 * turn + 6
+                may_reconnect.set()
+                may_end.set()
+                await begun.reach(30 * turn + 30)
+        assert await committed(running) == 90
+    assert together == []
+    for queue_id in range(6):
+        assert [offset for _, queue, offset in begun.items if queue == queue_id] == list(range(15))
 
 
 async def test_a_held_lock_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

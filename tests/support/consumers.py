@@ -106,11 +106,11 @@ class ScriptedBroker:
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> Reply:
         self.left.append(command.decode_header(UnregisterClientRequestHeader).consumer_group)
-        del self.members[connection]
+        self.members.pop(connection, None)  # not a member, if it has reconnected since its last heartbeat
         return command.response(ResponseCode.SUCCESS)
 
     def consumer_list(self, connection: Connection, command: RemotingCommand) -> Reply:
-        body = GetConsumerListByGroupResponseBody(consumer_id_list=list(self.members.values()))
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=sorted(set(self.members.values())))
         return command.response(ResponseCode.SUCCESS, body=encode_body(body))
 
     def query_offset(self, connection: Connection, command: RemotingCommand) -> Reply:
@@ -164,11 +164,13 @@ class LockingBroker(ScriptedBroker):
         self.gives = True
         self.unlocked = False
         self.asked: Tally[list[MessageQueue]] = Tally()
+        self.connections: list[Connection] = []
         self.processors |= {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
     def lock(self, connection: Connection, command: RemotingCommand) -> Reply:
         wanted = decode_body(LockBatchRequestBody, command.body).mq_set
         self.asked.add(wanted)
+        self.connections.append(connection)
         body = encode_body(LockBatchResponseBody(lock_ok_mq_set=wanted if self.gives else []))
         return command.response(ResponseCode.SUCCESS, body=body)
 

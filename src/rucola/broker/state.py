@@ -19,12 +19,12 @@ from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.limits import Limits
 from rucola.broker.mastership import Mastership
-from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
+from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.store.message_store import MessageStore
 

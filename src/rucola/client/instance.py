@@ -259,6 +259,14 @@ class ClientInstance(Lifecycle):
             )
         return address
 
+    async def master_connection(self, queue: MessageQueue) -> Connection:
+        """Return the open connection to the queue's master, or open one. RemotingError."""
+        try:
+            return await self.remoting.connect(await self.master_address(queue))
+        except UNREACHABLE:
+            self.refresh_route_soon(queue.topic)
+            raise
+
     async def invoke_master(
         self,
         queue: MessageQueue,

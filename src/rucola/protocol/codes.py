@@ -119,12 +119,13 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
-    # Rucola's own: roles (`rucola.protocol.roles`).
+    # Rucola's own: roles (`rucola.protocol.roles`), promises, and the locks that a slave copies.
     GET_HA_STATUS = 20_001
     PROMOTE_BROKER = 20_002
     DEMOTE_BROKER = 20_003
     SWITCH_OVER = 20_004
     ASK_PROMISE = 20_005
+    GET_ALL_QUEUE_LOCKS = 20_006
 
 
 class ResponseCode(IntEnum):

@@ -1,6 +1,8 @@
-"""Queue locks: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42), used by consumers that consume in order.
+"""Queue locks: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42) and GET_ALL_QUEUE_LOCKS (20006).
 
-A consumer requests the locks of its assigned queues, learns which of them it holds, and renews them before they expire.
+A consumer in order requests the locks of its assigned queues, learns which of them it holds, and renews them before
+they expire. A slave copies the locks of its master, so that it knows the holders once it is promoted; that request is
+Rucola's own.
 
 Corresponds to `LockBatchRequestBody`, `LockBatchResponseBody` and `UnlockBatchRequestBody` of Apache RocketMQ 4.9.8.
 """
@@ -25,3 +27,9 @@ class LockBatchResponseBody(Body, kw_only=True):
     """The response body of LOCK_BATCH_MQ: the queues whose locks the client holds now."""
 
     lock_ok_mq_set: list[MessageQueue] = field(name="lockOKMQSet", default_factory=list)
+
+
+class QueueLocks(Body, kw_only=True):
+    """The response body of GET_ALL_QUEUE_LOCKS: the locked queues of each client and group."""
+
+    locks: list[LockBatchRequestBody] = []

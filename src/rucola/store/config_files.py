@@ -1,6 +1,7 @@
 """Config files: the broker's small tables as JSON files under `config/`.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json  consumerFilter.json
+           queueLocks.json (Rucola only)
 
 The JSON is fastjson's: integer map keys without quotes, one tab per level. `<name>.bak` next to each file has its
 content before the last change.

@@ -14,6 +14,7 @@ from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
+from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.remoting.client import RemotingClient
 from rucola.slices import in_slices
@@ -24,7 +25,8 @@ PERSIST_FILTERS_INTERVAL_MS = 10_000
 class Metadata:
     """Tables, their persistence, and the client for requests to name servers and to the master.
 
-    Topics and groups are written after every change, consumer offsets and filters periodically and at the stop.
+    Topics, groups and queue locks are written after every change, consumer offsets and filters periodically and at the
+    stop.
     """
 
     def __init__(self, environment: BrokerEnvironment) -> None:
@@ -39,6 +41,7 @@ class Metadata:
         )
         self.offsets = ConsumerOffsetTable(directory / CONSUMER_OFFSET_FILE)
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config, self.limits)
+        self.locks = QueueLockTable(directory / "queueLocks.json", self._on_locks_changed)
         file = config.credentials_file
         self.credentials = credentials_of_file(file) if file is not None else default_credentials()
         self.client = RemotingClient(tls=environment.client_tls, credentials=self.credentials)
@@ -54,6 +57,7 @@ class Metadata:
         self.groups.load()
         self.offsets.load(max_offset)
         self.filters.load(self._clock())
+        self.locks.load(self._clock())
         # All writes at the stop come after the scheduler has ended, see `assembly.startup`.
         running.push_async_callback(self._persist_filters)
         running.push_async_callback(self._persist_offsets)
@@ -76,6 +80,9 @@ class Metadata:
 
     def _on_groups_changed(self) -> None:
         self.persistence.schedule(self.groups.snapshot_writer)
+
+    def _on_locks_changed(self) -> None:
+        self.persistence.schedule(self.locks.snapshot_writer)
 
     async def _persist_offsets(self) -> None:
         await in_thread(await in_slices(self.offsets.snapshot_steps()))

@@ -183,7 +183,9 @@ class _SlaveSide:
             metadata.topics,
             metadata.groups,
             metadata.offsets,
+            metadata.locks,
             environment.config_directory / DELAY_OFFSET_FILE,
+            environment.clock,
         )
         storage.subscribe(self._on_arrival)
         storage.subscribe(self._visible.on_arrival)

@@ -17,7 +17,6 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
-from rucola.broker.queue_locks import QueueLockTable
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.fast_path import fast_path_of
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
@@ -72,7 +71,7 @@ class Serving:
             filters=metadata.filters,
             persistence=metadata.persistence,
             clients=connections.clients,
-            locks=QueueLockTable(),
+            locks=metadata.locks,
             delayed=delivery.delayed,
             transactions=delivery.transactions,
             stats=connections.stats,

@@ -47,7 +47,7 @@ def broker_endpoints(
         QueryAdapter(services.query),
         OffsetAdapter(services.offsets),
         HeartbeatAdapter(services.clients, state.persistence),
-        LockAdapter(services.locks),
+        LockAdapter(services.locks, state.persistence),
         TopicAdapter(services.topics),
         GroupAdapter(services.groups),
         ConsumeStatsAdapter(services.consume_stats),

@@ -6,6 +6,7 @@
     consumer offsets               GET_ALL_CONSUMER_OFFSET (43)            merged; the master's take precedence
     offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json,
                                                                            once the log covers them
+    queue locks                    GET_ALL_QUEUE_LOCKS (20006)             replaced; not from Apache's master
 
 The offsets of CID_RMQ_SYS_TRANS among the consumer offsets, and those of delayed delivery, say what the master itself
 has delivered. They wait until the slave has that on disk (`pending_progress`); a run begins with those that have waited
@@ -42,6 +43,7 @@ from rucola.broker.replication.pending_progress import MasterProgress, PendingPr
 from rucola.broker.role import LogPosition
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
+from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import MQError, RemoteProtocolError, is_unreachable
 from rucola.outages import Outages
@@ -49,6 +51,7 @@ from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
+from rucola.protocol.lock import QueueLocks
 from rucola.protocol.topic import (
     SubscriptionGroupWrapper,
     TableCopyHeader,
@@ -95,7 +98,9 @@ class SlaveSynchronize:
         topics: TopicConfigTable,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsetTable,
+        locks: QueueLockTable,
         delay_offset_path: Path,
+        clock: Callable[[], int],
     ) -> None:
         self._registration = registration
         self._client = client
@@ -103,6 +108,8 @@ class SlaveSynchronize:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
+        self._locks = locks
+        self._clock = clock
         self._delay_offset_path = delay_offset_path
         self._outages = Outages(logger)
         """The last logged error of each request that fails, to log each error once."""
@@ -111,6 +118,8 @@ class SlaveSynchronize:
         """Whether the master's last full answer had a version."""
         self._offsets_version = ""
         """The version of the master's consumer offsets that were merged last."""
+        self._locks_version = ""
+        """The version of the master's queue locks that were copied last."""
         self._delay_offsets: dict[int, int] | None = None
         """The offsets of delayed delivery that were written last, if any."""
         self._pending_delay_offsets: PendingProgress[dict[int, int]] = PendingProgress()
@@ -153,13 +162,15 @@ class SlaveSynchronize:
     async def _copy_all(self, *, is_full: bool) -> None:
         if self._registration.master_address:
             topics, groups = self._topics.data_version.token, self._groups.data_version.token
-            offsets = self._offsets_version
+            offsets, locks = self._offsets_version, self._locks_version
             if is_full:
-                topics = groups = offsets = ""
+                topics = groups = offsets = locks = ""
             await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, self._copy_topics, topics)
             await self._copy(RequestCode.GET_ALL_CONSUMER_OFFSET, self._copy_offsets, offsets)
             await self._copy(RequestCode.GET_ALL_DELAY_OFFSET, self._copy_delay_offsets, "")
             await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._copy_groups, groups)
+            if self._has_versions:
+                await self._copy(RequestCode.GET_ALL_QUEUE_LOCKS, self._copy_locks, locks)
 
     async def _copy(self, code: RequestCode, apply: Callable[[_Answer], Awaitable[None]], version: str) -> None:
         """Request a table and apply the response, unless the master's version is `version`.
@@ -174,7 +185,7 @@ class SlaveSynchronize:
                 header = response.decode_header(TableCopyHeader)
                 await apply(_Answer(address, header, response.body, is_whole=not version))
         except (MQError, OSError) as error:
-            # If the master is away, all four requests fail: one subject for them.
+            # If the master is away, all requests fail: one subject for them.
             self._outages.failed(COPY if is_unreachable(error) else f"{code.name} from the master", error)
         else:
             self._outages.succeeded(COPY)
@@ -202,6 +213,10 @@ class SlaveSynchronize:
         if transactions and answer.is_whole:
             needed = await self._log_end(answer)
             self._pending_transactions.offer(MasterProgress(transactions, answer.address, needed))
+
+    async def _copy_locks(self, answer: _Answer) -> None:
+        self._locks.replace(decode_body(QueueLocks, answer.body), self._clock())
+        self._locks_version = answer.version
 
     async def _copy_delay_offsets(self, answer: _Answer) -> None:
         offsets = parse_delay_offsets("the master's response", fastjson.loads(answer.body))

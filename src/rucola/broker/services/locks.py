@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rucola.broker.state import BrokerState
+from rucola.protocol.lock import QueueLocks
 from rucola.protocol.queue import MessageQueue
 
 
@@ -46,3 +47,8 @@ class LockService:
     def unlock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
         """Release those of the queues that the client holds."""
         self._locks.unlock(group, client_id, queues)
+
+    def all(self, known_version: str | None) -> tuple[str, QueueLocks | None]:
+        """Return the version of the table, and all locks unless it is `known_version`."""
+        version = self._locks.version
+        return version, None if version == known_version else self._locks.all()

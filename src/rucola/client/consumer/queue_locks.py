@@ -4,12 +4,14 @@ A lock guarantees that one member of the group consumes its queue. It passes the
 
 1. wanted       the member has requested it, and the broker has neither refused it nor confirmed its release.
 2. held         the broker confirmed it. The member trusts a confirmation for `LOCK_LIFE_MS` after it sent the request,
-                and renews all held locks every `LOCK_INTERVAL_MS`.
-3. expired      no confirmation for `LOCK_LIFE_MS`: the member stops deliveries. The broker keeps a lock for 60 s after
-                the latest request, so this member stops before another one starts, whatever the network does.
+                as long as the connection stays open, and renews all held locks every `LOCK_INTERVAL_MS`.
+3. expired      no confirmation for `LOCK_LIFE_MS`, or the connection closed: the member stops deliveries. The broker
+                keeps a lock for 60 s after the latest request, so this member stops before another one starts, even if
+                the network fails. A broker that restarted may have lost its locks, as Apache's does.
 4. releasing    the release was sent and not confirmed; `unlock_all` repeats it.
 
-Corresponds to the locking in `RebalanceImpl` and `ProcessQueue` of Apache RocketMQ 4.9.8.
+Corresponds to the locking in `RebalanceImpl` and `ProcessQueue` of Apache RocketMQ 4.9.8. Deliberate difference: there
+a lock is trusted after its connection closed.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.protocol.queue import MessageQueue
+from rucola.remoting.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +49,15 @@ class QueueLocks:
         """The queues whose lock was requested and neither refused nor released, held ones included."""
         self._releasing: set[MessageQueue] = set()
         """The queues whose release is not confirmed."""
-        self._held: dict[MessageQueue, int] = {}
-        """The monotonic time of the request that confirmed each lock."""
+        self._held: dict[MessageQueue, tuple[int, Connection]] = {}
+        """The monotonic time of the request that confirmed each lock, and its connection."""
 
     def age_ms(self, queue: MessageQueue) -> int | None:
         """Return the latest confirmation's age; None if the lock is not held or has expired."""
-        requested_ms = self._held.get(queue)
-        age_ms = LOCK_LIFE_MS if requested_ms is None else monotonic_ms() - requested_ms
+        requested_ms, connection = self._held.get(queue, (0, None))
+        if connection is None or not connection.is_open:
+            return None
+        age_ms = monotonic_ms() - requested_ms
         return age_ms if age_ms < LOCK_LIFE_MS else None
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -98,6 +103,8 @@ class QueueLocks:
         broker_name = queues[0].broker_name
         purpose = f"group {self._group}: request of locks at broker {broker_name}"
         try:
+            # The connection before the request as well: if it closes meanwhile, the lock counts as lost.
+            connection = await self._instance.master_connection(queues[0])
             response = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
             granted = decode_body(LockBatchResponseBody, response.body).lock_ok_mq_set
         except MQError as error:
@@ -110,7 +117,7 @@ class QueueLocks:
                 if self._held.pop(queue, None) is not None:
                     logger.warning("group %s: the lock of %s was lost to another member", self._group, queue)
             elif queue in self._wanted:  # it may have been released meanwhile
-                self._held[queue] = requested_ms
+                self._held[queue] = (requested_ms, connection)
 
     async def _unlock(self, queues: list[MessageQueue]) -> None:
         try:

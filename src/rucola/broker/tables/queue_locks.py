@@ -1,0 +1,148 @@
+"""Queue locks: which member of a consumer group may consume a queue in order; `config/queueLocks.json`.
+
+A lock belongs to one client of one group until the client releases it, or until `LOCK_LIFE_MS` have passed since the
+client last renewed it. The holders are in a file, so that a restarted broker grants their queues to nobody else while
+they may still be consuming: clients trust a lock for `CLIENT_TRUST_MS` after they renewed it.
+
+Corresponds to `RebalanceLockManager` of Apache RocketMQ 4.9.8. Deliberate difference: there the locks are in memory
+only, and after a restart the first member to ask gets the queues of all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+
+import msgspec
+
+from rucola.errors import RemoteProtocolError, StoreCorrupt
+from rucola.protocol.body import to_body
+from rucola.protocol.lock import LockBatchRequestBody, QueueLocks
+from rucola.protocol.queue import MessageQueue
+from rucola.store.config_files import ConfigFile
+
+logger = logging.getLogger(__name__)
+
+LOCK_LIFE_MS = 60_000
+CLIENT_TRUST_MS = 30_000
+"""How long Apache's clients and Rucola's deliver from a queue after they renewed its lock."""
+
+
+class QueueLockTable:
+    """The queue locks of all groups. Belongs to the event loop.
+
+    `on_change` is called when a lock has a new holder or none any more, which has to be written.
+    """
+
+    def __init__(self, path: Path, on_change: Callable[[], None]) -> None:
+        self._file = ConfigFile(path)
+        self._on_change = on_change
+        self._holders: dict[tuple[str, MessageQueue], tuple[str, int]] = {}
+        """By (group, queue): client id, and when it last locked the queue (milliseconds)."""
+        self._changes = 0
+        self._grants_from_ms = 0
+        """When locks may be granted; later than the start only if their holders are unknown."""
+
+    def load(self, now_ms: int) -> None:
+        """Load the holders, each with a lock that lasts as long as the client may trust it.
+
+        If the file is damaged, no lock is granted during that time.
+        """
+        try:
+            stored = to_body(QueueLocks, self._file.read() or {})
+        except (StoreCorrupt, RemoteProtocolError) as error:
+            logger.error("%s; no queue is locked for the next %d s", error, CLIENT_TRUST_MS // 1000)
+            self._grants_from_ms = now_ms + CLIENT_TRUST_MS
+            return
+        self._set(stored, now_ms)
+
+    def replace(self, locks: QueueLocks, now_ms: int) -> None:
+        """Replace all locks by those of a master."""
+        before = {key: holder for key, (holder, _) in self._holders.items()}
+        self._set(locks, now_ms)
+        if before != {key: holder for key, (holder, _) in self._holders.items()}:
+            self._changed()
+
+    def _set(self, locks: QueueLocks, now_ms: int) -> None:
+        renewed_ms = now_ms - (LOCK_LIFE_MS - CLIENT_TRUST_MS)
+        self._holders = {
+            (held.consumer_group, queue): (held.client_id, renewed_ms) for held in locks.locks for queue in held.mq_set
+        }
+
+    @property
+    def version(self) -> str:
+        """A text that differs after each change, and after a restart, for `TableVersionHeader`."""
+        return f"{id(self)}:{self._changes}"
+
+    def all(self) -> QueueLocks:
+        """Return the holders, as the body of GET_ALL_QUEUE_LOCKS and the content of the file."""
+        held: dict[tuple[str, str], list[MessageQueue]] = {}
+        for (group, queue), (client_id, _) in self._holders.items():
+            held.setdefault((group, client_id), []).append(queue)
+        return QueueLocks(
+            locks=[
+                LockBatchRequestBody(client_id=client_id, consumer_group=group, mq_set=queues)
+                for (group, client_id), queues in held.items()
+            ]
+        )
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int) -> list[MessageQueue]:
+        """Lock the queues that are free, and renew those that the client holds.
+
+        Returns all of these, each once.
+        """
+        if now_ms < self._grants_from_ms:
+            return []
+        held, is_changed = [], False
+        for queue in dict.fromkeys(queues):
+            holder, locked_ms = self._holders.get((group, queue), (None, 0))
+            if holder is None or holder == client_id or now_ms - locked_ms > LOCK_LIFE_MS:
+                self._holders[group, queue] = (client_id, now_ms)
+                held.append(queue)
+                is_changed |= holder != client_id
+        if is_changed:
+            self._changed()
+        return held
+
+    def known(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Return the given queues of a group that have an entry, each once.
+
+        An entry is a lock, which may have expired.
+        """
+        return [queue for queue in dict.fromkeys(queues) if (group, queue) in self._holders]
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Release those of the queues that the client holds."""
+        held = [queue for queue in queues if self._holders.get((group, queue), ("", 0))[0] == client_id]
+        for queue in held:
+            self._holders.pop((group, queue), None)
+        if held:
+            self._changed()
+
+    def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
+        """Drop locks that were not renewed for `LOCK_LIFE_MS`.
+
+        Thus locks of lost clients take no memory. A generator of small steps (see `rucola.slices`).
+        """
+        is_changed = False
+        for key in list(self._holders):
+            holder = self._holders.get(key)
+            if holder is not None and now_ms - holder[1] > LOCK_LIFE_MS:
+                del self._holders[key]
+                is_changed = True
+            yield
+        if is_changed:
+            self._changed()
+
+    def snapshot_writer(self) -> Callable[[], None]:
+        """Return a function that writes the holders and may be called in any thread."""
+        locks = self.all()
+        return self._file.prepare_write(lambda: msgspec.to_builtins(locks))
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._on_change()
+
+    def __len__(self) -> int:
+        return len(self._holders)
