@@ -145,7 +145,7 @@ def text_files() -> Iterator[Path]:
     """The files of the project that people read: those at the top, and all below the folders with code or prose."""
     # In a worktree `.git` is a file, which says where the repository is.
     yield from (path for path in REPOSITORY.iterdir() if path.is_file() and path.name != ".git")
-    for folder in (".ci", "src", "tests", "benchmarks", "docs", "examples"):
+    for folder in (".ci", ".github", "changelog.d", "src", "tests", "benchmarks", "docs", "examples"):
         for path in (REPOSITORY / folder).rglob("*"):
             if (
                 path.is_file()
