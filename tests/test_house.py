@@ -231,6 +231,28 @@ def test_refusals_become_response_codes_in_one_module() -> None:
                 assert node.value.id != "refused", f"{module}:{node.lineno} reads the reason of a refusal"
 
 
+READ_A_CALLER = {
+    f"rucola.{name}"
+    for name in ("remoting.connection", "remoting.access_gate", "remoting.endpoints", "broker.remoting.fast_path")
+}
+"""Modules that read the caller of a connection, in plain functions."""
+
+
+def test_the_caller_of_a_request_is_an_argument() -> None:
+    """Requests of several users can share a connection, so a handler that waits learns nothing from it."""
+    found = []
+    for module in MODULES:
+        waiting = [node for node in nodes_of(module) if isinstance(node, ast.AsyncFunctionDef)]
+        late = {inner for function in waiting for inner in ast.walk(function)}
+        found += [
+            f"{module}:{node.lineno} reads {ast.unparse(node)}"
+            for node in nodes_of(module)
+            if isinstance(node, ast.Attribute) and node.attr in ("caller", "latest_caller")
+            if node in late or module not in READ_A_CALLER
+        ]
+    assert found == []
+
+
 PUBLIC_DESPITE_THEIR_NAMES = {"_asdict", "_exit", "_fields", "_gateway", "_get_running_loop", "_mapping", "_replace"}
 """Names of NamedTuple, os, PySpark, asyncio and SQLAlchemy that begin with an underscore and are used outside."""
 

@@ -20,6 +20,7 @@ from rucola.errors import ConfigError, MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import GetConsumerRunningInfoRequestHeader
+from rucola.protocol.pull import SUBSCRIPTION, SUSPEND
 from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.protocol.replication import encode_report
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
@@ -30,10 +31,12 @@ from rucola.remoting.connection import Connection
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
-from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster
+from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster, signed
+from support.broker_peer import pull_header
 from support.compatibility import rows
 from support.interceptors import requests_of_every_field
 from support.metrics import sample_value, scrape
+from support.remoting_peers import RawPeer
 from support.waiting import until
 
 NOBODY = Credentials("nobody1", "secret of nobody")
@@ -258,6 +261,24 @@ async def test_a_held_pull_ends_if_its_account_loses_the_permission(cluster: Gua
             await pull
 
 
+async def test_a_held_pull_keeps_its_user_when_another_one_uses_the_connection(cluster: GuardedCluster) -> None:
+    broker = await started(cluster)
+    header = pull_header(
+        topic="Orders", consumer_group="readers", sys_flag=SUSPEND | SUBSCRIPTION, suspend_timeout_millis=15_000
+    )
+    peer = await RawPeer.at(broker.config.listen_port)
+    captured = signed(ADMIN, RequestCode.GET_BROKER_CONFIG).encode()
+    await peer.send(signed(READER, RequestCode.PULL_MESSAGE, header).encode() + captured)
+    assert [answer.code for answer in await peer.commands(1)] == [ResponseCode.SUCCESS]  # the pull is held
+    async with AdminClient(cluster.namesrv, credentials=ADMIN) as admin:
+        await admin.access.delete_account(broker.address, "reader1")
+    async with Producer("p", cluster.namesrv, credentials=ADMIN) as producer:
+        await producer.send(Message("Orders", b"secret"), (await producer.queues("Orders"))[0])
+    (answer,) = await peer.commands(1)
+    assert (answer.code, bytes(answer.body)) == (ResponseCode.NO_PERMISSION, b"")
+    await peer.close()
+
+
 async def test_no_secret_is_in_the_configuration_or_in_a_repr(cluster: GuardedCluster) -> None:
     broker = await cluster.start_broker()
     async with AdminClient(cluster.namesrv, credentials=ADMIN) as admin:
@@ -460,13 +481,15 @@ async def test_users_that_share_a_connection_keep_their_own_permissions(cluster:
     broker = await started(cluster)
     client = RemotingClient()
     for credentials, code in ((ADMIN, ResponseCode.SUCCESS), (WRITER, ResponseCode.NO_PERMISSION)) * 2:
-        request = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
-        request.ext = {}
-        credentials.sign(request.ext, b"")
+        request = signed(credentials, RequestCode.GET_BROKER_CONFIG)
         assert (await client.invoke(broker.address, request)).code == code
+    assert (await client.invoke(broker.address, signed(ADMIN, RequestCode.GET_BROKER_CONFIG))).code == 0
     unsigned = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
     assert (await client.invoke(broker.address, unsigned)).code == ResponseCode.NO_PERMISSION
     await client.close()
+    await broker.stop()
+    lines = [json.loads(line) for line in (cluster.path / "store" / "audit" / "audit.jsonl").read_text().splitlines()]
+    assert [line["user"] for line in lines if line["outcome"] == "denied"] == ["writer1", "writer1", None]
 
 
 async def test_a_broker_does_not_start_with_broken_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

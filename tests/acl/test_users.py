@@ -16,9 +16,13 @@ from rucola.admin import AdminClient
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.client import BrokerError, Message, Producer, PullConsumer
 from rucola.errors import ConfigError
-from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo, UserRequestHeader
+from rucola.protocol.body import encode_body
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.topic import TopicConfig
+from support.access import signed
 from support.cluster import cluster as plain_cluster
+from support.remoting_peers import RawPeer
 
 FIRST = '{"username":"root","password":"secret of root"}'
 ROOT = Credentials("root", "secret of root")
@@ -212,6 +216,36 @@ def test_both_versions_together_are_refused() -> None:
         from_properties({"aclEnable": "true", "authenticationEnabled": "true"})
     with pytest.raises(ConfigError, match="needs authenticationEnabled=true"):
         from_properties({"authorizationEnabled": "true"})
+
+
+async def test_requests_of_two_users_in_one_read_keep_their_own_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Normal user who may change users sends a captured request of a Super user right behind its own."""
+    monkeypatch.setenv("ROCKETMQ_INIT_AUTHENTICATION_USER", FIRST)
+    async with plain_cluster(tmp_path) as cluster:
+        broker = await cluster.start_broker(authentication_enabled=True, authorization_enabled=True)
+        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
+            await admin.access.create_user(broker.address, "alice", "secret of alice")
+            entry = PolicyEntryInfo(actions=["Update", "Get"], decision="Allow")
+            await admin.access.set_policies(broker.address, "User:alice", ["Cluster:*"], entry)
+            attempts = [
+                (RequestCode.AUTH_CREATE_USER, "mallory", UserInfo(password="of mallory", user_type="Super")),
+                (RequestCode.AUTH_UPDATE_USER, "alice", UserInfo(user_type="Super")),
+                (RequestCode.AUTH_UPDATE_USER, "root", UserInfo(password="of mallory")),
+            ]
+            frames, captured = b"", signed(ROOT, RequestCode.GET_BROKER_CONFIG).encode()
+            for code, name, user in attempts:
+                frames += signed(ALICE, code, UserRequestHeader(username=name), encode_body(user)).encode() + captured
+            peer = await RawPeer.at(broker.config.listen_port)
+            await peer.send(frames)
+            codes = sorted(answer.code for answer in await peer.commands(2 * len(attempts)))
+            await peer.close()
+            assert codes == [ResponseCode.SUCCESS] * 3 + [ResponseCode.NO_PERMISSION] * 3
+            users = await admin.access.users(broker.address)
+        assert {user.username: user.user_type for user in users} == {"root": "Super", "alice": "Normal"}
+    denied = [json.loads(line) for line in (tmp_path / "broker-a" / "audit" / "audit.jsonl").read_text().splitlines()]
+    assert [line["user"] for line in denied if line["outcome"] == "denied"] == ["alice"] * 3
 
 
 async def test_users_and_policies_over_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

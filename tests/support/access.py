@@ -12,6 +12,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
+from rucola.protocol.command import Header, RemotingCommand
 from rucola.store.config import StoreConfig
 from support.cluster import HOST, SMALL_FILES
 
@@ -53,6 +54,14 @@ def make_home(path: Path, accounts: str = ACCOUNTS) -> Path:
         (conf / name).touch(mode=0o600)
         (conf / name).write_text(text)
     return path
+
+
+def signed(keys: Credentials, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
+    """A request of one user, which a client without credentials can send."""
+    request = RemotingCommand.request(code, header, body)
+    request.ext = dict(request.ext_fields)
+    keys.sign(request.ext, body)
+    return request
 
 
 class GuardedCluster:

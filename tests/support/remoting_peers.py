@@ -71,8 +71,12 @@ class RawPeer:
 
     @classmethod
     async def to(cls, server: RemotingServer) -> RawPeer:
+        return await cls.at(server.port)
+
+    @classmethod
+    async def at(cls, port: int) -> RawPeer:
         context = SECURITY.client and SECURITY.client.follow().current()
-        return cls(*await asyncio.open_connection("127.0.0.1", server.port, ssl=context))
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
 
     @property
     def name(self) -> str:

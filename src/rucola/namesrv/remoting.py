@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from rucola import settings
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.errors import MQError
 from rucola.message.properties import is_true
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
@@ -39,7 +39,7 @@ from rucola.protocol.route import (
 )
 from rucola.protocol.topic import DataVersion
 from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.endpoints import Endpoint, Handler
 from rucola.slices import in_slices
 
 QUOTES_KEYS_SINCE = 401
@@ -74,7 +74,7 @@ class RouteAdapter:
         ]
 
     async def register_broker(
-        self, connection: Connection, command: RemotingCommand, header: RegisterBrokerRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: RegisterBrokerRequestHeader
     ) -> Answer:
         try:
             body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
@@ -91,12 +91,14 @@ class RouteAdapter:
             b"" if order is None else encode_body(KVTable(table=order)),
         )
 
-    def unregister_broker(self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader) -> Reply:
+    def unregister_broker(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: BrokerRequestHeader
+    ) -> Reply:
         self._service.unregister(header.broker_addr)
         return command.response(ResponseCode.SUCCESS)
 
     def query_data_version(
-        self, connection: Connection, command: RemotingCommand, header: BrokerRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: BrokerRequestHeader
     ) -> Reply:
         confirmed, registered = self._service.confirm(header.broker_addr, decode_body(DataVersion, command.body))
         answer = QueryDataVersionResponseHeader(changed=not confirmed)
@@ -108,38 +110,44 @@ class RouteAdapter:
             encode_body(registered) if registered else b"",
         )
 
-    def route(self, connection: Connection, command: RemotingCommand, header: GetRouteInfoRequestHeader) -> Reply:
+    def route(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetRouteInfoRequestHeader
+    ) -> Reply:
         route = self._service.route(header.topic)
         quoted = command.version >= QUOTES_KEYS_SINCE or is_true(header.accept_standard_json_only)
         return command.response(ResponseCode.SUCCESS, body=encode_body(route, quote_keys=quoted))
 
-    def clusters(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def clusters(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.clusters()))
 
     async def topics_of_cluster(
-        self, connection: Connection, command: RemotingCommand, header: GetTopicsByClusterRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetTopicsByClusterRequestHeader
     ) -> Answer:
         return _topic_list(command, await self._service.topics_of_cluster(header.cluster))
 
-    def system_topics(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def system_topics(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         return _topic_list(command, *self._service.system_topics())
 
     def delete_topic(
-        self, connection: Connection, command: RemotingCommand, header: DeleteTopicFromNamesrvRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: DeleteTopicFromNamesrvRequestHeader,
     ) -> Reply:
         self._service.delete_topic(header.topic, header.cluster_name or None)
         return command.response(ResponseCode.SUCCESS)
 
     async def wipe_write_perm(
-        self, connection: Connection, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
     ) -> Answer:
-        count = await self._service.set_writable(connection.caller, header.broker_name, False)
+        count = await self._service.set_writable(caller, header.broker_name, False)
         return command.response(ResponseCode.SUCCESS, WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     async def add_write_perm(
-        self, connection: Connection, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
     ) -> Answer:
-        count = await self._service.set_writable(connection.caller, header.broker_name, True)
+        count = await self._service.set_writable(caller, header.broker_name, True)
         return command.response(ResponseCode.SUCCESS, AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
 
@@ -158,20 +166,30 @@ class KVAdapter:
             Endpoint(RequestCode.GET_KVLIST_BY_NAMESPACE, query, self.namespace, GetKVListByNamespaceRequestHeader),
         ]
 
-    def put(self, connection: Connection, command: RemotingCommand, header: PutKVConfigRequestHeader) -> Reply:
+    def put(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: PutKVConfigRequestHeader
+    ) -> Reply:
         self._service.put(header.namespace, header.key, header.value)
         return command.response(ResponseCode.SUCCESS)
 
-    def get(self, connection: Connection, command: RemotingCommand, header: KVConfigRequestHeader) -> Reply:
+    def get(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: KVConfigRequestHeader
+    ) -> Reply:
         value = self._service.get(header.namespace, header.key)
         return command.response(ResponseCode.SUCCESS, GetKVConfigResponseHeader(value=value))
 
-    def delete(self, connection: Connection, command: RemotingCommand, header: KVConfigRequestHeader) -> Reply:
+    def delete(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: KVConfigRequestHeader
+    ) -> Reply:
         self._service.delete(header.namespace, header.key)
         return command.response(ResponseCode.SUCCESS)
 
     def namespace(
-        self, connection: Connection, command: RemotingCommand, header: GetKVListByNamespaceRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: GetKVListByNamespaceRequestHeader,
     ) -> Reply:
         table = self._service.namespace(header.namespace)
         return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=table)))
@@ -189,12 +207,12 @@ class ConfigurationAdapter:
             Endpoint(RequestCode.UPDATE_NAMESRV_CONFIG, Action.ALTER_CONFIG, self.update),
         ]
 
-    def get(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def get(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         body = settings.render(self._service.properties()).encode("utf-8")
         return command.response(ResponseCode.SUCCESS, body=body)
 
-    def update(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
-        self._service.update(connection.caller, command.body)
+    def update(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
+        self._service.update(caller, command.body)
         return command.response(ResponseCode.SUCCESS)
 
 
@@ -202,12 +220,12 @@ def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHead
     return Resource(header.topic)
 
 
-def _listing(
-    topics: Callable[[], Awaitable[list[str]]],
-) -> Callable[[Connection, RemotingCommand, Header | Body | None], Reply]:
+def _listing(topics: Callable[[], Awaitable[list[str]]]) -> Handler:
     """Return the handler of a request without a header for a list of topics."""
 
-    async def answer(connection: Connection, command: RemotingCommand, request: Header | Body | None) -> Answer:
+    async def answer(
+        connection: Connection, caller: Caller, command: RemotingCommand, request: Header | Body | None
+    ) -> Answer:
         return _topic_list(command, await topics())
 
     return answer

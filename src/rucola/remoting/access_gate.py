@@ -1,17 +1,17 @@
 """AccessGate: authentication of requests, and the audit log of their outcomes.
 
-A gate encloses the processor of each request code. With access control it sets the caller of the connection to the user
-of the request before anything else is done with it. Requests that access control denies, and the outcome of
-administrative ones, are recorded in the audit log.
+A gate encloses the processor of each request code. With access control it determines the user of the request before
+anything else is done with it, and passes the caller on as an argument. Requests that access control denies, and the
+outcome of administrative ones, are recorded in the audit log.
 
-The caller belongs to the connection, since nearly all of its requests are of one user; it is replaced when a request
-of another user arrives. A handler that waits may therefore see the user of a later request on the same connection,
-so it reads the caller before the wait, and records and checks with that.
+Nearly all requests of a connection are of one user, so the connection keeps the latest caller, which saves making one
+per request. Nothing else reads it: while a handler waits, it becomes that of a later request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from rucola.access import ADMINISTRATIVE, Action, Caller, Reason, Refused, Resource
 from rucola.acl.access_control import AccessControl
@@ -19,6 +19,9 @@ from rucola.acl.audit_log import AuditLog
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
+
+CallerProcessor: TypeAlias = Callable[[Connection, Caller, RemotingCommand], Reply]
+"""Answers the request of a caller."""
 
 
 class AccessGate:
@@ -35,23 +38,24 @@ class AccessGate:
         code: int,
         action: Action,
         resources_of: Callable[[RemotingCommand], list[Resource]],
-        process: Processor,
+        process: CallerProcessor,
     ) -> Processor:
         """Return the processor that does all of this around `process`."""
         if self._audit is not None and action in ADMINISTRATIVE:
             process = self._recorded(code, action, resources_of, process, self._audit)
         access = self._access
         if access is None:
-            return process
+            return lambda connection, command: process(connection, connection.caller, command)
         authenticate = access.authenticate
 
         def enclosed(connection: Connection, command: RemotingCommand) -> Reply:
+            caller = connection.caller  # without a user, if the request is not authentic
             try:
-                connection.caller = authenticate(connection.caller, command)
-                return process(connection, command)
+                caller = connection.latest_caller = authenticate(connection.latest_caller, command)
+                return process(connection, caller, command)
             except Refused as refusal:
                 if refusal.reason is Reason.DENIED:
-                    self._record_denied(connection.caller, code, action, resources_of(command), refusal)
+                    self._record_denied(caller, code, action, resources_of(command), refusal)
                 raise
 
         return enclosed
@@ -72,9 +76,9 @@ class AccessGate:
         code: int,
         action: Action,
         resources_of: Callable[[RemotingCommand], list[Resource]],
-        process: Processor,
+        process: CallerProcessor,
         audit: AuditLog,
-    ) -> Processor:
+    ) -> CallerProcessor:
         """Return the processor that records the outcome of administrative requests."""
 
         def record(caller: Caller, command: RemotingCommand, error: BaseException) -> None:
@@ -98,10 +102,9 @@ class AccessGate:
             done(caller, command, result)
             return result
 
-        def recorded(connection: Connection, command: RemotingCommand) -> Reply:
-            caller = connection.caller
+        def recorded(connection: Connection, caller: Caller, command: RemotingCommand) -> Reply:
             try:
-                reply = process(connection, command)
+                reply = process(connection, caller, command)
             except Exception as error:
                 record(caller, command, error)
                 raise

@@ -115,7 +115,9 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
-        """The peer as services and interceptors know it."""
+        """The peer, without a user: one connection can have requests of several users."""
+        self.latest_caller = self.caller
+        """The caller of the latest authenticated request, for `AccessGate`, which uses it again for the same user."""
         self.closed = asyncio.Event()
         self._processor_of = processors.get
         self._buffer = buffer
@@ -341,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         enable_keepalive(transport.get_extra_info("socket"), is_client=self._memory is None)
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
-        self.caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
+        self.caller = self.latest_caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
         if self._on_open:
             self._on_open(self)
 

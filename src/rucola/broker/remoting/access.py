@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rucola import fastjson
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.broker.config import BrokerConfig
 from rucola.broker.services.access import AccessService
 from rucola.protocol.access import (
@@ -63,18 +63,18 @@ class AccessAdapter:
         )
 
     async def update_account(
-        self, connection: Connection, command: RemotingCommand, header: CreateAccessConfigRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: CreateAccessConfigRequestHeader
     ) -> Answer:
         await self._service.update_account(header)
         return command.response(ResponseCode.SUCCESS)
 
     async def delete_account(
-        self, connection: Connection, command: RemotingCommand, header: DeleteAccessConfigRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: DeleteAccessConfigRequestHeader
     ) -> Answer:
         await self._service.delete_account(header.access_key)
         return command.response(ResponseCode.SUCCESS)
 
-    def versions(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def versions(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         version, versions = self._service.versions()
         config = self._config
         header = GetBrokerAclConfigResponseHeader(
@@ -87,45 +87,65 @@ class AccessAdapter:
         return command.response(ResponseCode.SUCCESS, header)
 
     async def update_white_addresses(
-        self, connection: Connection, command: RemotingCommand, header: UpdateGlobalWhiteAddrsConfigRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: UpdateGlobalWhiteAddrsConfigRequestHeader,
     ) -> Answer:
         await self._service.update_white_addresses(header.global_white_addrs, header.acl_file_full_path)
         return command.response(ResponseCode.SUCCESS)
 
-    async def create_user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Answer:
-        await self._service.create_user(connection.caller, header.username, decode_body(UserInfo, command.body))
+    async def create_user(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
+    ) -> Answer:
+        await self._service.create_user(caller, header.username, decode_body(UserInfo, command.body))
         return command.response(ResponseCode.SUCCESS)
 
-    async def update_user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Answer:
-        await self._service.update_user(connection.caller, header.username, decode_body(UserInfo, command.body))
+    async def update_user(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
+    ) -> Answer:
+        await self._service.update_user(caller, header.username, decode_body(UserInfo, command.body))
         return command.response(ResponseCode.SUCCESS)
 
-    async def delete_user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Answer:
-        await self._service.delete_user(connection.caller, header.username)
+    async def delete_user(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
+    ) -> Answer:
+        await self._service.delete_user(caller, header.username)
         return command.response(ResponseCode.SUCCESS)
 
-    def user(self, connection: Connection, command: RemotingCommand, header: UserRequestHeader) -> Reply:
+    def user(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
+    ) -> Reply:
         user = self._service.user(header.username)
         return command.response(ResponseCode.SUCCESS, body=encode_body(user) if user is not None else b"")
 
-    def users(self, connection: Connection, command: RemotingCommand, header: ListUsersRequestHeader) -> Reply:
+    def users(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ListUsersRequestHeader
+    ) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=_encode_list(self._service.users(header.filter or "")))
 
-    async def set_policies(self, connection: Connection, command: RemotingCommand, header: AclRequestHeader) -> Answer:
+    async def set_policies(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: AclRequestHeader
+    ) -> Answer:
         await self._service.set_policies(header.subject, decode_body(AclInfo, command.body))
         return command.response(ResponseCode.SUCCESS)
 
     async def delete_policies(
-        self, connection: Connection, command: RemotingCommand, header: DeleteAclRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: DeleteAclRequestHeader
     ) -> Answer:
         await self._service.delete_policies(header.subject, header.policy_type, header.resource)
         return command.response(ResponseCode.SUCCESS)
 
-    def policies(self, connection: Connection, command: RemotingCommand, header: AclRequestHeader) -> Reply:
+    def policies(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: AclRequestHeader
+    ) -> Reply:
         acl = self._service.policies(header.subject)
         return command.response(ResponseCode.SUCCESS, body=encode_body(acl) if acl is not None else b"")
 
-    def all_policies(self, connection: Connection, command: RemotingCommand, header: ListAclsRequestHeader) -> Reply:
+    def all_policies(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ListAclsRequestHeader
+    ) -> Reply:
         found = self._service.all_policies(header.subject_filter or "", header.resource_filter or "")
         return command.response(ResponseCode.SUCCESS, body=_encode_list(found))
 

@@ -3,7 +3,7 @@ CLEAN_UNUSED_TOPIC (316)."""
 
 from __future__ import annotations
 
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.broker.services.cleanup import CleanupService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -25,10 +25,14 @@ class CleanupAdapter:
             Endpoint(RequestCode.CLEAN_UNUSED_TOPIC, Action.CLEAN_UP, self.delete_unused_queues),
         )
 
-    def delete_expired_files(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def delete_expired_files(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
+    ) -> Reply:
         self._service.delete_expired_files()
         return command.response(ResponseCode.SUCCESS)
 
-    async def delete_unused_queues(self, connection: Connection, command: RemotingCommand, request: None) -> Answer:
+    async def delete_unused_queues(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
+    ) -> Answer:
         await self._service.delete_unused_queues()
         return command.response(ResponseCode.SUCCESS)

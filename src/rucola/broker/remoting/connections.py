@@ -7,7 +7,7 @@ INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) are forwarded to clients, and the res
 
 from __future__ import annotations
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.acl.signature import CREDENTIAL_FIELDS
 from rucola.broker.config import BrokerConfig
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
@@ -84,22 +84,36 @@ class ConnectionAdapter:
         )
 
     def consumer_connections(
-        self, connection: Connection, command: RemotingCommand, header: GetConsumerConnectionListRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: GetConsumerConnectionListRequestHeader,
     ) -> Reply:
         body = encode_body(self._service.consumer_connections(header.consumer_group))
         return command.response(ResponseCode.SUCCESS, body=body)
 
     def producer_connections(
-        self, connection: Connection, command: RemotingCommand, header: GetProducerConnectionListRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: GetProducerConnectionListRequestHeader,
     ) -> Reply:
         body = encode_body(self._service.producer_connections(header.producer_group))
         return command.response(ResponseCode.SUCCESS, body=body)
 
-    async def all_producers(self, connection: Connection, command: RemotingCommand, request: None) -> Answer:
+    async def all_producers(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
+    ) -> Answer:
         return command.response(ResponseCode.SUCCESS, body=encode_body(await self._service.all_producers()))
 
     async def running_info(
-        self, connection: Connection, command: RemotingCommand, header: GetConsumerRunningInfoRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: GetConsumerRunningInfoRequestHeader,
     ) -> Answer:
         channel = self._service.consumer(header.consumer_group, header.client_id)
         request = RemotingCommand.request(command.code)
@@ -107,7 +121,11 @@ class ConnectionAdapter:
         return await self._calls.forward(command, channel, request, f"<{header.consumer_group}> <{header.client_id}>")
 
     async def consume_directly(
-        self, connection: Connection, command: RemotingCommand, header: ConsumeMessageDirectlyRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: ConsumeMessageDirectlyRequestHeader,
     ) -> Answer:
         group, client_id = header.consumer_group, header.client_id or ""
         record = self._service.record_of(header.msg_id or "")
@@ -118,7 +136,7 @@ class ConnectionAdapter:
         return await self._calls.forward(command, channel, request, f"<{group}> <{client_id}>")
 
     async def consumer_status(
-        self, connection: Connection, command: RemotingCommand, header: GetConsumerStatusRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetConsumerStatusRequestHeader
     ) -> Answer:
         status = await self._service.consumer_status(header)
         return command.response(ResponseCode.SUCCESS, body=encode_consumer_status(status))

@@ -5,7 +5,7 @@ GET_CONSUME_STATS (208), QUERY_CONSUME_TIME_SPAN (303), QUERY_CORRECTION_OFFSET 
 
 from __future__ import annotations
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.consume_stats import ConsumeStatsService
 from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
@@ -64,20 +64,28 @@ class ConsumeStatsAdapter:
         )
 
     async def of_group(
-        self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetConsumeStatsRequestHeader
     ) -> Answer:
         stats = await self._service.of_group(header.consumer_group, header.topic)
         return command.response(ResponseCode.SUCCESS, body=await in_slices(consume_stats_steps(stats)))
 
     async def time_spans(
-        self, connection: Connection, command: RemotingCommand, header: QueryConsumeTimeSpanRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: QueryConsumeTimeSpanRequestHeader,
     ) -> Answer:
         spans = await self._service.time_spans(header.group, header.topic)
         body = encode_body(QueryConsumeTimeSpanBody(consume_time_span_set=spans))
         return command.response(ResponseCode.SUCCESS, body=body)
 
     async def least_offsets(
-        self, connection: Connection, command: RemotingCommand, header: QueryCorrectionOffsetRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: QueryCorrectionOffsetRequestHeader,
     ) -> Answer:
         excluded = set((header.filter_groups or "").split(","))
         least = await self._service.least_offsets(header.topic, header.compare_group, excluded)
@@ -85,7 +93,11 @@ class ConsumeStatsAdapter:
         return command.response(ResponseCode.SUCCESS, body=body)
 
     async def of_broker(
-        self, connection: Connection, command: RemotingCommand, header: GetConsumeStatsInBrokerRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: GetConsumeStatsInBrokerRequestHeader,
     ) -> Answer:
         stats = await self._service.of_broker(is_true(header.is_order))
         return command.response(ResponseCode.SUCCESS, body=await in_slices(consume_stats_list_steps(stats)))

@@ -135,7 +135,7 @@ class RequestFastPath:
                 resource = Resource(pull[1], pull[0])
                 for check in self._fetch_checks:
                     check(caller, resource)
-                response = self._answer(connection, opaque, pull)
+                response = self._answer(connection, caller, opaque, pull)
             except Exception as error:
                 command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
                 response = error_response(connection.peer, command, error).encode()

@@ -8,7 +8,7 @@ INVOKE_BROKER_TO_RESET_OFFSET (222), QUERY_TOPIC_CONSUME_BY_WHO (300), CLONE_GRO
 from __future__ import annotations
 
 from rucola import fastjson
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.groups import GroupService
 from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
@@ -78,12 +78,14 @@ class GroupAdapter:
         )
 
     async def create_or_update(
-        self, connection: Connection, command: RemotingCommand, group: SubscriptionGroupConfig
+        self, connection: Connection, caller: Caller, command: RemotingCommand, group: SubscriptionGroupConfig
     ) -> Answer:
         await self._service.create_or_update(group)
         return command.response(ResponseCode.SUCCESS)
 
-    def all(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
+    def all(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
+    ) -> Reply:
         table = self._service.all()
         if header.table_version is None:
             return command.response(ResponseCode.SUCCESS, body=encode_body(table))
@@ -92,23 +94,29 @@ class GroupAdapter:
         return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)
 
     async def delete(
-        self, connection: Connection, command: RemotingCommand, header: DeleteSubscriptionGroupRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: DeleteSubscriptionGroupRequestHeader,
     ) -> Answer:
         await self._service.delete(header.group_name, is_true(header.remove_offset))
         return command.response(ResponseCode.SUCCESS)
 
-    def consuming(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Reply:
+    def consuming(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TopicRequestHeader
+    ) -> Reply:
         body = fastjson.dumps({"groupList": self._service.consuming(header.topic)})
         return command.response(ResponseCode.SUCCESS, body=body)
 
     async def clone_offsets(
-        self, connection: Connection, command: RemotingCommand, header: CloneGroupOffsetRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: CloneGroupOffsetRequestHeader
     ) -> Answer:
         await self._service.clone_offsets(header.src_group, header.dest_group, header.topic, is_true(header.offline))
         return command.response(ResponseCode.SUCCESS)
 
     async def reset_offsets(
-        self, connection: Connection, command: RemotingCommand, header: ResetOffsetRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ResetOffsetRequestHeader
     ) -> Answer:
         offsets = await self._service.reset_offsets(header)
         return command.response(ResponseCode.SUCCESS, body=await in_slices(reset_table_steps(offsets)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.clients import ClientService
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.protocol.body import encode_body
@@ -69,23 +69,31 @@ class HeartbeatAdapter:
             ),
         )
 
-    def heart_beat(self, connection: Connection, command: RemotingCommand, heartbeat: HeartbeatData) -> Reply:
+    def heart_beat(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, heartbeat: HeartbeatData
+    ) -> Reply:
         # A new group is in its file before the client learns that the broker knows it.
         self._service.heartbeat(connection, heartbeat, command.language, command.version)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def unregister(
-        self, connection: Connection, command: RemotingCommand, header: UnregisterClientRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UnregisterClientRequestHeader
     ) -> Reply:
         self._service.unregister(connection, header.producer_group, header.consumer_group)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def consumer_ids(
-        self, connection: Connection, command: RemotingCommand, header: GetConsumerListByGroupRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: GetConsumerListByGroupRequestHeader,
     ) -> Reply:
         body = GetConsumerListByGroupResponseBody(consumer_id_list=self._service.consumer_ids(header.consumer_group))
         return command.response(ResponseCode.SUCCESS, body=encode_body(body))
 
-    def check_config(self, connection: Connection, command: RemotingCommand, request: CheckClientRequestBody) -> Reply:
+    def check_config(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: CheckClientRequestBody
+    ) -> Reply:
         self._service.check_subscription(request.subscription_data)
         return command.response(ResponseCode.SUCCESS)

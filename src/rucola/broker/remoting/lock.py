@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.locks import LockService
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.protocol.body import encode_body
@@ -37,18 +37,24 @@ class LockAdapter:
             Endpoint(RequestCode.GET_ALL_QUEUE_LOCKS, Action.QUERY, self.all, TableVersionHeader),
         )
 
-    def lock(self, connection: Connection, command: RemotingCommand, request: LockBatchRequestBody) -> Reply:
+    def lock(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: LockBatchRequestBody
+    ) -> Reply:
         held = self._service.lock(request.consumer_group, request.client_id, request.mq_set)
         # A new holder is in the file before it starts, so that a restarted broker grants its queues to nobody else.
         return self._writing.reply_when_persisted(
             command.response(ResponseCode.SUCCESS, body=encode_body(LockBatchResponseBody(lock_ok_mq_set=held)))
         )
 
-    def unlock(self, connection: Connection, command: RemotingCommand, request: LockBatchRequestBody) -> Reply:
+    def unlock(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: LockBatchRequestBody
+    ) -> Reply:
         self._service.unlock(request.consumer_group, request.client_id, request.mq_set)
         return command.response(ResponseCode.SUCCESS)
 
-    def all(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
+    def all(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
+    ) -> Reply:
         version, locks = self._service.all(header.table_version)
         body = b"" if locks is None else encode_body(locks)
         return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)

@@ -7,7 +7,7 @@ all groups (43), and those of delayed delivery (45).
 from __future__ import annotations
 
 from rucola import fastjson
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.offsets import OffsetService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -55,40 +55,52 @@ class OffsetAdapter:
         )
 
     def consumer_offset(
-        self, connection: Connection, command: RemotingCommand, header: QueryConsumerOffsetRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryConsumerOffsetRequestHeader
     ) -> Reply:
         return _offset(command, self._service.consumer_offset(header.consumer_group, header.topic, header.queue_id))
 
     def commit(
-        self, connection: Connection, command: RemotingCommand, header: UpdateConsumerOffsetRequestHeader
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: UpdateConsumerOffsetRequestHeader,
     ) -> Reply:
         self._service.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return command.response(ResponseCode.SUCCESS)
 
-    def search(self, connection: Connection, command: RemotingCommand, header: SearchOffsetRequestHeader) -> Reply:
+    def search(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: SearchOffsetRequestHeader
+    ) -> Reply:
         return _offset(command, self._service.by_time(header.topic, header.queue_id, header.timestamp))
 
-    def max_offset(self, connection: Connection, command: RemotingCommand, header: QueueRequestHeader) -> Reply:
+    def max_offset(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueueRequestHeader
+    ) -> Reply:
         return _offset(command, self._service.max_offset(header.topic, header.queue_id))
 
-    def min_offset(self, connection: Connection, command: RemotingCommand, header: QueueRequestHeader) -> Reply:
+    def min_offset(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueueRequestHeader
+    ) -> Reply:
         return _offset(command, self._service.min_offset(header.topic, header.queue_id))
 
     def earliest_store_time(
-        self, connection: Connection, command: RemotingCommand, header: QueueRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueueRequestHeader
     ) -> Reply:
         timestamp = self._service.earliest_store_time(header.topic, header.queue_id)
         return command.response(ResponseCode.SUCCESS, EarliestStoreTimeResponseHeader(timestamp=timestamp))
 
     async def all_consumer_offsets(
-        self, connection: Connection, command: RemotingCommand, header: TableVersionHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
     ) -> Answer:
         # The version comes first: what changes while the table is encoded is sent again at the next request.
         version, offsets = self._service.consumer_offsets_since(header.table_version)
         body = await in_slices(offset_table_steps(offsets))
         return command.response(ResponseCode.SUCCESS, self._copied(header, version), body)
 
-    def delay_offsets(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
+    def delay_offsets(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
+    ) -> Reply:
         body = fastjson.dumps({"offsetTable": dict(self._service.delay_offsets())})
         return command.response(ResponseCode.SUCCESS, self._copied(header), body)
 

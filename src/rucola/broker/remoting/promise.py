@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.coordination.coordinator import PromiseResponse
 from rucola.coordination.group_keys import LeaderRecord
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -33,7 +33,9 @@ class PromiseAdapter:
         # Replicating has the same right: a peer that may ask for promises is a broker of the group.
         return (Endpoint(RequestCode.ASK_PROMISE, Action.REPLICATE, self.ask, AskPromiseRequestHeader),)
 
-    def ask(self, connection: Connection, command: RemotingCommand, header: AskPromiseRequestHeader) -> Reply:
+    def ask(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: AskPromiseRequestHeader
+    ) -> Reply:
         master = LeaderRecord(header.member, header.address, header.ha_address)
         has_promised, epoch = self._promise(header.epoch, master)
         answer = command.response(ResponseCode.SUCCESS)

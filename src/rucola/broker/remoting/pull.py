@@ -18,7 +18,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from rucola.access import Action, Check, Resource
+from rucola.access import Action, Caller, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.results import Fetched, Waiting
@@ -65,39 +65,46 @@ class PullAdapter:
         request = PullMessageRequestHeader
         return (Endpoint(RequestCode.PULL_MESSAGE, Action.FETCH, self.pull, request, pulled_queue),)
 
-    def pull(self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader) -> Reply:
-        result = self._service.fetch(connection.caller, header)
+    def pull(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: PullMessageRequestHeader
+    ) -> Reply:
+        result = self._service.fetch(caller, header)
         if isinstance(result, Fetched):
             return _reply(connection, command, result)
-        self._hold_pull(connection, command, header, result)
+        self._hold_pull(connection, caller, command, header, result)
         return None
 
-    def pull_at_once(self, connection: Connection, opaque: int, pull: UsualPull) -> bytes:
+    def pull_at_once(self, connection: Connection, caller: Caller, opaque: int, pull: UsualPull) -> bytes:
         """Return the response to a pull; b"" if there is none (yet).
 
         A held pull is answered later, and a large record is sent from the log. Raises Refused.
         """
         header = PullMessageRequestHeader(*pull)
-        result = self._service.fetch(connection.caller, header)
+        result = self._service.fetch(caller, header)
         if isinstance(result, Fetched) and isinstance(result.records, bytes):
             return _head(opaque, result) + result.records
         command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
         if isinstance(result, Fetched):
             _reply(connection, command, result)
         else:
-            self._hold_pull(connection, command, header, result)
+            self._hold_pull(connection, caller, command, header, result)
         return b""
 
     def _hold_pull(
-        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, waiting: Waiting
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        waiting: Waiting,
     ) -> None:
         # The closure keeps connection and header alive as long as the pull is held, and not all that the peer sent.
         command = command.without_content()
 
         def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
             try:
-                self._check_permission(connection.caller, pulled_queue(header))
-                again = self._service.fetch_held(connection.caller, header, waiting, checked, is_last)
+                self._check_permission(caller, pulled_queue(header))
+                again = self._service.fetch_held(caller, header, waiting, checked, is_last)
             except Exception as error:
                 connection.send_error(command, error)
                 return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.query import QueryService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -29,9 +29,9 @@ class QueryAdapter:
         )
 
     async def query(
-        self, connection: Connection, command: RemotingCommand, header: QueryMessageRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryMessageRequestHeader
     ) -> Answer:
-        found = await self._service.by_key(connection.caller, header)
+        found = await self._service.by_key(caller, header)
         reach = QueryMessageResponseHeader(
             index_last_update_timestamp=found.index_last_update_timestamp,
             index_last_update_phyoffset=found.index_last_update_physical_offset,
@@ -44,6 +44,8 @@ class QueryAdapter:
             )
         return command.response(ResponseCode.SUCCESS, reach, b"".join(found.records))
 
-    def view(self, connection: Connection, command: RemotingCommand, header: ViewMessageRequestHeader) -> Reply:
-        record = self._service.by_physical_offset(connection.caller, header.offset)
+    def view(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ViewMessageRequestHeader
+    ) -> Reply:
+        record = self._service.by_physical_offset(caller, header.offset)
         return command.response(ResponseCode.SUCCESS, body=record)

@@ -5,7 +5,7 @@ The response is SUCCESS if the requester has the reply, or SYSTEM_ERROR with the
 
 from __future__ import annotations
 
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.broker.config import BrokerConfig
 from rucola.broker.remoting.send import published_topic
 from rucola.broker.services.publish import SendHeader
@@ -31,8 +31,10 @@ class ReplyAdapter:
             Endpoint(RequestCode.SEND_REPLY_MESSAGE_V2, Action.PUBLISH, self.send_reply, v2, published_topic),
         )
 
-    async def send_reply(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Answer:
-        result = await self._service.reply(connection.caller, command.version, header, command.body)
+    async def send_reply(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader
+    ) -> Answer:
+        result = await self._service.reply(caller, command.version, header, command.body)
         code = ResponseCode.SUCCESS if result.failure is None else ResponseCode.SYSTEM_ERROR
         answer = command.response(code, remark=result.failure)
         answer.ext = {

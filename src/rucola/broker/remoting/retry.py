@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.retry import RetryService
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.message.topics import retry_topic
@@ -30,7 +30,7 @@ class RetryAdapter:
         return (Endpoint(RequestCode.CONSUMER_SEND_MSG_BACK, Action.RETRY, self.send_back, request, retried_topic),)
 
     def send_back(
-        self, connection: Connection, command: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> Reply:
-        self._service.retry(connection.caller, header, command.version)
+        self._service.retry(caller, header, command.version)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.broker.services.roles import RoleService
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -33,22 +33,26 @@ class RoleAdapter:
             Endpoint(RequestCode.SWITCH_OVER, alter, self.switch_over, SwitchOverRequestHeader),
         )
 
-    async def status(self, connection: Connection, command: RemotingCommand, header: HaStatusRequestHeader) -> Answer:
+    async def status(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: HaStatusRequestHeader
+    ) -> Answer:
         status = await self._service.status(header.count_from)
         return command.response(ResponseCode.SUCCESS, body=encode_body(status))
 
     async def promote(
-        self, connection: Connection, command: RemotingCommand, header: PromoteBrokerRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: PromoteBrokerRequestHeader
     ) -> Answer:
-        epoch = await self._service.promote(connection.caller, header)
+        epoch = await self._service.promote(caller, header)
         return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch))
 
-    def demote(self, connection: Connection, command: RemotingCommand, header: DemoteBrokerRequestHeader) -> Reply:
-        self._service.demote(connection.caller, header.broker_id)
+    def demote(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: DemoteBrokerRequestHeader
+    ) -> Reply:
+        self._service.demote(caller, header.broker_id)
         return command.response(ResponseCode.SUCCESS)
 
     async def switch_over(
-        self, connection: Connection, command: RemotingCommand, header: SwitchOverRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: SwitchOverRequestHeader
     ) -> Answer:
-        epoch, pause_ms = await self._service.switch_over(connection.caller, header)
+        epoch, pause_ms = await self._service.switch_over(caller, header)
         return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch, pause_ms=pause_ms))

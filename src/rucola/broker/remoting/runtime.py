@@ -7,7 +7,7 @@ UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28),
 from __future__ import annotations
 
 from rucola import fastjson, settings
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.protocol.body import encode_body
@@ -48,26 +48,28 @@ class RuntimeAdapter:
             ),
         )
 
-    async def update_config(self, connection: Connection, command: RemotingCommand, request: None) -> Answer:
-        await self._configuration.update(connection.caller, command.body)
+    async def update_config(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
+    ) -> Answer:
+        await self._configuration.update(caller, command.body)
         return command.response(ResponseCode.SUCCESS)
 
-    def get_config(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def get_config(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         return command.response(
             ResponseCode.SUCCESS,
             ConfigVersionHeader(version=fastjson.dumps(self._configuration.version).decode()),
             settings.render(self._configuration.properties()).encode("utf-8"),
         )
 
-    def figures(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def figures(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=self._info.figures())))
 
-    def system_topics(self, connection: Connection, command: RemotingCommand, request: None) -> Reply:
+    def system_topics(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
         body = TopicList(topic_list=self._info.system_topics())
         return command.response(ResponseCode.SUCCESS, body=encode_body(body))
 
     def statistic(
-        self, connection: Connection, command: RemotingCommand, header: ViewBrokerStatsDataRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ViewBrokerStatsDataRequestHeader
     ) -> Reply:
         data = self._info.statistic(header.stats_name, header.stats_key)
         return command.response(ResponseCode.SUCCESS, body=encode_body(data))

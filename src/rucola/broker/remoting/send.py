@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec import json
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.durability import Missing
 from rucola.broker.services.publish import PublishService, Put, SendHeader
@@ -128,17 +128,17 @@ class SendAdapter:
             Endpoint(RequestCode.SEND_BATCH_MESSAGE, Action.PUBLISH, self.send_batch, v2, published_topic),
         )
 
-    def send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
+    def send(self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Reply:
         if header.batch != "false" and (is_true(header.batch) or header.batch == "1"):
-            return self.send_batch(connection, command, header)
-        published = self._admit(connection.caller, command.version, header, command.body, self._put_message)
+            return self.send_batch(connection, caller, command, header)
+        published = self._admit(caller, command.version, header, command.body, self._put_message)
         # The usual case, without another call: stored, nothing to wait for, JSON.
         if isinstance(published, Published) and not published.must_wait and command.serialize_type is JSON:
             return self._formatted(command.opaque, published)
         return self._answer(connection, command, published)
 
-    def send_batch(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Reply:
-        published = self._admit(connection.caller, command.version, header, command.body, self._put_batch)
+    def send_batch(self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Reply:
+        published = self._admit(caller, command.version, header, command.body, self._put_batch)
         return self._answer(connection, command, published)
 
     def _answer(

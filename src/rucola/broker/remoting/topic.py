@@ -6,7 +6,7 @@ QUERY_CONSUME_QUEUE (321).
 
 from __future__ import annotations
 
-from rucola.access import Action, Resource
+from rucola.access import Action, Caller, Resource
 from rucola.broker.services.topics import TopicService
 from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
@@ -46,7 +46,7 @@ class TopicAdapter:
         )
 
     async def create_or_update(
-        self, connection: Connection, command: RemotingCommand, header: CreateTopicRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: CreateTopicRequestHeader
     ) -> Answer:
         await self._service.create_or_update(
             TopicConfig(
@@ -61,7 +61,9 @@ class TopicAdapter:
         )
         return command.response(ResponseCode.SUCCESS)
 
-    def all(self, connection: Connection, command: RemotingCommand, header: TableVersionHeader) -> Reply:
+    def all(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
+    ) -> Reply:
         table = self._service.all()
         if header.table_version is None:
             return command.response(ResponseCode.SUCCESS, body=encode_body(table))
@@ -69,16 +71,20 @@ class TopicAdapter:
         body = b"" if version == header.table_version else encode_body(table)
         return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)
 
-    async def queue_ends(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
+    async def queue_ends(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TopicRequestHeader
+    ) -> Answer:
         ends = await self._service.queue_ends(header.topic)
         return command.response(ResponseCode.SUCCESS, body=await in_slices(topic_stats_steps(ends)))
 
-    async def delete(self, connection: Connection, command: RemotingCommand, header: TopicRequestHeader) -> Answer:
+    async def delete(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TopicRequestHeader
+    ) -> Answer:
         await self._service.delete(header.topic)
         return command.response(ResponseCode.SUCCESS)
 
     def consume_queue(
-        self, connection: Connection, command: RemotingCommand, header: QueryConsumeQueueRequestHeader
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryConsumeQueueRequestHeader
     ) -> Reply:
         body = self._service.consume_queue(header)
         if body is None:

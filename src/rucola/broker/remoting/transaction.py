@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rucola.access import Action
+from rucola.access import Action, Caller
 from rucola.broker.services.transactions import TransactionService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -24,5 +24,7 @@ class TransactionAdapter:
         request = EndTransactionRequestHeader
         return (Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, request, server_resource),)
 
-    def end(self, connection: Connection, command: RemotingCommand, header: EndTransactionRequestHeader) -> Reply:
-        return command.response(ResponseCode.SUCCESS) if self._service.end(connection.caller, header) else None
+    def end(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, header: EndTransactionRequestHeader
+    ) -> Reply:
+        return command.response(ResponseCode.SUCCESS) if self._service.end(caller, header) else None
