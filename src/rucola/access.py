@@ -95,6 +95,8 @@ class Action(Enum):
     """Read offsets, tables, settings or statistics."""
 
     # Clients and consumer groups
+    AUTHENTICATE = auto()
+    """Begin a connection whose requests nobody can send again."""
     HEARTBEAT = auto()
     UNREGISTER = auto()
     """Take a client out of its groups."""

@@ -52,6 +52,7 @@ AUTHENTICATION_SUFFICES = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC,
     RequestCode.END_TRANSACTION,
     RequestCode.VIEW_MESSAGE_BY_ID,
+    RequestCode.GET_CHALLENGE,
 }
 """Requests that name nothing to check, or a route. The topic of the last two is checked when the message is read."""
 TESTED_ELSEWHERE = {

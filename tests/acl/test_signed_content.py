@@ -13,6 +13,7 @@ from rucola.access import Caller, Refused
 from rucola.acl import signature
 from rucola.acl import signed_content as module
 from rucola.acl.access_control import AccessControl, PolicyAccounts
+from rucola.acl.challenge import Challenge
 from rucola.acl.credentials import Credentials
 from rucola.acl.signature import signed_text
 from rucola.acl.signed_content import MAX_KINDS, remember, signed_content
@@ -102,15 +103,15 @@ def test_only_authentic_requests_are_remembered(control: AccessControl) -> None:
     caller = Caller("10.0.0.1:1")
     for keys in (Credentials("operator", "a wrong secret"), Credentials("stranger", "secret")):
         with pytest.raises(Refused):
-            control.authenticate(caller, signed(keys, topic="T"))
+            control.authenticate(caller, signed(keys, topic="T"), Challenge())
     assert not module._kinds
-    control.authenticate(caller, signed(ADMIN, topic="T"))
+    control.authenticate(caller, signed(ADMIN, topic="T"), Challenge())
     assert signed_content(signed(ADMIN, topic="U")).fields is None
 
 
 def test_every_request_is_verified_also_in_one_pass(control: AccessControl) -> None:
-    caller = control.authenticate(Caller("10.0.0.1:1"), signed(ADMIN, a="T", b="1"))
-    assert control.authenticate(caller, signed(ADMIN, a="U", b="1")) is caller
+    caller = control.authenticate(Caller("10.0.0.1:1"), signed(ADMIN, a="T", b="1"), Challenge())
+    assert control.authenticate(caller, signed(ADMIN, a="U", b="1"), Challenge()) is caller
     good = json.loads(signed(ADMIN, a="U", b="1").json_header)["extFields"]
     for changed in (
         good | {"a": "V"},
@@ -122,18 +123,18 @@ def test_every_request_is_verified_also_in_one_pass(control: AccessControl) -> N
     ):
         command = received(header(changed), b"body")
         if changed == good | {"c": ""}:  # an empty value changes no signed text: Apache accepts it, too
-            assert control.authenticate(caller, command) is caller
+            assert control.authenticate(caller, command, Challenge()) is caller
             continue
         with pytest.raises(Refused):
-            control.authenticate(caller, command)
+            control.authenticate(caller, command, Challenge())
     with pytest.raises(Refused):
-        control.authenticate(caller, received(header(good), b"another body"))
+        control.authenticate(caller, received(header(good), b"another body"), Challenge())
 
 
 def test_the_number_of_structs_is_bounded(control: AccessControl) -> None:
     for number in range(MAX_KINDS + 50):
         command = signed(ADMIN, **{f"name{number}": "x"})
-        control.authenticate(Caller("10.0.0.1:1"), command)
+        control.authenticate(Caller("10.0.0.1:1"), command, Challenge())
     assert len(module._structs) == MAX_KINDS
     assert signed_content(signed(ADMIN, name9="x")).text == signed_text({"AccessKey": "operator", "name9": "x"})
 
@@ -144,13 +145,13 @@ def test_long_names_and_languages_are_not_remembered(control: AccessControl, mon
     for number in range(20):
         stranger = signed(Credentials("stranger", "secret"), **{f"n{number}" + "x" * 50_000: ""})
         with pytest.raises(Refused):
-            control.authenticate(Caller("10.0.0.1:1"), stranger)
-        control.authenticate(Caller("10.0.0.1:1"), signed(ADMIN, **{f"n{number}" + "x" * 50_000: ""}))
+            control.authenticate(Caller("10.0.0.1:1"), stranger, Challenge())
+        control.authenticate(Caller("10.0.0.1:1"), signed(ADMIN, **{f"n{number}" + "x" * 50_000: ""}), Challenge())
     assert not signature._orders
     assert not module._structs
     fields = {"topic": "T"}
     ADMIN.sign(fields, b"")
-    control.authenticate(Caller("10.0.0.1:1"), received(header(fields, language="x" * 50_000)))
+    control.authenticate(Caller("10.0.0.1:1"), received(header(fields, language="x" * 50_000)), Challenge())
     assert not module._kinds
 
 

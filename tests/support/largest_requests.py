@@ -392,6 +392,7 @@ BROKER_REQUESTS: dict[int, Requests] = {
     CODE.AUTH_DELETE_ACL: _request(CODE.AUTH_DELETE_ACL, DeleteAclRequestHeader(subject=LONG)),
     CODE.AUTH_GET_ACL: _request(CODE.AUTH_GET_ACL, AclRequestHeader(subject=LONG)),
     CODE.AUTH_LIST_ACL: _request(CODE.AUTH_LIST_ACL, ListAclsRequestHeader(subject_filter=LONG)),
+    CODE.GET_CHALLENGE: _request(CODE.GET_CHALLENGE),
     CODE.GET_HA_STATUS: _request(CODE.GET_HA_STATUS, HaStatusRequestHeader(count_from=0)),
     CODE.ASK_PROMISE: _request(
         CODE.ASK_PROMISE, AskPromiseRequestHeader(epoch=1 << 60, member=1, address=LONG, ha_address="")
@@ -426,6 +427,7 @@ BROKER_ADDRESS = BrokerRequestHeader(
     broker_name="broker-a", broker_addr="127.0.0.1:10911", cluster_name="c", broker_id=0
 )
 NAMESRV_REQUESTS: dict[int, Requests] = {
+    CODE.GET_CHALLENGE: _request(CODE.GET_CHALLENGE),
     CODE.REGISTER_BROKER: lambda: register(compressed=False, version=1),
     CODE.QUERY_DATA_VERSION: _request(
         CODE.QUERY_DATA_VERSION, BROKER_ADDRESS, encode_body(DataVersion(counter=0, timestamp=0)) + b" " * (12 << 20)

@@ -1,6 +1,7 @@
 """Access control: authentication of requests, and the permissions of users.
 
     signature        HMAC-SHA1 over the ext fields and the body of a request, as Apache's clients sign
+    challenge        signatures of version 2, which nobody can use again
     credentials      the keys with which a client signs, from options, files or the environment
     white_addresses  Apache's patterns of addresses that need no signature
     requirements     the rights that an action on a resource needs

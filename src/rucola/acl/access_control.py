@@ -22,11 +22,12 @@ from hmac import compare_digest
 from typing import Any, Protocol
 
 from rucola.access import Action, Caller, Check, Reason, Refused, Resource
+from rucola.acl.challenge import Challenge
 from rucola.acl.plain_acl import PlainAccount
 from rucola.acl.plain_acl_files import PlainAclFiles
 from rucola.acl.policies import PolicyUser
 from rucola.acl.principal import WHITE, Principal
-from rucola.acl.signature import Signer, other_signed_text
+from rucola.acl.signature import SIGNATURE_NUMBER, Signer, other_signed_text
 from rucola.acl.signed_content import SignedContent, remember, signed_content
 from rucola.acl.user_store import UserStore
 from rucola.protocol.command import RemotingCommand
@@ -35,7 +36,7 @@ from rucola.protocol.command import RemotingCommand
 class Accounts(Protocol):
     """A source of principals."""
 
-    def principal(self, command: RemotingCommand, host: str) -> Principal:
+    def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
         """Return the authenticated user of a request. Raises Refused."""
         ...
 
@@ -54,7 +55,7 @@ class PlainAccounts:
     def __init__(self, files: PlainAclFiles) -> None:
         self._files = files
 
-    def principal(self, command: RemotingCommand, host: str) -> Principal:
+    def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
         acl = self._files.current
         if not acl.white_addresses.is_empty and acl.white_addresses.admit(host):
             return WHITE
@@ -64,7 +65,7 @@ class PlainAccounts:
             raise _unknown(content)
         if not account.white_addresses.is_empty and account.white_addresses.admit(host):
             return account.when_white
-        _verify(account.signer, command, content)
+        _verify(account.signer, command, content, challenge)
         return account
 
     def is_white(self, host: str) -> bool:
@@ -80,12 +81,12 @@ class PolicyAccounts:
     def __init__(self, store: UserStore) -> None:
         self._store = store
 
-    def principal(self, command: RemotingCommand, host: str) -> Principal:
+    def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
         content = signed_content(command)
         user = self._store.current.get(content.access_key)
         if user is None:
             raise _unknown(content)
-        _verify(user.signer, command, content)
+        _verify(user.signer, command, content, challenge)
         if not user.is_enabled:
             raise Refused(Reason.DENIED, f"user {user.name} is disabled")
         return user
@@ -104,9 +105,12 @@ class AccessControl:
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
-    def authenticate(self, caller: Caller, command: RemotingCommand) -> Caller:
-        """Return the caller with the user of this request. Raises Refused."""
-        user = self._accounts.principal(command, caller.host)
+    def authenticate(self, caller: Caller, command: RemotingCommand, challenge: Challenge) -> Caller:
+        """Return the caller with the user of this request, which came on a connection with this challenge.
+
+        Raises Refused.
+        """
+        user = self._accounts.principal(command, caller.host, challenge)
         return caller if caller.user is user else caller.as_user(user)
 
     def renew(self, caller: Caller) -> Caller:
@@ -147,9 +151,13 @@ class AccessControl:
         return check
 
 
-def _verify(signer: Signer, command: RemotingCommand, content: SignedContent) -> None:
+def _verify(signer: Signer, command: RemotingCommand, content: SignedContent, challenge: Challenge) -> None:
     """Raise Refused unless the signature is right. Called for every request."""
     fields = content.fields
+    if fields is not None and SIGNATURE_NUMBER in fields:
+        if not challenge.admits(signer, command.code, fields, command.body):
+            raise Refused(Reason.DENIED, f"Check signature failed for accessKey={content.access_key[:64]}")
+        return
     if not signer.verifies(content.text, command.body, content.signature):
         other = other_signed_text(fields) if fields is not None else None
         if other is None or not signer.verifies(other, command.body, content.signature):

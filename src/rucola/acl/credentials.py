@@ -3,12 +3,15 @@
 A client signs every request with its credentials. Without an explicit object it takes those of the environment:
 
     ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY, ROCKETMQ_SECURITY_TOKEN    the keys themselves
-    ROCKETMQ_CREDENTIALS_FILE                                            a file with them, see below
+    ROCKETMQ_SIGNATURE_VERSION                                           1 or 2, see below
+    ROCKETMQ_CREDENTIALS_FILE                                            a file with them
 
-A file has the format of Apache's `conf/tools.yml`; `securityToken` is optional:
+A file has the format of Apache's `conf/tools.yml`; the last two lines are optional:
 
     accessKey: RocketMQ
     secretKey: 12345678
+    securityToken: token
+    signatureVersion: 1
 
 Secret key and token occur in no `repr`, log line or error.
 
@@ -22,6 +25,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
+from rucola.acl.challenge import Challenge
 from rucola.acl.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
 from rucola.acl.yaml_file import read_yaml
 from rucola.errors import ConfigError
@@ -29,28 +33,46 @@ from rucola.errors import ConfigError
 ACCESS_KEY_VARIABLE: Final = "ROCKETMQ_ACCESS_KEY"
 SECRET_KEY_VARIABLE: Final = "ROCKETMQ_SECRET_KEY"  # noqa: S105 - its name
 SECURITY_TOKEN_VARIABLE: Final = "ROCKETMQ_SECURITY_TOKEN"  # noqa: S105 - its name
+SIGNATURE_VERSION_VARIABLE: Final = "ROCKETMQ_SIGNATURE_VERSION"
 CREDENTIALS_FILE_VARIABLE: Final = "ROCKETMQ_CREDENTIALS_FILE"
 
 
 class Credentials:
-    """The keys of one user. ConfigError if a key is empty."""
+    """The keys of one user, and the version of its signatures.
 
-    __slots__ = ("_secret_key", "_security_token", "_signer", "access_key")
+    Version 1 is Apache's. Version 2 prevents that a request is sent again by others (`rucola.acl.challenge`); Apache's
+    servers do not know it. ConfigError if a key is empty or the version another one.
+    """
 
-    def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
+    __slots__ = ("_secret_key", "_security_token", "_signer", "access_key", "signature_version")
+
+    def __init__(
+        self, access_key: str, secret_key: str, security_token: str | None = None, signature_version: int = 1
+    ) -> None:
         if not access_key or not secret_key:
             raise ConfigError("credentials need an access key and a secret key")
+        if signature_version not in (1, 2):
+            raise ConfigError(f"signatureVersion is {signature_version}; expected 1 (Apache's) or 2")
+        self.signature_version = signature_version
         self.access_key = access_key
         self._secret_key = secret_key
         self._security_token = security_token or None
         self._signer = Signer(secret_key)
 
-    def sign(self, fields: MutableMapping[str, str], body: bytes) -> None:
-        """Add access key, security token and signature to the ext fields of a request."""
+    def sign(
+        self, fields: MutableMapping[str, str], body: bytes, code: int = 0, challenge: Challenge | None = None
+    ) -> None:
+        """Add access key, security token and signature to the ext fields of a request.
+
+        With a challenge the signature is of version 2, and covers the request code.
+        """
         fields[ACCESS_KEY] = self.access_key
         if self._security_token is not None:
             fields[SECURITY_TOKEN] = self._security_token
-        fields[SIGNATURE] = self._signer.sign(fields, body)
+        if challenge is None:
+            fields[SIGNATURE] = self._signer.sign(fields, body)
+        else:
+            challenge.sign(self._signer, code, fields, body)
 
     def proof(self, challenge: bytes) -> bytes:
         """Return the proof for a peer's challenge that this user knows the secret key."""
@@ -59,8 +81,8 @@ class Credentials:
     def __repr__(self) -> str:
         return f"Credentials({self.access_key!r})"
 
-    def __reduce__(self) -> tuple[type[Credentials], tuple[str, str, str | None]]:
-        return Credentials, (self.access_key, self._secret_key, self._security_token)
+    def __reduce__(self) -> tuple[type[Credentials], tuple[str, str, str | None, int]]:
+        return Credentials, (self.access_key, self._secret_key, self._security_token, self.signature_version)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Credentials) and self.__reduce__() == other.__reduce__()
@@ -79,7 +101,7 @@ def credentials_of_file(path: Path) -> Credentials:
     access_key, secret_key, token = (_text(keys.get(name)) for name in ("accessKey", "secretKey", "securityToken"))
     if not access_key or not secret_key:
         raise ConfigError(f"{path}: expected the lines `accessKey: ...` and `secretKey: ...`")
-    return Credentials(access_key, secret_key, token)
+    return Credentials(access_key, secret_key, token, _version(_text(keys.get("signatureVersion"))))
 
 
 def default_credentials(environment: Mapping[str, str] = os.environ) -> Credentials | None:
@@ -89,7 +111,8 @@ def default_credentials(environment: Mapping[str, str] = os.environ) -> Credenti
     """
     access_key, secret_key = environment.get(ACCESS_KEY_VARIABLE), environment.get(SECRET_KEY_VARIABLE)
     if access_key and secret_key:
-        return Credentials(access_key, secret_key, environment.get(SECURITY_TOKEN_VARIABLE))
+        version = _version(environment.get(SIGNATURE_VERSION_VARIABLE, ""))
+        return Credentials(access_key, secret_key, environment.get(SECURITY_TOKEN_VARIABLE), version)
     if access_key or secret_key:
         present, missing = ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
         if secret_key:
@@ -97,6 +120,12 @@ def default_credentials(environment: Mapping[str, str] = os.environ) -> Credenti
         raise ConfigError(f"the environment has {present} but not {missing}: set both, or neither")
     path = environment.get(CREDENTIALS_FILE_VARIABLE)
     return credentials_of_file(Path(path)) if path else None
+
+
+def _version(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) and text:
+        raise ConfigError(f"signatureVersion is {text[:20]!r}; expected 1 (Apache's) or 2")
+    return int(text or 1)
 
 
 def _text(value: object) -> str:

@@ -12,6 +12,7 @@ requirements is met. A retry topic (`%RETRY%group`) counts as its group, everywh
 | QUERY | PUB, SUB or GET | SUB or GET | GET on the cluster |
 | END_TRANSACTION | PUB, when the half message is read | | none |
 | ROUTE | none | | GET on the cluster |
+| AUTHENTICATE | | | none |
 | ALTER_TOPIC, ALTER_GROUP | CREATE or UPDATE | CREATE or UPDATE | |
 | DELETE_TOPIC, DELETE_GROUP | DELETE | DELETE | |
 | RESET_OFFSET, CALL_CLIENT | UPDATE | UPDATE | |
@@ -102,7 +103,13 @@ _OF_GROUP: Final = {
     Action.RESET_OFFSET: Right.UPDATE,
     Action.CALL_CLIENT: Right.UPDATE,
 }
-_WITHOUT_RESOURCE: Final = {Action.HEARTBEAT, Action.UNREGISTER, Action.END_TRANSACTION, Action.READ}
+_WITHOUT_RESOURCE: Final = {
+    Action.AUTHENTICATE,
+    Action.HEARTBEAT,
+    Action.UNREGISTER,
+    Action.END_TRANSACTION,
+    Action.READ,
+}
 """Actions whose requests may name nothing, or a producer group alone. The broker checks the topic of the last two when
 it has read the message."""
 _OF_CLUSTER: Final = {Action.QUERY: Right.GET, Action.ROUTE: Right.GET, Action.QUERY_ACCESS: Right.GET}

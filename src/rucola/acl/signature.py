@@ -7,7 +7,7 @@ body. The signature is base64 text in the ext field `Signature`:
     content      RocketMQ0Ordershello
 
 Names, request code and time are not part of the content. A peer that can read a signed request can therefore send it
-again, and only TLS prevents that (docs/access-control.md, "Replay").
+again; TLS prevents that, or signatures of version 2 (`rucola.acl.challenge`; docs/access-control.md, "Replay").
 
 `_UNIQUE_KEY_QUERY`, the field that marks a query by unique key, is excluded: clients before 4.9.4 add it after they
 signed. Later clients of Apache include it, so verification accepts both.
@@ -31,7 +31,9 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - its name
 """Ext field of a temporary token, which is signed like any other field and not interpreted."""
 SIGNATURE: Final = "Signature"
 """Ext field of the signature."""
-CREDENTIAL_FIELDS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
+SIGNATURE_NUMBER: Final = "SignatureNumber"
+"""Ext field of a signature of version 2 (`rucola.acl.challenge`)."""
+CREDENTIAL_FIELDS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, SIGNATURE_NUMBER})
 """Ext fields that must never be passed on to a third party, which could send the request again."""
 UNIQUE_MSG_QUERY_FLAG: Final = "_UNIQUE_KEY_QUERY"
 """Ext field that marks a query by unique key."""
@@ -69,6 +71,14 @@ class Signer:
         The time it takes does not depend on the signature.
         """
         return compare_digest(self._signature(text, body), signature.encode("utf-8", "replace"))
+
+    def sign_content(self, content: bytes) -> str:
+        """Return the signature of version 2: HMAC-SHA256."""
+        return b2a_base64(hmac.digest(self._key, content, "sha256"), newline=False).decode("ascii")
+
+    def verifies_content(self, content: bytes, signature: str) -> bool:
+        """Tell whether a signature of version 2 is that of this content."""
+        return compare_digest(self.sign_content(content).encode("ascii"), signature.encode("utf-8", "replace"))
 
     def proof(self, challenge: bytes, access_key: str) -> bytes:
         """Return a replication peer's proof: HMAC-SHA256, which no request's signature can equal."""

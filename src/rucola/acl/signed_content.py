@@ -22,6 +22,7 @@ from rucola.acl.signature import (
     MAX_NAMES,
     MAX_NAMES_LENGTH,
     SIGNATURE,
+    SIGNATURE_NUMBER,
     UNIQUE_MSG_QUERY_FLAG,
     ordered,
     signed_text,
@@ -50,7 +51,7 @@ class SignedContent(msgspec.Struct, gc=False):
     access_key: str
     signature: str
     text: bytes
-    """The part of the signed content that precedes the body."""
+    """The part of the signed content that precedes the body; empty for a signature of version 2."""
     fields: Mapping[str, str] | None
     """The ext fields, if they were decoded the general way."""
 
@@ -72,7 +73,8 @@ def signed_content(command: RemotingCommand) -> SignedContent:
                 fields.access_key, values[-1], "".join(values[:-1]).encode("utf-8", "surrogatepass"), None
             )
     found = command.signed_fields
-    return SignedContent(found.get(ACCESS_KEY, ""), found.get(SIGNATURE, ""), signed_text(found), found)
+    text = signed_text(found) if SIGNATURE_NUMBER not in found else b""
+    return SignedContent(found.get(ACCESS_KEY, ""), found.get(SIGNATURE, ""), text, found)
 
 
 def remember(command: RemotingCommand, fields: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapte
 from rucola.namesrv.routes import RouteTable
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.remoting.access_gate import AccessGate
+from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.connection import Connection
 from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.endpoints import processor_table
@@ -110,7 +111,7 @@ class Namesrv:
             KVAdapter(KVService(self._kv_config)),
             ConfigurationAdapter(self._configuration),
         )
-        endpoints = [endpoint for adapter in adapters for endpoint in adapter.endpoints()]
+        endpoints = [CHALLENGE_ENDPOINT, *(endpoint for adapter in adapters for endpoint in adapter.endpoints())]
         chain = [*interceptors, *([self._access.control] if self._access.control is not None else [])]
         self._server = RemotingServer(
             config.bind_address,

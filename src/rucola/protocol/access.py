@@ -5,6 +5,8 @@ GET_BROKER_CLUSTER_ACL_INFO (52), UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53). Lists i
 
 ACL 2.0, of 5.3: AUTH_CREATE_USER (3001) to AUTH_LIST_USER (3005), AUTH_CREATE_ACL (3006) to AUTH_LIST_ACL (3010). Users
 and policies are JSON bodies; a response without a body means none. Subjects have the form `User:name`.
+
+Rucola's own: GET_CHALLENGE (20100), see `rucola.acl.challenge`.
 """
 
 from __future__ import annotations
@@ -52,6 +54,12 @@ class GetBrokerAclConfigResponseHeader(Header, kw_only=True):
     broker_name: str
     broker_addr: str
     cluster_name: str
+
+
+class GetChallengeResponseHeader(Header, kw_only=True):
+    """What the requests of this connection are signed with."""
+
+    challenge: str
 
 
 class UserRequestHeader(Header, kw_only=True):

@@ -51,7 +51,9 @@ class AccessGate:
         def enclosed(connection: Connection, command: RemotingCommand) -> Reply:
             caller = connection.caller  # without a user, if the request is not authentic
             try:
-                caller = connection.latest_caller = authenticate(connection.latest_caller, command)
+                caller = connection.latest_caller = authenticate(
+                    connection.latest_caller, command, connection.challenge
+                )
                 return process(connection, caller, command)
             except Refused as refusal:
                 if refusal.reason is Reason.DENIED:

@@ -12,9 +12,11 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rucola.acl.challenge import Challenge
 from rucola.acl.credentials import Credentials
 from rucola.errors import BrokerError, RemotingConnectError
-from rucola.protocol.codes import ResponseCode, misdirected
+from rucola.protocol.access import GetChallengeResponseHeader
+from rucola.protocol.codes import RequestCode, ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor
@@ -150,6 +152,8 @@ class RemotingClient:
                     port,
                     **secured,
                 )
+                if self._credentials is not None and self._credentials.signature_version == 2:
+                    await _ask_for_challenge(connection, address)
         except TimeoutError:
             raise RemotingConnectError(f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms") from None
         except ssl.SSLError as error:  # before ValueError, which an invalid certificate is as well
@@ -160,6 +164,23 @@ class RemotingClient:
             raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}") from None
         self._connections[address] = connection
         return connection
+
+
+async def _ask_for_challenge(connection: Connection, address: str) -> None:
+    """Have the server challenge a new connection, so that nobody can send its requests again; closed on an error."""
+    try:
+        request = RemotingCommand.request(RequestCode.GET_CHALLENGE)
+        answer = await connection.request(request, Deadline(CONNECT_TIMEOUT_MS))
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise RemotingConnectError(
+                f"cannot connect to {address}: it does not know signatureVersion 2, which is Rucola's own"
+            )
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, address)
+        connection.challenge = Challenge(answer.decode_header(GetChallengeResponseHeader).challenge)
+    except BaseException:
+        connection.abort()
+        raise
 
 
 def host_and_port(address: str) -> tuple[str, int]:

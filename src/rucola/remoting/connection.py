@@ -54,6 +54,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol, TypeAlias, cast
 
 from rucola.access import Caller
+from rucola.acl.challenge import Challenge
 from rucola.acl.credentials import Credentials
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.protocol.codes import ResponseCode, name_of
@@ -118,6 +119,8 @@ class Connection(asyncio.BufferedProtocol):
         """The peer, without a user: one connection can have requests of several users."""
         self.latest_caller = self.caller
         """The caller of the latest authenticated request, for `AccessGate`, which uses it again for the same user."""
+        self.challenge = Challenge()
+        """What requests with a signature of version 2 are signed with, in the direction of the server."""
         self.closed = asyncio.Event()
         self._processor_of = processors.get
         self._buffer = buffer
@@ -267,7 +270,8 @@ class Connection(asyncio.BufferedProtocol):
         """Return a command's frame; requests are signed if this client has credentials."""
         if self._credentials is not None and not command.flag & FLAG_RESPONSE:
             command.ext = command.ext_fields
-            self._credentials.sign(command.ext, command.body)
+            challenge = self.challenge if self._credentials.signature_version == 2 else None
+            self._credentials.sign(command.ext, command.body, command.code, challenge)
         return command.encode()
 
     def forget(self, command: RemotingCommand) -> None:

@@ -26,6 +26,7 @@ from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.batching_event_loop import write_batching_of
+from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.endpoints import processor_table
 from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
@@ -91,7 +92,7 @@ class Serving:
         )
         endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
         promise = environment.coordination.promise if environment.coordination is not None else no_promise
-        endpoints += PromiseAdapter(promise).endpoints()
+        endpoints += *PromiseAdapter(promise).endpoints(), CHALLENGE_ENDPOINT
         role_refusal = _role_refusal(environment, registration)
         chain = broker_interceptors(
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
