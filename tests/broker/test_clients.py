@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from rucola import slices
+from rucola.access import Caller
 from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.protocol.body import decode_body, encode_body
@@ -40,7 +41,9 @@ class Scene:
         self.server = RemotingServer("127.0.0.1", 0, {RequestCode.HEART_BEAT: self._beat}, on_close=self.clients.closed)
 
     def _beat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        self.clients.heartbeat(connection, decode_body(HeartbeatData, command.body), "JAVA", 409, self.now_ms)
+        self.clients.heartbeat(
+            connection, connection.caller, decode_body(HeartbeatData, command.body), "JAVA", 409, self.now_ms
+        )
         return command.response(ResponseCode.SUCCESS)
 
 
@@ -150,7 +153,8 @@ def test_members_that_join_together_are_notified_together() -> None:
     channels = [Channel() for _ in range(1500)]
     for number, channel in enumerate(channels):
         consumers = [ConsumerData(group_name="g")]
-        clients.heartbeat(channel, HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers), "JAVA", 409, 0)
+        beat = HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers)
+        clients.heartbeat(channel, Caller("10.0.0.1:1"), beat, "JAVA", 409, 0)
     assert len(notified) <= 32, "all of them join in one iteration of the event loop"
     delays_s = []
     while pending:
@@ -189,7 +193,8 @@ def test_a_client_that_leaves_hundreds_of_groups_notifies_their_members_in_slice
     consumers = [ConsumerData(group_name=f"g{number}") for number in range(100)]
     channels = [Channel() for _ in range(20)]
     for number, channel in enumerate(channels):
-        clients.heartbeat(channel, HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers), "JAVA", 409, 0)
+        beat = HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers)
+        clients.heartbeat(channel, Caller("10.0.0.1:1"), beat, "JAVA", 409, 0)
         assert max(run()) <= 32
     clients.closed(channels[0])
     assert len(notified) == 32
@@ -244,3 +249,24 @@ async def test_an_idle_time_of_zero_closes_no_connection(tmp_path: Path) -> None
         assert "close idle connections" not in {task.get_name() for task in asyncio.all_tasks()}
     async with broker_peer(tmp_path):
         assert "close idle connections" in {task.get_name() for task in asyncio.all_tasks()}
+
+
+def test_an_id_is_known_while_its_client_is_in_a_producer_group() -> None:
+    """The id that a client announced last, in any of its groups, and no other."""
+    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    channel = cast(Connection, object())
+
+    def beat(client_id: str, *groups: str) -> None:
+        producers = [ProducerData(group_name=group) for group in groups]
+        heartbeat = HeartbeatData(client_id=client_id, producer_data_set=producers)
+        clients.heartbeat(channel, Caller("10.0.0.1:1"), heartbeat, "JAVA", 409, 0)
+
+    beat("one", "p", "q")
+    clients.unregister(channel, "p", None)
+    assert clients.producer("one") is not None
+    beat("two", "q")
+    assert (clients.producer("one"), clients.producer("two") is None) == (None, False)
+    beat("three", "p")
+    clients.closed(channel)
+    assert [clients.producer(one) for one in ("one", "two", "three")] == [None] * 3
+    assert clients.producers == {}

@@ -6,6 +6,11 @@ change, every member is notified at once, so that the group rebalances; unless t
 notifyConsumerIdsChangedEnable=false. A notification of a large group is followed by a pause in which its changes are
 coalesced: n members that join one after the other would otherwise cost n² notifications.
 
+With access control, what is meant for one user's producers reaches no other user. Anyone may be in a producer group, as
+all Java clients are in CLIENT_INNER_PRODUCER; but of its users the one that registered first, and is still connected,
+comes first (`next_producer`). A client id belongs to the user that registered it first, for as long as its connection
+is in a producer group. Connections with the same client id are one client only if they are of the same user.
+
 Corresponds to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
 Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and no
 member consumes the queues of its second entry until the dead connection expires.
@@ -18,6 +23,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
+from rucola.access import Caller
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 
 _SLICE: Final = 32
@@ -62,10 +68,21 @@ class Member:
     """The part of a client that belongs to a group: one per channel."""
 
     client_id: str
+    caller: Caller
+    """Whose client it is."""
     language: str
     version: int
     last_heartbeat_ms: int
     """When the last heartbeat arrived, milliseconds since 1970."""
+
+    @property
+    def user(self) -> str:
+        """The name of its user; empty without access control."""
+        return "" if self.caller.user is None else self.caller.user.name
+
+    def is_same_client(self, other: Member) -> bool:
+        """Tell whether another member is of the same client."""
+        return self.client_id == other.client_id and self.user == other.user
 
 
 @dataclass(slots=True)
@@ -129,7 +146,9 @@ class ClientRegistry:
         """Consumer groups by name; a group without members is removed."""
         self.producers: dict[str, dict[ClientChannel, Member]] = {}
         """Members of producer groups by group name."""
-        self._producers_by_id: dict[str, ClientChannel] = {}
+        self._turns: dict[str, dict[str, dict[ClientChannel, None]]] = {}
+        """The channels of producer groups by user: the users as they registered, the channels as they are next."""
+        self._producers_by_id: dict[str, tuple[ClientChannel, Member]] = {}
         self._groups_of: dict[ClientChannel, tuple[set[str], set[str]]] = {}
         """The producer groups and the consumer groups of each channel."""
         self._notifying: deque[tuple[ConsumerGroup, Iterator[ClientChannel]]] = deque()
@@ -138,17 +157,20 @@ class ClientRegistry:
         """Members that may be notified before the next slice begins."""
 
     def heartbeat(
-        self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int, now_ms: int
+        self,
+        channel: ClientChannel,
+        caller: Caller,
+        heartbeat: HeartbeatData,
+        language: str,
+        version: int,
+        now_ms: int,
     ) -> None:
         """Add or refresh a client in its groups, and notify the consumer groups that change."""
-        member = Member(heartbeat.client_id, language, version, now_ms)
-        producer_groups, consumer_groups = self._groups_of.setdefault(channel, (set(), set()))
+        member = Member(heartbeat.client_id, caller, language, version, now_ms)
         for producer in heartbeat.producer_data_set:
-            producer_groups.add(producer.group_name)
-            self.producers.setdefault(producer.group_name, {})[channel] = member
-            self._producers_by_id[member.client_id] = channel
+            self._join_producers(channel, producer.group_name, member)
         for consumer in heartbeat.consumer_data_set:
-            consumer_groups.add(consumer.group_name)
+            self._groups_of.setdefault(channel, (set(), set()))[1].add(consumer.group_name)
             self._join(channel, consumer, member)
 
     def other_groups(self, channel: ClientChannel, heartbeat: HeartbeatData) -> int:
@@ -197,19 +219,39 @@ class ClientRegistry:
         """Return the consumer groups with members that subscribe to the topic."""
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
-    def next_producer(self, group: str) -> ClientChannel | None:
-        """Return a connected producer of the group, each in rotation; None if none reads."""
+    def next_producer(self, group: str, admits: Callable[[Caller], bool]) -> ClientChannel | None:
+        """Return a connected producer of the group, each in rotation; None if none reads.
+
+        It is a client of the first user that `admits` approves of.
+        """
         members = self.producers.get(group, {})
-        for _ in range(min(len(members), _MAX_TRIED)):
-            channel = next(iter(members))
-            members[channel] = members.pop(channel)  # to the end
-            if channel.is_open and not channel.is_congested:
-                return channel
+        for channels in self._turns.get(group, {}).values():
+            for _ in range(min(len(channels), _MAX_TRIED)):
+                channel = next(iter(channels))
+                channels[channel] = channels.pop(channel)  # to the end
+                if not admits(members[channel].caller):
+                    break
+                if channel.is_open and not channel.is_congested:
+                    return channel
+            else:
+                return None  # they are this user's, who reads nothing now
         return None
 
-    def producer(self, client_id: str) -> ClientChannel | None:
-        """Return the channel of the client with this id in a producer group, or None."""
-        return self._producers_by_id.get(client_id)
+    def producer(self, client_id: str) -> tuple[ClientChannel, Caller] | None:
+        """Return the client to which this id belongs, which is in a producer group, or None."""
+        found = self._producers_by_id.get(client_id)
+        return None if found is None else (found[0], found[1].caller)
+
+    def _join_producers(self, channel: ClientChannel, group: str, member: Member) -> None:
+        before = self.producers.get(group, {}).get(channel)
+        if before is not None and not before.is_same_client(member):
+            self._leave_producers(channel, group)
+        self._groups_of.setdefault(channel, (set(), set()))[0].add(group)
+        self.producers.setdefault(group, {})[channel] = member
+        self._turns.setdefault(group, {}).setdefault(member.user, {}).setdefault(channel)
+        holder = self._producers_by_id.get(member.client_id)
+        if holder is None or holder[1].user == member.user:
+            self._producers_by_id[member.client_id] = channel, member
 
     def _join(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
         group = self.consumers.get(consumer.group_name)
@@ -234,11 +276,17 @@ class ClientRegistry:
         if member is None:
             return
         self._forget(channel, 0, group)
-        # A client that connected again has its new channel there.
-        if self._producers_by_id.get(member.client_id) is channel:
+        # A client that connected again has its new channel there, and one in several groups keeps its id.
+        others, _ = self._groups_of.get(channel, (set[str](), set[str]()))
+        is_left = all(self.producers[other][channel].client_id != member.client_id for other in others)
+        if is_left and self._producers_by_id.get(member.client_id, (None,))[0] is channel:
             del self._producers_by_id[member.client_id]
+        users = self._turns[group]
+        del users[member.user][channel]
+        if not users[member.user]:
+            del users[member.user]
         if not members:
-            del self.producers[group]
+            del self.producers[group], self._turns[group]
 
     def _leave_consumers(self, channel: ClientChannel, name: str) -> None:
         group = self.consumers.get(name)
@@ -313,4 +361,4 @@ class ClientRegistry:
 def _of_same_client(members: dict[ClientChannel, Member], channel: ClientChannel) -> list[ClientChannel]:
     """Return the channels in a group that belong to the same client as `channel`."""
     member = members.get(channel)
-    return [] if member is None else [one for one, other in members.items() if other.client_id == member.client_id]
+    return [] if member is None else [one for one, other in members.items() if other.is_same_client(member)]

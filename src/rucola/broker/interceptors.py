@@ -41,19 +41,42 @@ class LateChecks:
     """Before a message is stored in a topic that it creates: permission."""
     read: Check | None
     """Before a message that was found by key or offset is returned, or sent back for a retry: access control."""
+    receive: Callable[[Caller, str | None], bool]
+    """Before a client is sent a reply, see `may_receive`."""
 
 
 def late_checks(access: AccessControl | None, permission: Permission) -> LateChecks:
     """Return the late checks of a broker; `access` is None without access control."""
     if access is None:
-        return LateChecks(permission.check_fetch, _pass, permission.check_publish, None)
+        return LateChecks(permission.check_fetch, _pass, permission.check_publish, None, may_receive(None))
     may_fetch, may_publish, may_read = map(access.check_for, (Action.FETCH, Action.END_TRANSACTION, Action.READ))
 
     def check_fetch(caller: Caller, resource: Resource) -> None:
         may_fetch(access.renew(caller), resource)
         permission.check_fetch(caller, resource)
 
-    return LateChecks(check_fetch, may_publish, permission.check_publish, may_read)
+    return LateChecks(check_fetch, may_publish, permission.check_publish, may_read, may_receive(access))
+
+
+def may_receive(access: AccessControl | None) -> Callable[[Caller, str | None], bool]:
+    """Return what tells whether a client may be sent another's message, with the rights that its user has now.
+
+    A half message is for producers that may send to its topic; a reply (None) for a client whose account still exists.
+    """
+    if access is None:
+        return lambda caller, topic: True
+    may_publish = access.check_for(Action.PUBLISH)
+
+    def check(caller: Caller, topic: str | None) -> bool:
+        try:
+            caller = access.renew(caller)
+            if topic is not None:
+                may_publish(caller, Resource(topic))
+        except Refused:
+            return False
+        return True
+
+    return check
 
 
 def _pass(caller: Caller, resource: Resource) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
@@ -15,6 +16,7 @@ from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import TIMER_FILE, TimerMessageService
 from rucola.broker.delivery.transaction_check import TransactionCheckService
 from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.broker.interceptors import may_receive
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store.dispatch import TopicArrivals
@@ -27,7 +29,12 @@ class DeliveryServices:
     """
 
     def __init__(
-        self, environment: BrokerEnvironment, storage: Storage, metadata: Metadata, connections: Connections
+        self,
+        environment: BrokerEnvironment,
+        access: Access,
+        storage: Storage,
+        metadata: Metadata,
+        connections: Connections,
     ) -> None:
         config, clock, directory = environment.config, environment.clock, environment.config_directory
         store, offsets = storage.store, metadata.offsets
@@ -45,8 +52,9 @@ class DeliveryServices:
             config, store, self.puts, metadata.topics, offsets, len(delays_ms)
         )
         self._transaction_check = TransactionCheckService(
-            self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock
-        )
+            self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock,
+            may_receive(access.interceptor),
+        )  # fmt: skip
 
     def open(self, running: AsyncExitStack) -> None:
         """Load the progress of every service. Raises StoreCorrupt for a file that cannot be parsed.

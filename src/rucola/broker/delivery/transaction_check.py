@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
+from rucola.access import Caller
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_calls import ClientCalls
@@ -38,6 +40,7 @@ class TransactionCheckService:
         calls: ClientCalls,
         group_commit: GroupCommit,
         clock: Callable[[], int],
+        may_receive: Callable[[Caller, str | None], bool],
     ) -> None:
         self._transactions = transactions
         self._store = store
@@ -46,6 +49,7 @@ class TransactionCheckService:
         self._calls = calls
         self._group_commit = group_commit
         self._clock = clock
+        self._may_receive = may_receive
         self._outages = Outages(logger)
 
     async def run(self) -> None:
@@ -54,16 +58,22 @@ class TransactionCheckService:
         Groups without a connected producer are skipped, and checked by the next run.
         """
         for number, check in enumerate(self._transactions.check(self._clock()), 1):
-            # Any connected member of the group may answer; the request is one-way, the answer is an END_TRANSACTION.
-            producer = self._clients.next_producer(check.group)
+            # Any member of the group's user may answer; the request is one-way, the answer is an END_TRANSACTION.
+            producer = self._clients.next_producer(check.group, partial(self._admits, check.topic))
             if producer is None:
-                self._outages.failed(f"transaction check of group {check.group}", "no producer of it is connected")
+                why = "no producer of it is connected"
+                if check.group in self._clients.producers:
+                    why = f"no producer of it that may send to topic {check.topic} reads what it is sent"
+                self._outages.failed(f"transaction check of group {check.group}", why)
             else:
                 self._outages.succeeded(f"transaction check of group {check.group}")
                 self._calls.check_transaction(producer, check.header, check.record)
             if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         await self.commit_offsets()
+
+    def _admits(self, topic: str, caller: Caller) -> bool:
+        return self._may_receive(caller, topic)
 
     async def commit_offsets(self) -> None:
         """Flush the log, then commit the offsets of the half and op queues."""

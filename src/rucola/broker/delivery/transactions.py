@@ -74,9 +74,10 @@ added by checks, and TIMER_OUT_MS, added by a commit, take 110 bytes at most."""
 
 
 class TransactionCheckRequest(NamedTuple):
-    """A CHECK_TRANSACTION_STATE request for a producer group; `record` is the encoded half message."""
+    """A CHECK_TRANSACTION_STATE request for a producer group; `record` is the encoded half message of a topic."""
 
     group: str
+    topic: str
     header: CheckTransactionStateRequestHeader
     record: bytes
 
@@ -384,6 +385,7 @@ class TransactionalMessageService:
         half.physical_offset = copied.physical_offset
         return TransactionCheckRequest(
             pairs.get(properties.PGROUP, ""),
+            half.topic,
             CheckTransactionStateRequestHeader(
                 tran_state_table_offset=copied.queue_offset,
                 commit_log_offset=copied.physical_offset,

@@ -73,7 +73,7 @@ class HeartbeatAdapter:
         self, connection: Connection, caller: Caller, command: RemotingCommand, heartbeat: HeartbeatData
     ) -> Reply:
         # A new group is in its file before the client learns that the broker knows it.
-        self._service.heartbeat(connection, heartbeat, command.language, command.version)
+        self._service.heartbeat(connection, caller, heartbeat, command.language, command.version)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
 
     def unregister(

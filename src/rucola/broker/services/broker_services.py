@@ -72,7 +72,7 @@ def build_services(
     publish = PublishService(state, durability, late.create, topics_registered)
     return BrokerServices(
         publish=publish,
-        reply=ReplyService(state, publish, calls),
+        reply=ReplyService(state, publish, calls, late.receive),
         retry=RetryService(state, late.read),
         transactions=TransactionService(state.transactions, state.clock, late.publish),
         fetch=FetchService(state),

@@ -7,7 +7,7 @@ Corresponds to `ClientManageProcessor` and a part of `ConsumerManageProcessor` o
 
 from __future__ import annotations
 
-from rucola.access import Reason, Refused
+from rucola.access import Caller, Reason, Refused
 from rucola.broker.client_registry import ClientChannel
 from rucola.broker.message_filter import check_supported, matches
 from rucola.broker.state import BrokerState
@@ -28,7 +28,9 @@ class ClientService:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def heartbeat(self, channel: ClientChannel, heartbeat: HeartbeatData, language: str, version: int) -> None:
+    def heartbeat(
+        self, channel: ClientChannel, caller: Caller, heartbeat: HeartbeatData, language: str, version: int
+    ) -> None:
         """Add or refresh a client in its groups.
 
         Raises Refused, before any change, for too many groups or topics. A group that would be one too many on this
@@ -46,7 +48,7 @@ class ClientService:
                 sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
             self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
-        self._state.clients.heartbeat(channel, heartbeat, language, version, now_ms)
+        self._state.clients.heartbeat(channel, caller, heartbeat, language, version, now_ms)
 
     def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
         """Remove a client from one or both groups."""

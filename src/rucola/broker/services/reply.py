@@ -11,7 +11,7 @@ the transaction bits, with which no queue would get it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from rucola.access import Caller
@@ -41,7 +41,14 @@ class ReplyResult(NamedTuple):
 class ReplyService:
     """Delivers replies. Topics and queues are checked as for any message."""
 
-    def __init__(self, state: BrokerState, publish: PublishService, calls: ClientCalls) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        publish: PublishService,
+        calls: ClientCalls,
+        may_receive: Callable[[Caller, str | None], bool],
+    ) -> None:
+        self._may_receive = may_receive
         self._state = state
         self._publish = publish
         self._calls = calls
@@ -117,8 +124,8 @@ class ReplyService:
     async def _push(self, requester: str | None, push: ReplyMessageRequestHeader, body: bytes) -> str | None:
         if requester is None:
             return f"reply message properties[{properties.REPLY_TO_CLIENT}] is null"
-        channel = self._state.clients.producer(requester)
-        if channel is None:
+        channel, caller = self._state.clients.producer(requester) or (None, None)
+        if channel is None or caller is None or not self._may_receive(caller, None):
             return f"push reply message fail, channel of <{requester}> not found."
         failure = await self._calls.push_reply(channel, push, body)
         return failure and f"push reply message to {requester} fail: {failure}"
