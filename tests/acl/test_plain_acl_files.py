@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rucola.access import Action, Refused, Resource
+from rucola.access import Action, Resource
 from rucola.acl.plain_acl_files import PlainAclFiles
 from rucola.acl.yaml_file import parse_yaml
 from rucola.errors import ConfigError
@@ -173,18 +173,6 @@ def test_a_file_that_others_can_read_is_reported(tmp_path: Path, caplog: pytest.
     os.chmod(tmp_path / "conf" / "plain_acl.yml", 0o644)
     PlainAclFiles(tmp_path, lambda: NOW_MS)
     assert "readable by others: chmod 600" in caplog.text
-
-
-def test_topics_with_messages_of_others_need_a_permission_of_their_own(tmp_path: Path) -> None:
-    files = files_in(
-        tmp_path, more="accounts:\n" + account("another1", defaultTopicPerm="PUB|SUB", defaultGroupPerm="SUB")
-    )
-    found = files.current.accounts["another1"]
-    found.check(Action.FETCH, Resource("Any", "g"), "10.0.0.1")
-    for topic in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"):
-        with pytest.raises(Refused, match="no permission SUB"):
-            found.check(Action.FETCH, Resource(topic, "g"), "10.0.0.1")
-    files.current.accounts["writer1"].check(Action.PUBLISH, Resource("RMQ_SYS_TRACE_TOPIC"), "10.0.0.1")
 
 
 @pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])

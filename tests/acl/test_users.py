@@ -19,7 +19,10 @@ from rucola.errors import ConfigError
 from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo, UserRequestHeader
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.connections import ConsumeMessageDirectlyRequestHeader
 from rucola.protocol.topic import TopicConfig
+from rucola.remoting.client import RemotingClient
 from support.access import signed
 from support.cluster import cluster as plain_cluster
 from support.remoting_peers import RawPeer
@@ -216,6 +219,29 @@ def test_both_versions_together_are_refused() -> None:
         from_properties({"aclEnable": "true", "authenticationEnabled": "true"})
     with pytest.raises(ConfigError, match="needs authenticationEnabled=true"):
         from_properties({"authorizationEnabled": "true"})
+
+
+async def test_a_message_is_sent_to_a_client_on_behalf_of_users_who_may_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may call the clients of a group can have them consume a message, which must not be one of any topic."""
+    monkeypatch.setenv("ROCKETMQ_INIT_AUTHENTICATION_USER", FIRST)
+    async with plain_cluster(tmp_path) as cluster:
+        broker = await cluster.start_broker(authentication_enabled=True, authorization_enabled=True)
+        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
+            await admin.topics.create_or_update(broker.address, TopicConfig(topic_name="Salaries"))
+            await admin.access.create_user(broker.address, "alice", "secret of alice")
+            entry = PolicyEntryInfo(actions=["Update"], decision="Allow")
+            await admin.access.set_policies(broker.address, "User:alice", ["Group:g"], entry)
+        async with Producer("p", cluster.namesrv, credentials=ROOT) as producer:
+            sent = await producer.send(Message("Salaries", b"secret"))
+        header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id="c", msg_id=sent.offset_msg_id)
+        request = RemotingCommand.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        # Nobody is connected, which only a user who may read the message is told.
+        for keys, expected in ((ALICE, ResponseCode.NO_PERMISSION), (ROOT, ResponseCode.SYSTEM_ERROR)):
+            client = RemotingClient(credentials=keys)
+            assert (await client.invoke(broker.address, request)).code == expected
+            await client.close()
 
 
 async def test_requests_of_two_users_in_one_read_keep_their_own_rights(

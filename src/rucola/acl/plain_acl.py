@@ -36,21 +36,9 @@ from rucola.acl.requirements import Requirement, ResourceType, Right
 from rucola.acl.signature import Signer
 from rucola.acl.white_addresses import WhiteAddresses
 from rucola.errors import ConfigError
-from rucola.message.topics import (
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-    TRANS_HALF_TOPIC,
-    TRANS_OP_HALF_TOPIC,
-)
+from rucola.message.topics import TRACE_TOPIC
 
 MIN_KEY_LENGTH: Final = 7
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
-"""Every account may send message traces to this topic, as in Apache RocketMQ."""
-INTERNAL_TOPICS: Final = frozenset(
-    {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC}
-)
-"""Topics with messages of all other topics: the default permission does not apply to them."""
 
 PERMISSIONS: Final = {
     "DENY": Right(0),
@@ -86,9 +74,9 @@ class PlainAccount(Principal):
         if requirement.type is ResourceType.GROUP:
             owned = self.groups.get(requirement.name, self.default_group)
         elif requirement.name == TRACE_TOPIC and requirement.rights is Right.PUB:
-            return ""
+            return ""  # every account may send message traces, as in Apache RocketMQ
         else:
-            default = Right(0) if requirement.name in INTERNAL_TOPICS else self.default_topic
+            default = Right(0) if requirement.is_internal else self.default_topic
             owned = self.topics.get(requirement.name, default)
         if owned & requirement.rights:
             return ""

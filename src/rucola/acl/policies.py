@@ -10,7 +10,8 @@ disable. Super users may do everything. For other users, entries of policies dec
 
 Entries of the policy Custom are considered first, those of Default only if none of them matches. Of the entries that
 match resource, action and address, the most specific resource decides: an exact name before a longer prefix before a
-shorter one before `*`; among equals, Deny. Without a match the request is denied.
+shorter one before `*`; among equals, Deny. Without a match the request is denied. Topics that hold messages of others
+(`Requirement.is_internal`) match their own name only.
 
 Corresponds to `AclAuthorizationHandler`, `Policy` and `PolicyEntry` of Apache RocketMQ 5.3. Deliberate difference:
 among equals 5.3 prefers Allow, against the comment in its code.
@@ -134,6 +135,7 @@ class PolicyUser(Principal):
                 entry
                 for entry in self._policies.get(policy, ())
                 if entry.pattern.matches(requirement.type, name)
+                and not (entry.pattern.is_prefix and requirement.is_internal)
                 and entry.rights & requirement.rights
                 and entry.applies_to(host)
             ]

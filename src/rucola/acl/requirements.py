@@ -1,7 +1,8 @@
 """Requirements: the rights that a request needs, by its action and its resource.
 
 A requirement names one resource and the rights of which any one suffices. A request is allowed if each of its
-requirements is met. A retry topic (`%RETRY%group`) counts as its group, everywhere.
+requirements is met. The topics of a group's retries and dead letters (`%RETRY%group`, `%DLQ%group`) count as the group,
+everywhere. For topics that hold messages of other topics, only a permission that names them counts (`is_internal`).
 
 | action | topic | group | neither |
 |---|---|---|---|
@@ -31,7 +32,17 @@ from enum import Enum, Flag, auto
 from typing import Final, NamedTuple
 
 from rucola.access import Action, Resource
-from rucola.message.topics import RETRY_PREFIX
+from rucola.message.topics import (
+    DLQ_PREFIX,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRACE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
 
 
 class ResourceType(Enum):
@@ -65,12 +76,31 @@ class Requirement(NamedTuple):
     """Name of the topic or group; empty for the cluster."""
     rights: Right
 
+    @property
+    def is_internal(self) -> bool:
+        """Whether the topic holds messages of all topics, so that no default and no pattern with * applies to it.
+
+        Traces and replies may be sent by whoever may send to any topic, and are read by permission only.
+        """
+        if self.type is not ResourceType.TOPIC:
+            return False
+        if self.name == TRACE_TOPIC or self.name.endswith(f"_{REPLY_TOPIC_POSTFIX}"):
+            return not self.rights & Right.PUB
+        return self.name in _OF_ALL_TOPICS
+
     def __str__(self) -> str:
         if self.type is ResourceType.CLUSTER:
             return "the cluster"
         return f"{self.type.value.lower()} {self.name}"
 
 
+_OF_ALL_TOPICS: Final = {
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+}
 _READ: Final = Right.SUB | Right.GET
 _COMMIT: Final = Right.SUB | Right.UPDATE
 _ALTER: Final = Right.CREATE | Right.UPDATE
@@ -121,9 +151,10 @@ def requirements(action: Action, resource: Resource) -> list[Requirement]:
         return []
     found: list[Requirement] = []
     of_group = _OF_GROUP.get(action)
-    if resource.topic.startswith(RETRY_PREFIX) and (action in _OF_TOPIC or of_group):
+    group = _group_of(resource.topic)
+    if group is not None and (action in _OF_TOPIC or of_group):
         rights = of_group or (Right.SUB if action is Action.PUBLISH else _OF_TOPIC[action])
-        found.append(Requirement(ResourceType.GROUP, resource.topic[len(RETRY_PREFIX) :], rights))
+        found.append(Requirement(ResourceType.GROUP, group, rights))
     elif resource.topic and action in _OF_TOPIC:
         found.append(Requirement(ResourceType.TOPIC, resource.topic, _OF_TOPIC[action]))
     if resource.group and of_group:
@@ -133,3 +164,11 @@ def requirements(action: Action, resource: Resource) -> list[Requirement]:
     if not found and action not in _WITHOUT_RESOURCE:
         found.append(Requirement(ResourceType.CLUSTER, "", _OF_CLUSTER.get(action, Right.UPDATE)))
     return found
+
+
+def _group_of(topic: str) -> str | None:
+    """Return the group whose retries or dead letters a topic has."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if topic.startswith(prefix):
+            return topic[len(prefix) :]
+    return None

@@ -40,7 +40,7 @@ class LateChecks:
     create: Check
     """Before a message is stored in a topic that it creates: permission."""
     read: Check | None
-    """Before a message that was found by key or offset is returned, or sent back for a retry: access control."""
+    """Before a message that was found by key or offset is returned, sent to a client or sent back: access control."""
     receive: Callable[[Caller, str | None], bool]
     """Before a client is sent a reply, see `may_receive`."""
 

@@ -128,7 +128,7 @@ class ConnectionAdapter:
         header: ConsumeMessageDirectlyRequestHeader,
     ) -> Answer:
         group, client_id = header.consumer_group, header.client_id or ""
-        record = self._service.record_of(header.msg_id or "")
+        record = self._service.record_of(caller, header.msg_id or "")
         channel = self._service.consumer(group, client_id)
         request = RemotingCommand.request(command.code, body=record)
         # The client gets the request as it came, with the record as body and the name of this broker.

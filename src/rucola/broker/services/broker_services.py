@@ -83,7 +83,7 @@ def build_services(
         topics=TopicService(state, topics_registered),
         groups=GroupService(state, calls),
         consume_stats=ConsumeStatsService(state),
-        inspection=InspectionService(state, calls),
+        inspection=InspectionService(state, calls, late.read),
         configuration=ConfigurationService(state, config_file, topics_registered),
         runtime_info=RuntimeInfoService(state, state.delayed),
         cleanup=CleanupService(state.store, state.topics),

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 
-from rucola.access import Reason, Refused
+from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.state import BrokerState
 from rucola.message.ids import parse_offset_msg_id
+from rucola.message.record import decode
 from rucola.protocol.connections import (
     ClientConnection,
     ConsumerConnection,
@@ -35,7 +36,8 @@ MEMBERS_PER_ITERATION = 64
 class InspectionService:
     """Lists connected clients and reaches them for operators."""
 
-    def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
+    def __init__(self, state: BrokerState, calls: ClientCalls, check_read: Check | None = None) -> None:
+        self._check_read = check_read
         self._state = state
         self._calls = calls
 
@@ -103,12 +105,14 @@ class InspectionService:
                 return channel
         raise Refused(Reason.NOT_FOUND, f"The Consumer <{group}> <{client_id}> not online")
 
-    def record_of(self, offset_msg_id: str) -> bytes:
+    def record_of(self, caller: Caller, offset_msg_id: str) -> bytes:
         """Return the record that an offsetMsgId names. Raises InvalidMessage for no such id, or Refused."""
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         record = self._state.store.record_at(physical_offset)
         if record is None:
             raise Refused(Reason.NOT_FOUND, f"can not find message by the offset, {physical_offset}")
+        if self._check_read is not None:
+            self._check_read(caller, Resource(decode(record, decompress=False).topic))
         return bytes(record)
 
     async def consumer_status(self, request: GetConsumerStatusRequestHeader) -> dict[str, dict[MessageQueue, int]]:
