@@ -110,8 +110,8 @@ async def test_a_reader_cannot_send_and_a_writer_cannot_read(cluster: GuardedClu
     ("credentials", "reason"),
     [
         (None, "has no access key"),
-        (STRANGER, "No acl config for stranger"),
-        (Credentials("operator", "not the secret"), "Check signature failed for accessKey=operator"),
+        (STRANGER, "unknown access key or wrong secret key, accessKey=stranger"),
+        (Credentials("operator", "not the secret"), "unknown access key or wrong secret key, accessKey=operator"),
     ],
 )
 async def test_every_request_code_needs_an_account(

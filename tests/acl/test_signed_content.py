@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.access import Caller, Refused
+from rucola.access import Caller, Reason, Refused
 from rucola.acl import signature
 from rucola.acl import signed_content as module
 from rucola.acl.access_control import AccessControl, PolicyAccounts
@@ -107,6 +108,32 @@ def test_only_authentic_requests_are_remembered(control: AccessControl) -> None:
     assert not module._kinds
     control.authenticate(caller, signed(ADMIN, topic="T"), Challenge())
     assert signed_content(signed(ADMIN, topic="U")).fields is None
+
+
+@pytest.mark.parametrize("how", ["signed", "unsigned", "version 2"])
+def test_an_unknown_access_key_is_refused_as_a_wrong_signature_is(control: AccessControl, how: str) -> None:
+    """With the same answer, after the same calls of functions in C: hashing is nearly all of the work."""
+
+    def answer(access_key: str) -> tuple[Reason, str, list[str]]:
+        keys = Credentials(access_key, "a wrong secret")
+        command = received(header({"topic": "T", **({"AccessKey": access_key} if how == "unsigned" else {})}))
+        if how != "unsigned":
+            fields = dict(command.ext_fields)
+            keys.sign(fields, b"", command.code, Challenge() if how == "version 2" else None)
+            command = received(header(fields))
+        calls = list[str]()
+        sys.setprofile(lambda frame, event, called: calls.append(called.__name__) if event == "c_call" else None)
+        try:
+            with pytest.raises(Refused) as raised:
+                control.authenticate(Caller("10.0.0.1:1"), command, Challenge())
+        finally:
+            sys.setprofile(None)
+        return raised.value.reason, str(raised.value).replace(access_key, "KEY"), calls
+
+    answer("operator")  # names of ext fields are remembered with the first request
+    known = answer("operator")
+    assert answer("stranger") == known
+    assert known[0] is Reason.DENIED
 
 
 def test_every_request_is_verified_also_in_one_pass(control: AccessControl) -> None:

@@ -9,8 +9,8 @@ principal may do:
     4. otherwise the signature of the request must be right
     5. each check asks the principal whether it may carry out the action on the resource
 
-Every other request is refused with NO_PERMISSION. The reason names the client's mistake: an unknown access key or a
-wrong signature, as with Apache.
+Every other request is refused with NO_PERMISSION. The answer for an access key that does not exist is that for a wrong
+signature, and takes the same work, so that nobody finds out which ones exist; Apache's differ.
 
 Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of Apache RocketMQ 4.9.8, and to
 `AuthenticationPipeline` and `AuthorizationPipeline` of 5.3. Deliberate difference: 4.9.8 answers SYSTEM_ERROR.
@@ -18,8 +18,9 @@ Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of A
 
 from __future__ import annotations
 
+import secrets
 from hmac import compare_digest
-from typing import Any, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from rucola.access import Action, Caller, Check, Reason, Refused, Resource
 from rucola.acl.challenge import Challenge
@@ -62,7 +63,7 @@ class PlainAccounts:
         content = signed_content(command)
         account = acl.accounts.get(content.access_key)
         if account is None:
-            raise _unknown(content)
+            _refuse_unknown(command, content, challenge)
         if not account.white_addresses.is_empty and account.white_addresses.admit(host):
             return account.when_white
         _verify(account.signer, command, content, challenge)
@@ -85,7 +86,7 @@ class PolicyAccounts:
         content = signed_content(command)
         user = self._store.current.get(content.access_key)
         if user is None:
-            raise _unknown(content)
+            _refuse_unknown(command, content, challenge)
         _verify(user.signer, command, content, challenge)
         if not user.is_enabled:
             raise Refused(Reason.DENIED, f"user {user.name} is disabled")
@@ -134,8 +135,9 @@ class AccessControl:
     def authenticate_peer(self, access_key: str, challenge: bytes, proof: bytes) -> Principal:
         """Return the user of a replication peer, which answered a challenge. Raises Refused."""
         account = self._accounts.account(access_key)
-        if account is None or not compare_digest(account.signer.proof(challenge, access_key), proof):
-            raise Refused(Reason.DENIED, f"wrong access key or secret key, accessKey={access_key[:64]}")
+        signer = account.signer if account is not None else _NOBODY
+        if not compare_digest(signer.proof(challenge, access_key), proof) or account is None:
+            raise Refused(Reason.DENIED, f"unknown access key or wrong secret key, accessKey={access_key[:64]}")
         return account
 
     def check_for(self, action: Action) -> Check:
@@ -151,23 +153,34 @@ class AccessControl:
         return check
 
 
+_NOBODY: Final = Signer(secrets.token_hex())
+"""Verifies the signatures of access keys that do not exist."""
+
+
 def _verify(signer: Signer, command: RemotingCommand, content: SignedContent, challenge: Challenge) -> None:
     """Raise Refused unless the signature is right. Called for every request."""
     fields = content.fields
     if fields is not None and SIGNATURE_NUMBER in fields:
         if not challenge.admits(signer, command.code, fields, command.body):
-            raise Refused(Reason.DENIED, f"Check signature failed for accessKey={content.access_key[:64]}")
+            raise _refused(content)
         return
     if not signer.verifies(content.text, command.body, content.signature):
         other = other_signed_text(fields) if fields is not None else None
         if other is None or not signer.verifies(other, command.body, content.signature):
-            what = "Check signature failed" if content.signature else "the request has no signature"
-            raise Refused(Reason.DENIED, f"{what} for accessKey={content.access_key[:64]}")
+            raise _refused(content)
     if fields is not None:
         remember(command, fields)
 
 
-def _unknown(content: SignedContent) -> Refused:
+def _refuse_unknown(command: RemotingCommand, content: SignedContent, challenge: Challenge) -> NoReturn:
+    """Raise what a wrong signature of an existing access key raises, after the same work."""
+    if content.access_key:
+        _verify(_NOBODY, command, content, challenge)
+    raise _refused(content)
+
+
+def _refused(content: SignedContent) -> Refused:
     if not content.access_key:
         return Refused(Reason.DENIED, "the request has no access key: give the client an access key and a secret key")
-    return Refused(Reason.DENIED, f"No acl config for {content.access_key[:64]}")
+    what = "unknown access key or wrong secret key" if content.signature else "the request has no signature"
+    return Refused(Reason.DENIED, f"{what}, accessKey={content.access_key[:64]}")
