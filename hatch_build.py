@@ -7,7 +7,8 @@ plain text and pictures are left out.
 The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers. A wheel
 with it is for this platform and for every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and
 has a file that says what was missing, which `rucola --version` shows. An editable installation gets the extension
-beside the sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out.
+beside the sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out. Sources
+that are missing are an error in any case but the last.
 """
 
 from __future__ import annotations
@@ -54,13 +55,18 @@ def package_page(readme: str, source: str | None) -> str:
 
 
 def build_accelerator(root: Path, target: Path, extra_flags: Sequence[str] = ()) -> str:
-    """Compile speed/*.c into `target`; return "", or one sentence that says why it could not be done."""
+    """Compile speed/*.c into `target`; return "", or one sentence that says why it could not be done.
+
+    FileNotFoundError if there are no sources: they were left out by mistake.
+    """
+    sources = sorted(str(path) for path in (root / "speed").glob("*.c"))
+    if not sources:
+        raise FileNotFoundError(f"{root / 'speed'} has no C sources: copy them, or set RUCOLA_SPEED=0")
     if reason := _what_is_missing():
         return reason
     linker = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
     if compiler := os.environ.get("CC"):
         linker = [*shlex.split(compiler), *linker[1:]]
-    sources = sorted(str(path) for path in (root / "speed").glob("*.c"))
     include = f"-I{sysconfig.get_path('include')}"
     new = target.with_suffix(".new")  # a running process may have the old one mapped
     command = [*linker, *FLAGS, *extra_flags, include, *sources, "-o", str(new)]
@@ -85,7 +91,12 @@ class AcceleratorHook(BuildHookInterface[BuilderConfig]):
         wanted = os.environ.get("RUCOLA_SPEED", "")
         self._built = TemporaryDirectory(prefix="rucola-speed-")
         extension, absent = (Path(self._built.name, Path(name).name) for name in (EXTENSION, ABSENT))
-        reason = "it was left out (RUCOLA_SPEED=0)" if wanted == "0" else build_accelerator(Path(self.root), extension)
+        try:
+            reason = (
+                "it was left out (RUCOLA_SPEED=0)" if wanted == "0" else build_accelerator(Path(self.root), extension)
+            )
+        except FileNotFoundError as error:
+            self.app.abort(str(error))
         if reason and wanted not in ("", "0"):
             self.app.abort(f"RUCOLA_SPEED={wanted} asks for the accelerator, but {reason}.")
         if reason:

@@ -7,6 +7,7 @@ without a C compiler or Python's headers the builds must say so.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -30,10 +31,10 @@ HOT_PATH = (
 EXTENSION, ABSENT = "rucola/_speed.abi3.so", "rucola/_speed.absent"
 
 
-def build(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, source: Path = REPOSITORY, **env: str) -> subprocess.CompletedProcess[str]:
     """Build the wheel into an empty folder."""
     pip = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
-    command = [*pip, "--verbose", "--wheel-dir", str(folder), str(REPOSITORY)]
+    command = [*pip, "--verbose", "--wheel-dir", str(folder), str(source)]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
 
 
@@ -86,6 +87,23 @@ def test_an_accelerator_that_is_asked_for_must_be_built(tmp_path: Path) -> None:
     assert "RUCOLA_SPEED=1 asks for the accelerator, but there is no C compiler no-such-compiler" in (
         done.stdout + done.stderr
     )
+
+
+def test_sources_that_were_left_out_are_an_error(tmp_path: Path) -> None:
+    """An extension of no sources would be empty, and the package slow without a word."""
+    source = tmp_path / "source"
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src"):
+        copy = shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy
+        source.mkdir(exist_ok=True)
+        copy(REPOSITORY / name, source / name)
+    (source / "src" / EXTENSION).write_bytes(b"of an editable installation")
+    for wanted in ("", "1"):
+        done = build(tmp_path / "wheels", source, RUCOLA_SPEED=wanted)
+        assert done.returncode != 0
+        assert f"{source / 'speed'} has no C sources" in done.stdout + done.stderr
+    assert build(tmp_path / "wheels", source, RUCOLA_SPEED="0").returncode == 0
+    name, files = unpacked(tmp_path / "wheels")
+    assert (name.endswith("-py3-none-any.whl"), EXTENSION in files) == (True, False)
 
 
 def test_an_extension_of_other_sources_is_not_used(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -168,30 +169,61 @@ def test_the_page_of_operation_installs_what_the_units_expect() -> None:
         assert f"> {configuration}\n" in commands
 
 
+def build_context() -> list[Path]:
+    """The files that .dockerignore leaves: of its lines, the last one that matches a file or a folder above decides."""
+    lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [(not line.startswith("!"), line.lstrip("!")) for line in lines if line and not line.startswith("#")]
+    tops = {name.split("/")[0] for is_excluded, name in rules if not is_excluded}
+    found = []
+    for top in sorted(tops):
+        for path in [REPOSITORY / top, *(REPOSITORY / top).rglob("*")]:
+            relative = path.relative_to(REPOSITORY)
+            named = [relative, *relative.parents][:-1]
+            matching = [
+                is_excluded
+                for is_excluded, pattern in rules
+                if any(
+                    one.match(pattern.removeprefix("**/")) if "**" in pattern else full(one, pattern) for one in named
+                )
+            ]
+            if path.is_file() and not matching[-1]:
+                found.append(relative)
+    return found
+
+
+def full(path: Path, pattern: str) -> bool:
+    """Tell whether a pattern without ** matches a whole path."""
+    return len(path.parts) == len(Path(pattern).parts) and path.match(pattern)
+
+
+def build_stage() -> list[str]:
+    """The instructions of the stage `build`, continued lines joined."""
+    instructions = re.sub(r"\\\n\s*", "", DOCKERFILE).splitlines()
+    begin = next(number for number, line in enumerate(instructions) if re.fullmatch(r"FROM \S+ AS build", line))
+    end = next(number for number, line in enumerate(instructions) if number > begin and line.startswith("FROM"))
+    return [line for line in instructions[begin:end] if line and not line.startswith("#")]
+
+
 @pytest.mark.slow
 def test_the_image_is_built_from_files_that_suffice(tmp_path: Path) -> None:
+    """With the accelerator, from exactly the files that a build of the image has."""
+    base, *_, copied, install = build_stage()
+    assert not base.split()[1].endswith(("-slim", "-alpine")), "these images have no C compiler"
+    assert copied == "COPY . /source"
+    environment = dict(re.findall(r"(\w+)=(\S+) \S*pip install", install))
+    assert environment == {"RUCOLA_SPEED": "1"}
     source = tmp_path / "source"
-    source.mkdir()
-    for line in (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines():
-        if line.startswith("!"):
-            path = REPOSITORY / line[1:]
-            copy = shutil.copytree if path.is_dir() else shutil.copy
-            copy(path, source / path.name)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        source,
-    ]
-    subprocess.run(build, check=True)
+    for path in build_context():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / path, source / path)
+    assert not list(source.rglob("*.so"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
+    subprocess.run(pip, check=True, env=os.environ | environment)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert {"rucola/cli/main.py", "rucola/py.typed"} <= names
+        names = archive.namelist()
+        extension = archive.read("rucola/_speed.abi3.so")
+    assert b"PyInit__speed" in extension
+    assert {"rucola/cli/main.py", "rucola/py.typed"} <= set(names)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests/") for name in names)
