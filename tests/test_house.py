@@ -309,6 +309,17 @@ def test_modules_have_telling_names_and_an_opening() -> None:
     assert (drawers, without) == ([], [])
 
 
+def test_tables_in_docstrings_keep_their_columns() -> None:
+    """A word that was wrapped to the begin of a row, with the rest of its text in the last column."""
+    found = []
+    for module in MODULES:
+        docstring = ast.get_docstring(tree_of(module)) or ""
+        for before, line, after in zip(*(docstring.splitlines()[begin:] for begin in range(3)), strict=False):
+            if re.fullmatch(r" {4}\S+", line) and re.match(r" {12}", after) and len(before) > 90:
+                found.append(f"{module}: {line.strip()}")
+    assert found == []
+
+
 def test_helpers_of_tests_are_in_support_and_no_test_imports_another() -> None:
     found = []
     for path in sorted((REPOSITORY / "tests").rglob("*.py")):

@@ -18,7 +18,7 @@
     register with the name servers                                     registerNameServerPeriod     assembly/metadata
     check transactions                                                 transactionCheckInterval     assembly/delivery
     log the replication lag                                            60 s                         assembly/replication
-    synchronize the tables of the master (slave)                       10 s                         assembly/replication
+    synchronize the tables of the master (slave)                       500 ms                       assembly/replication
 
 A slave neither delivers messages nor checks transactions.
 

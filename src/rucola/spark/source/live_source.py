@@ -8,8 +8,7 @@ stopped broker. Such queues are known from elsewhere: the option requiredBrokers
 of a stream, the progress of an archive. A known queue that is in no route is
 
     unavailable  if its master is not registered, or if the route still has the broker but does not let the queue be
-    read
-                 (perm, readQueueNums)
+                 read (perm, readQueueNums)
     deleted      if its master was registered before and after the route was requested, and the route does not have the
                  broker: the topic was deleted there. Comparing both times excludes a broker that registered in between.
 

@@ -29,9 +29,8 @@ the selection of messages:
                              start at latest. The broker may be omitted if only one has the topic: {"topic":{"0":23}};
                              this applies to the following options as well
     endingOffsets            latest or offsets as above, exclusive; queues not named: latest; batch only
-    startingOffsetsByTimestamp {"topic":{"broker":{"0":1700000000000}}}: each queue starts at its first message stored
-    at
-                             this time (ms) or later, or at its end; queues not named: earliest
+    startingOffsetsByTimestamp {"topic":{"broker":{"0":1700000000000}}}: each queue starts at its first message that was
+                             stored at this time (ms) or later, or at its end; queues not named: earliest
     endingOffsetsByTimestamp the same format: each queue ends before that message; queues not named: latest; batch only
     startingTimestamp        only messages stored at this time or later, in milliseconds since 1970
     endingTimestamp          only messages stored before this time; batch only
@@ -83,8 +82,7 @@ Options of a write:
     deliveryTimeoutMs        how long a failed request is retried before its task fails; default 30000
     tlsConfigFile            as for a read
     invalidRows              fail; skip: omit rows that no broker accepts, such as one without a body, with a warning
-    that
-                             counts them; default fail
+                             that counts them; default fail
 """
 
 from __future__ import annotations

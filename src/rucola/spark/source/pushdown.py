@@ -3,8 +3,7 @@
 Spark offers a reader the conditions of a query on single columns. A read uses those on
 
     topic, queueId, queueOffset     reads by queue skip queues and cut ranges; reads of a whole log drop rows before
-    more
-                                    than the fixed part of their records is decoded
+                                    more than the fixed part of their records is decoded
     storeTimestamp                  like startingTimestamp and endingTimestamp: splits of the log are skipped
     tags                            like subExpression: units with another tags code are skipped
 

@@ -8,9 +8,8 @@ Two things can be wrong with an origin:
     lost         messages to be read no longer exist: brokers delete their oldest files, a store was replaced, a topic
                  was deleted. `failOnDataLoss` decides whether the read fails or skips them.
     unavailable  the broker is missing: not registered, not answering, or not letting the queue be read now. The
-    messages
-                 still exist, so a stream must neither skip them nor forget its offset. `failOnMissingBroker` decides
-                 whether the read fails or continues with the other brokers.
+                 messages still exist, so a stream must neither skip them nor forget its offset. `failOnMissingBroker`
+                 decides whether the read fails or continues with the other brokers.
 """
 
 from __future__ import annotations
