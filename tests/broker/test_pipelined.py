@@ -25,10 +25,20 @@ from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, pull_header, send_header
 from support.cluster import SMALL_FILES
+from support.metrics import BROKER_LABELS, sample_value, scrape
+
+EXPORTED: dict[str, Any] = {
+    "metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0, "broker_ip1": "127.0.0.1",
+}  # fmt: skip
+
+
+async def _fast_path_errors(broker: Broker) -> float:
+    return sample_value(await scrape(broker), "rocketmq_fast_path_errors_total", **BROKER_LABELS)
 
 
 def _usual(number: int) -> RemotingCommand:
@@ -208,6 +218,47 @@ def _content(answer: RemotingCommand) -> object:
 
 def _without_address(remark: str) -> str:
     return re.sub(r"127.0.0.1:\d+", "ADDRESS", remark)
+
+
+async def test_a_bug_of_the_fast_path_is_logged_and_counted_and_the_usual_path_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encode(*arguments: object) -> object:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(speed, "encode_sends", encode)
+    async with broker_peer(tmp_path, **EXPORTED) as peer:
+        await peer.send(b"creates the topic")
+        answers = await _answers(peer.broker, [_send(number) for number in range(3)])
+        assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+        (lines,) = [record for record in caplog.records if record.exc_info and record.exc_info[0] is TypeError]
+        assert lines.levelname == "ERROR"
+        assert await _fast_path_errors(peer.broker) >= 1
+    async with broker_peer(tmp_path, **EXPORTED) as peer:
+        assert await _fast_path_errors(peer.broker) == 0
+
+
+async def test_sends_that_may_have_been_put_are_not_put_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug behind the put: the sender learns nothing, and finds its message once."""
+    assert speed.encode_sends is not None
+    right = speed.encode_sends
+
+    def encode(*arguments: Any) -> Any:
+        encoded = right(*arguments)
+        return encoded and (*encoded[:3], 1, *encoded[4:])  # the next offsets are no mapping
+
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(b"creates the topic")
+    monkeypatch.setattr(speed, "encode_sends", encode)
+    async with broker_peer(tmp_path, check_store=False, **EXPORTED) as peer:
+        await peer.send(b"takes the usual path, as the first one of a queue")
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.broker.config.listen_port)
+        writer.write(_send(0))
+        assert await reader.read() == b""
+        writer.close()
+        assert await _fast_path_errors(peer.broker) == 1
+    async with broker_peer(tmp_path) as peer:
+        assert [message.body for message in decode_many((await peer.pull(queue_offset=2)).body)] == [b"message 0;"]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -24,6 +24,7 @@ the failures, the refusals and the switches are gauges. A topic or group without
     rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
     rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
     rocketmq_held_pulls                              cluster broker                  pulls that wait for a message
+    rocketmq_fast_path_errors_total                  cluster broker                  errors that only a bug explains
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
@@ -138,7 +139,7 @@ class BrokerCollector:
         yield from self._broker()
         yield from self._slaves()
         yield from self._role()
-        yield self._failures()
+        yield from self._failures()
         yield from self._connections()
         yield self._limit_refusals()
         yield from self._access()
@@ -197,13 +198,17 @@ class BrokerCollector:
             switches.add_metric((*own, reason), self._roles.switches.get(reason, 0))
         yield switches
 
-    def _failures(self) -> CounterMetricFamily:
+    def _failures(self) -> Iterator[CounterMetricFamily]:
         labels, own = ("cluster", "broker", "put"), (self._config.broker_cluster_name, self._config.broker_name)
         text = "failed attempts of internal puts, which are retried"
         family = CounterMetricFamily("rocketmq_internal_put_failures", text, labels=labels)
         for kind, count in sorted(self._puts.failures.items()):
             family.add_metric((*own, kind), count)
-        return family
+        yield family
+        text = "errors of the fast path, each of which is a bug; the log has it"
+        errors = CounterMetricFamily("rocketmq_fast_path_errors", text, labels=("cluster", "broker"))
+        errors.add_metric(own, self._stats.fast_path_errors)
+        yield errors
 
     def _connections(self) -> Iterator[Metric]:
         own = (self._config.broker_cluster_name, self._config.broker_name)

@@ -58,6 +58,8 @@ class BrokerStats:
         """The longest read of a pull since the start."""
         self.put_at_midnight = MidnightTotals()
         self.get_at_midnight = MidnightTotals()
+        self.fast_path_errors = 0
+        """Errors of the fast path since the start, each of which is a bug."""
         self._broker_key = broker_key
         self._topics: dict[str, tuple[StatsItem, StatsItem]] = {}
         self._groups: dict[tuple[str, str], tuple[StatsItem, StatsItem]] = {}

@@ -5,18 +5,23 @@ on the way costs about half a microsecond. Therefore work is done per read here,
 begin of a read are one call, from their frames to the records and responses, and one put of all records. The frames of
 pulls are decoded together, without commands and processors. Figures are in benchmarks/README.md.
 
-Everything else takes the usual path: other requests and forms, and sends that a check refuses. Refusals and errors of
-pulls are answered as there, so that each request is processed, and counted, once. There is no place for sends that wait
-between request and response, nor for access control.
+Everything else takes the usual path: other requests and forms, and sends that a check or the disk refuses. Refusals and
+errors of pulls are answered as there, so that each request is processed, and counted, once. There is no place for sends
+that wait between request and response, nor for access control.
+
+Any other error is a bug here. It is logged and counted (rocketmq_fast_path_errors_total); otherwise the broker would
+just become slower. Requests that were not put yet take the usual path; if they may have been put, the connection is
+closed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from rucola import speed
-from rucola.access import Action, Check, Interceptor, Resource
+from rucola.access import Action, Check, Interceptor, Refused, Resource
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAnswers
 from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService
@@ -28,7 +33,10 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.remoting.connection import UNSLICED, WRITE_LIMIT, Connection, FastPath
 from rucola.remoting.refusals import error_response
+from rucola.remoting.seldom_lines import log_seldom
 from rucola.speed import EncodedSends, UsualPull
+
+logger = logging.getLogger(__name__)
 
 _SEND: Final = b'{"code":3'
 """The begin of the header of a usual send (310) or batch (320), and of no pull (11)."""
@@ -59,7 +67,7 @@ class RequestFastPath:
         )
         self._config, self._store_config = state.config, state.store.config
         self._put_position, self._put_encoded = state.store.put_position, state.store.put_encoded
-        self._clock, self._put_durations = state.clock, state.stats.put_durations
+        self._clock, self._stats, self._put_durations = state.clock, state.stats, state.stats.put_durations
         self._answer = pulls.pull_at_once
         self._publish_checks, self._fetch_checks = checks[Action.PUBLISH], checks[Action.FETCH]
 
@@ -116,12 +124,27 @@ class RequestFastPath:
                 resource = Resource(topic)
                 for check in self._publish_checks:
                     check(caller, resource)
-            self._put_encoded(records, requests, next_offsets, now_ms)
-        except Exception:  # the usual path meets it again, and answers it
+        except Refused:  # the usual path meets it again, and answers it
             return _NOTHING
+        except Exception as error:
+            self._count_bug(connection, error)
+            return _NOTHING
+        try:
+            self._put_encoded(records, requests, next_offsets, now_ms)
+        except OSError:  # as a refusal
+            return _NOTHING
+        except Exception as error:
+            self._count_bug(connection, error)
+            connection.close()
+            return b"", len(data), count
         if (duration_ms := self._clock() - now_ms) > 0:
             self._put_durations.record(duration_ms)
         return responses, end, count
+
+    def _count_bug(self, connection: Connection, error: Exception) -> None:
+        self._stats.fast_path_errors += 1
+        kind = f"fast path: {type(error).__name__}"
+        log_seldom(logger, logging.ERROR, kind, "%s: the fast path failed", connection.peer, error=error)
 
     def _serve_pulls(self, connection: Connection, data: memoryview, max_count: int) -> tuple[bytes, int, int]:
         pulls = self._read_pulls(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, max_count)
