@@ -16,7 +16,7 @@ async def main() -> None:
         several = await asyncio.gather(*(producer.send(Message("SentAsyncOrders", b"a pizza more")) for _ in range(3)))
         # Many requests in flight on one connection. Results come in order, and `orders` is read no faster.
         orders = (Message("SentAsyncOrders", f"pizza {number}".encode()) for number in range(1000))
-        many = [result async for result in producer.send_many(orders)]
+        many = await producer.send_many(orders)
     assert all(result.is_ok for result in [first, *several, *many])
     print(f"1 + {len(several)} + {len(many)} stored")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
@@ -36,7 +37,7 @@ from support.queue_clients import queue_clients
 
 async def sent(producer: Producer, messages: Iterable[Message], **options: float) -> list[SendResult]:
     """The results of a stream."""
-    return [result async for result in producer.send_many(messages, **options)]  # type: ignore[arg-type]
+    return await producer.send_many(messages, **options)  # type: ignore[arg-type]
 
 
 async def stored(running: Cluster, topic: str) -> list[MessageExt]:
@@ -153,6 +154,25 @@ async def test_send_many_reads_no_further_than_its_window_and_can_be_abandoned(t
             if len(results) == 50:
                 break
         assert len(await stored(running, "T")) >= 50
+
+
+async def test_send_many_used_as_a_statement_warns_that_it_sent_nothing(tmp_path: Path) -> None:
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
+        with pytest.warns(RuntimeWarning) as warned:
+            producer.send_many([Message("T", b"unsent")])
+        assert warned[0].filename == __file__
+        assert await consumer.max_offset(queue) == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results = producer.send_many([Message("T", b"%d" % number) for number in range(5)], in_flight=2)
+            assert [result.queue_offset for result in await results] == list(range(5))
+            with pytest.raises(RuntimeError):  # not an empty list, as if nothing had been sent
+                await results
+            async for result in producer.send_many([Message("T", b"x")] * 3):
+                assert result.queue_offset == 5
+                break
+            with pytest.raises(ConfigError, match="in_flight is 0"):
+                producer.send_many([Message("T", b"x")], in_flight=0)
 
 
 async def test_large_bodies_are_compressed_in_transit_only(tmp_path: Path) -> None:

@@ -42,8 +42,7 @@ async def cluster_with_topic(
 
 async def send(running: Cluster, bodies: Iterable[int], **fields: Any) -> None:
     async with Producer("g", running.namesrv) as producer:
-        async for _ in producer.send_many(Message("T", b"%d" % body, **fields) for body in bodies):
-            pass
+        await producer.send_many(Message("T", b"%d" % body, **fields) for body in bodies)
 
 
 def consumer_of(running: Cluster, group: str = "c", expression: str = "*", **options: Any) -> PushConsumer:

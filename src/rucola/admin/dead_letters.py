@@ -28,6 +28,7 @@ from rucola.admin.requests import AdminRequests, gather_fail_fast, masters_of
 from rucola.admin.topics import TopicAdmin
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.producer.producer import Producer
+from rucola.client.results import Results
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import MessageExt, properties
 from rucola.message.topics import DLQ_PREFIX, dlq_topic
@@ -133,7 +134,7 @@ class DeadLetterAdmin:
                     for message, is_redriven in zip(chunk, are_redriven, strict=True):
                         yield DeadLetter(message, message.properties.get(properties.RETRY_TOPIC), is_redriven)
 
-    async def redrive(
+    def redrive(
         self,
         group: str,
         offset_msg_ids: Sequence[str] = (),
@@ -144,14 +145,28 @@ class DeadLetterAdmin:
         per_second: float | None = None,
         dry_run: bool = False,
         after: AfterRedrive | None = None,
-    ) -> AsyncGenerator[RedriveResult, None]:
+    ) -> Results[RedriveResult]:
         """Re-drive the dead letters with these ids, or all stored from `begin_ms` to `end_ms`, inclusive.
 
         `only_group` sends to `%RETRY%group` instead of the topic that each message came from; `per_second` limits the
         rate. `after` is called for each dead letter that has a copy. Each result is yielded when its dead letter is
-        complete; closing the iterator ends the run. ConfigError if another run holds a queue, TopicNotFound if the
-        group has no dead letter queue.
+        complete; closing the results (`aclose`) ends the run. ConfigError if another run holds a queue, TopicNotFound
+        if the group has no dead letter queue.
         """
+        results = self._redrive(group, offset_msg_ids, begin_ms, end_ms, only_group, per_second, dry_run, after)
+        return Results("dead_letters.redrive", results)
+
+    async def _redrive(
+        self,
+        group: str,
+        offset_msg_ids: Sequence[str],
+        begin_ms: int | None,
+        end_ms: int | None,
+        only_group: bool,
+        per_second: float | None,
+        dry_run: bool,
+        after: AfterRedrive | None,
+    ) -> AsyncGenerator[RedriveResult, None]:
         queues = await self._queues(group)
         # No retries, so that no copy is stored twice. The frame limit as maximum size, because a message that one
         # broker accepted may be larger than the default of another.

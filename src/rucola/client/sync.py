@@ -227,7 +227,7 @@ class Producer(_Blocking[producer_module.Producer]):
         """Send messages, up to `in_flight` at a time; return one result per message, in order."""
 
         async def send(chunk: list[Message]) -> list[SendResult]:
-            return [result async for result in self._client.send_many(chunk, in_flight, timeout_ms)]
+            return await self._client.send_many(chunk, in_flight, timeout_ms)
 
         # One switch of threads for each chunk, not for each message.
         results: list[SendResult] = []

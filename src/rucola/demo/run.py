@@ -303,8 +303,8 @@ async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals,
                 break
     letters = await admin.dead_letters.stats(FAILING_GROUP)
     tracks = {track.consumer_group: track.track_type for track in await admin.messages.track(rejected[0])}
-    redriven = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
-    again = [one.status async for one in admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
+    redriven = [one.status for one in await admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
+    again = [one.status for one in await admin.dead_letters.redrive(FAILING_GROUP, only_group=True)]
     report.begin("Retry")
     report.say(
         f"Another group, {FAILING_GROUP}, fails on {_count(len(rejected), 'message')}. The broker keeps them in the "

@@ -35,6 +35,7 @@ from rucola.client.producer.send_request import (
 )
 from rucola.client.producer.sender import Sender
 from rucola.client.request_reply import reply_message, request_message
+from rucola.client.results import Results
 from rucola.client.stats import ProducerStats
 from rucola.client.values import Values
 from rucola.errors import ConfigError, InvalidMessage, RemotingTimeout
@@ -178,20 +179,25 @@ class Producer(GroupClient):
             request = build_encoded_request(queue.topic, body, unique_keys)
             return await self._sender.send(request, queue, Deadline(timeout_ms))
 
-    async def send_many(
+    def send_many(
         self,
         messages: Iterable[Message] | AsyncIterable[Message],
         in_flight: int = IN_FLIGHT,
         timeout_ms: float = SEND_TIMEOUT_MS,
-    ) -> AsyncGenerator[SendResult, None]:
-        """Send a stream of messages, up to `in_flight` at a time; yield results in order.
+    ) -> Results[SendResult]:
+        """Send a stream of messages, up to `in_flight` at a time; await or iterate over the results, in order.
 
         Each message is checked, retried and fails as with `send`, with a timeout of its own. An error ends the stream,
         and it is unknown whether the messages after it were stored. `messages` is consumed no faster than responses
-        arrive.
+        arrive, and only while results are taken. ConfigError.
         """
         if in_flight < 1:
             raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more")
+        return Results("Producer.send_many", self._send_many(messages, in_flight, timeout_ms))
+
+    async def _send_many(
+        self, messages: Iterable[Message] | AsyncIterable[Message], in_flight: int, timeout_ms: float
+    ) -> AsyncGenerator[SendResult, None]:
         pipeline = SendPipeline(self.group, self._sender, self.options.retry_times)
         window: deque[PipelinedSend] = deque()
         try:
