@@ -242,6 +242,8 @@ with sync.Producer("first", namesrv) as producer:
     producer.send(Message("T", b"before"))
 
 later = sync.Producer("g", namesrv)
+with later:  # closed again before the forks, it is nobody's
+    later.queues("T")
 
 def child():
     with later:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rucola.client import ConsumeFromWhere, select_by_hash
-from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer
+from rucola.client import ClientInstance, ConsumeFromWhere, LocalTransactionState, MessageModel, select_by_hash
+from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer, TransactionProducer
 from rucola.errors import InvalidMessage, MQError, RemotingConnectError, RemotingTimeout
 from support.broker_thread import servers
+from support.ports import free_port
+from support.waiting import wait_until
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -104,6 +108,91 @@ def test_misuse_raises_instead_of_hanging(tmp_path: Path) -> None:
         consumer.queues("T")
     with pytest.raises(RemotingConnectError):
         PushConsumer("g", "127.0.0.1:1").open()
+
+
+def produces(producer: Producer) -> None:
+    assert producer.send(Message("T", b"x")).is_ok
+    assert len(producer.send_many([Message("T", b"x")] * 3)) == 3
+
+
+def produces_a_transaction(producer: TransactionProducer) -> None:
+    result = producer.send_in_transaction(Message("T", b"x"), lambda _: LocalTransactionState.COMMIT_MESSAGE)
+    assert result.is_ok
+
+
+def pulls(consumer: PullConsumer) -> None:
+    assert sum(consumer.max_offset(queue) for queue in consumer.queues("T")) > 0
+
+
+def consumes(consumer: PushConsumer) -> None:
+    """Takes a message by iteration, if necessary after a pause of the consumer."""
+    consumer.suspend()
+    send_one(consumer)
+    consumer.resume()
+    message = next(iter(consumer))
+    consumer.ack(message)
+
+
+def listens(consumer: PushConsumer) -> None:
+    before = sum(one.consumed for one in consumer.stats().values())
+    send_one(consumer)
+    wait_until(lambda: sum(one.consumed for one in consumer.stats().values()) > before)
+
+
+def send_one(consumer: PushConsumer) -> None:
+    with Producer("g", consumer.asyncio_client.instance.connection) as producer:
+        producer.send(Message("T", b"x"))
+
+
+def subscribed(consumer: PushConsumer) -> PushConsumer:
+    consumer.subscribe("T")
+    return consumer
+
+
+def listening(consumer: PushConsumer) -> PushConsumer:
+    consumer.listen(lambda message: None)
+    return subscribed(consumer)
+
+
+REOPENED: dict[str, tuple[Callable[[str, Path], Any], Callable[[Any], None]]] = {
+    "Producer": (lambda namesrv, _: Producer("g", namesrv), produces),
+    "of a shared instance": (lambda namesrv, _: Producer("g", instance=ClientInstance(namesrv)), produces),
+    "TransactionProducer": (
+        lambda namesrv, _: TransactionProducer(
+            "t", namesrv, check=lambda _: LocalTransactionState.UNKNOW, topics=["T"]
+        ),
+        produces_a_transaction,
+    ),
+    "PullConsumer": (lambda namesrv, _: PullConsumer("r", namesrv), pulls),
+    "PushConsumer": (lambda namesrv, _: subscribed(PushConsumer("c", namesrv, consume_from=FIRST)), consumes),
+    "listening": (lambda namesrv, _: listening(PushConsumer("l", namesrv, consume_from=FIRST)), listens),
+    "in order": (lambda namesrv, _: listening(PushConsumer("o", namesrv, consume_from=FIRST, orderly=True)), listens),
+    "broadcasting": (
+        lambda namesrv, path: listening(
+            PushConsumer("b", namesrv, message_model=MessageModel.BROADCASTING, offsets_root=path)
+        ),
+        listens,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REOPENED)
+def test_a_client_is_opened_after_a_failure_and_again_after_each_close(tmp_path: Path, kind: str) -> None:
+    make, use = REOPENED[kind]
+    port = free_port()
+    client = make(f"127.0.0.1:{port}", tmp_path / "offsets")
+    for _ in range(2):
+        try:  # the clients that ask a name server first fail
+            client.open()
+            client.close()
+        except RemotingConnectError:
+            assert isinstance(client, (PushConsumer, TransactionProducer))
+    with servers(tmp_path, port=port):
+        with Producer("g", f"127.0.0.1:{port}") as producer:
+            producer.send(Message("T", b"first"))
+        for _ in range(2):
+            with client:
+                use(client)
 
 
 def test_blocking_clients_work_inside_a_running_loop(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from support.cluster import cluster
 
 
 @contextmanager
-def servers(path: Path, queues: int = 2) -> Iterator[str]:
+def servers(path: Path, queues: int = 2, port: int = 0) -> Iterator[str]:
     """A name server and a broker with topic T, in a thread of their own; gives the name server's address."""
     thread = EventLoopThread("servers")
-    context = cluster(path)
+    context = cluster(path, port)
     running = thread.run(context.__aenter__())
 
     async def fill() -> None:

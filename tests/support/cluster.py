@@ -117,10 +117,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(path: Path) -> AsyncIterator[Cluster]:
-    """A cluster with one name server and no broker yet."""
+async def cluster(path: Path, port: int = 0) -> AsyncIterator[Cluster]:
+    """A cluster with one name server, on `port` if given, and no broker yet."""
     async with AsyncExitStack() as stack:
-        namesrv = await stack.enter_async_context(Namesrv(HOST, 0))
+        namesrv = await stack.enter_async_context(Namesrv(HOST, port))
         running = Cluster(path, namesrv, stack)
         stack.push_async_callback(running.remoting.close)
         yield running

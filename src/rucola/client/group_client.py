@@ -48,7 +48,8 @@ class GroupClient(Lifecycle):
         self.instance = instance or ClientInstance(
             ConnectionOptions.of(namesrv, tls, credentials), instance_name=instance_name
         )
-        self._owns_instance = instance is None
+        self.owns_instance = instance is None
+        """Whether the instance is closed with this client."""
 
     @property
     def _title(self) -> str:
@@ -62,7 +63,7 @@ class GroupClient(Lifecycle):
         try:
             await self._leave()
         finally:
-            if self._owns_instance:
+            if self.owns_instance:
                 await self.instance.close()
 
     async def _join(self) -> None:

@@ -6,7 +6,7 @@ one connection per broker, one heartbeat for all its groups, and one client id:
     clientId   address@instance name                 192.168.1.7@4711#1732149000123456789
 
 By default the instance name is process id#nanoseconds, unique per instance. Two members of a group with one client id
-would be assigned the same queues. Therefore an instance that was made before `os.fork`, but not opened, gets a new
+would be assigned the same queues. Therefore an instance that was made before `os.fork`, and is not open, gets a new
 client id in each process that opens it; if its name or id was chosen by the caller, it cannot be opened there.
 
 Heartbeats register an instance with brokers. They are sent
@@ -177,6 +177,7 @@ class ClientInstance(Lifecycle):
     async def _start(self) -> None:
         """Start heartbeats, probes and the refresh of routes. Sends no request yet."""
         self._ensure_unique_id()
+        self._heartbeat_due = asyncio.Event()
         self.remoting.open()
         self._background.start(self._heartbeat_loop(), f"heartbeats of {self.client_id}")
         self._background.start(self._probe_loop(), f"probes of {self.client_id}")

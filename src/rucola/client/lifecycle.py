@@ -7,9 +7,10 @@
 2. If opening fails, everything that was started is stopped again, and the client is closed.
 3. A cancelled caller cancels the task once and still waits for it. Opening then fails as in step 2. Closing is not
    abandoned but expedited: it skips grace periods, see `run_close_steps`.
-4. A client belongs to the event loop, and the process, in which it was first opened, with its connections and tasks. On
-   another loop every use raises MQError. In a fork of the process it does as well, except `close`, which has no effect
-   there because the sockets belong to the parent.
+4. From opening to the end of closing a client belongs to the event loop, and the process, in which it was opened, with
+   its connections and tasks. On another loop every use raises MQError. In a fork of the process it does as well, except
+   `close`, which has no effect there because the sockets belong to the parent. A closed client may be opened on any
+   loop: its parts make their events and locks, which belong to a loop, anew in `_start`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ EXPEDITED_STEP_TIMEOUT_MS = 1000
 
 
 class Lifecycle(ABC):
-    """A client that `async with` opens and closes. Belongs to one event loop."""
+    """A client that `async with` opens and closes. While open, it belongs to one event loop."""
 
     def __init__(self) -> None:
         self.is_open = False
         """True from the begin of opening to the begin of closing."""
+        self.was_opened = False
+        """Whether the client was ever opened; it may be closed again."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the first opening; None before it."""
+        """The event loop to which the client belongs; None while it is closed."""
         self._process_id = 0
         """The process of the latest opening."""
         self._opening: asyncio.Task[None] | None = None
@@ -67,7 +70,7 @@ class Lifecycle(ABC):
         """Start the client; no effect if it is open.
 
         If this fails or is cancelled, the client is closed again. RemotingError if the client is closed meanwhile;
-        MQError on another event loop than the first time, and in a fork.
+        MQError if it is open on another event loop or in another process.
         """
         self._check_owner()
         # 1. A running close comes first. Within a task that the close itself awaits, waiting would be a deadlock.
@@ -78,7 +81,7 @@ class Lifecycle(ABC):
         # 2. The first caller starts the task.
         if not self.is_open:
             self._loop, self._process_id = asyncio.get_running_loop(), os.getpid()
-            self.is_open, self._is_expedited = True, False
+            self.is_open, self.was_opened, self._is_expedited = True, True, False
             self._opening = self._loop.create_task(self._open(), name=f"opening of {self._title}")
             self._opening.add_done_callback(self._opening_done)
         # 3. All callers await it.
@@ -117,11 +120,6 @@ class Lifecycle(ABC):
             closing.result()
 
     @property
-    def was_opened(self) -> bool:
-        """Whether the client was ever opened; it may be closed again."""
-        return self._loop is not None
-
-    @property
     @abstractmethod
     def _title(self) -> str:
         """The client's name in error messages."""
@@ -145,7 +143,7 @@ class Lifecycle(ABC):
         self._check_owner()
 
     def _check_owner(self) -> None:
-        """Raise MQError if the client was opened on another event loop or in another process."""
+        """Raise MQError if the client is open on another event loop or in another process."""
         if self._loop is None or self._loop is asyncio._get_running_loop():
             return
         if os.getpid() != self._process_id:
@@ -155,7 +153,7 @@ class Lifecycle(ABC):
             )
         raise MQError(
             f"{self._title} belongs to the event loop on which it was opened, which is not the running one: "
-            "use it there, and make a new client for each `asyncio.run`"
+            "use it there, or close it there and open it here"
         )
 
     async def _open(self) -> None:
@@ -203,10 +201,10 @@ class Lifecycle(ABC):
     def _opening_done(self, opening: asyncio.Task[None]) -> None:
         self._opening = None
         if opening.cancelled() or opening.exception() is not None:
-            self.is_open = False
+            self.is_open, self._loop = False, None
 
     def _closing_done(self, closing: asyncio.Task[None]) -> None:
-        self._closing = None
+        self._closing = self._loop = None
 
 
 async def run_close_steps(*steps: Callable[[], Awaitable[None]]) -> None:

@@ -56,11 +56,12 @@ CHUNK = 4096
 class _Blocking(Generic[C]):
     """A blocking client around an asyncio client.
 
-    `with` opens and closes it; it can be opened only once.
+    `with` opens and closes it; a closed client, or one that could not be opened, can be opened again.
     """
 
     def __init__(self, client: C) -> None:
         self._client = client
+        client.owns_instance = True  # a shared one too, since it is used on the loop that ends with this client
         self._thread: EventLoopThread | None = None
         """The event loop's thread while the client is open."""
         self._lock = threading.RLock()

@@ -104,6 +104,7 @@ class MessageTrace(Lifecycle):
         return f"message trace to {self.topic}"
 
     async def _start(self) -> None:
+        self._has_pending = asyncio.Event()
         await self._producer.open()
         self._background.start(self._send_loop(), "message trace")
 

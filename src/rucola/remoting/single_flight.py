@@ -48,10 +48,12 @@ class SingleFlight(Generic[K, T]):
 
     def close(self) -> None:
         """Cancel all tasks."""
-        for task in list(self._tasks.values()):
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
             task.cancel()
 
     def _ended(self, key: K, task: asyncio.Task[T]) -> None:
-        del self._tasks[key]
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
         if not task.cancelled():
             task.exception()  # retrieve it, or asyncio logs it: all callers may have timed out before the task failed

@@ -112,6 +112,7 @@ class Assignment:
         self._revoking.clear()
         if self._locks is not None:
             await self._locks.unlock_all()
+        self._requested, self._rebalanced = asyncio.Event(), asyncio.Event()
 
     async def commit(self) -> None:
         """Commit the offsets of all assigned queues."""

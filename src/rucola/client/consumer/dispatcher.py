@@ -86,7 +86,7 @@ class Dispatcher:
         """Start the workers, if there is a listener. No effect if they run."""
         if self._sentinel is not None or self.listener is None:
             return
-        self._closing.clear()
+        self._closing = asyncio.Event()
         self._sentinel = self._tasks.start(self._wait_for_closing(), f"sentinel of {self._group}")
         for number in range(self._concurrency):
             self._tasks.start(self._work(self.listener), f"listener {number} of {self._group}")

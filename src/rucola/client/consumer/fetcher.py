@@ -60,6 +60,13 @@ class Fetcher:
         """Cleared while the consumer is suspended."""
         self._running.set()
 
+    def open(self) -> None:
+        """Serve the running event loop; a suspension from before stays."""
+        running = asyncio.Event()
+        if self._running.is_set():
+            running.set()
+        self._running = running
+
     def suspend(self) -> None:
         """Add no more messages until `resume`; a pull in flight waits with its result."""
         self._running.clear()

@@ -106,6 +106,7 @@ class LocalOffsetStore:
         """Held during a commit, so that an older table never replaces a newer one."""
 
     async def open(self) -> None:
+        self._write_lock = asyncio.Lock()
         directory = self.path.parent
         try:
             make_directory(directory)

@@ -264,6 +264,7 @@ class PushConsumer(GroupClient):
         # 1. Prepare everything that may fail.
         await self._offset_store.open()
         self._ready_queue.open()
+        self._fetcher.open()
         await self._pull_consumer.open()
         # 2. Become a member: brokers must know it before a rebalance can allocate queues to it.
         self.instance.add_consumer(self)

@@ -117,7 +117,7 @@ class InFlightRequests:
 
     def open(self) -> None:
         """Permit requests, also again after `close`."""
-        self._is_closed = False
+        self._is_closed, self._changed = False, asyncio.Event()
 
     async def close(self, grace_ms: float) -> None:
         """Give calls `grace_ms` to end, then fail the pending requests.
