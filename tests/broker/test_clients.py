@@ -16,7 +16,8 @@ from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import FLAG_RESPONSE, RemotingCommand
+from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData
 from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.remoting.client import RemotingClient
@@ -270,3 +271,33 @@ def test_an_id_is_known_while_its_client_is_in_a_producer_group() -> None:
     clients.closed(channel)
     assert [clients.producer(one) for one in ("one", "two", "three")] == [None] * 3
     assert clients.producers == {}
+
+
+async def test_a_client_is_answered_before_it_is_notified_that_it_joined(tmp_path: Path) -> None:
+    """On the socket: Apache's client rebalances at a notification, also while its first heartbeat is in flight."""
+    received: list[RemotingCommand] = []
+    decoder = FrameDecoder()
+
+    async def receive(count: int) -> list[tuple[int, int]]:
+        """The code and opaque of so many frames."""
+        while len(received) < count:
+            received.extend(decoder.receive_data(await asyncio.wait_for(reader.read(65536), 20)))
+        return [(command.code, command.opaque) for command in received[:count]]
+
+    async with broker_peer(tmp_path) as peer:
+        # Nor does the answer wait for the files of the new group, which cannot even be written.
+        file = tmp_path / "config" / "subscriptionGroup.json"
+        file.unlink(missing_ok=True)
+        file.mkdir()
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.broker.config.listen_port)
+        first, second = (RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("c")) for _ in range(2))
+        writer.write(first.encode() + second.encode())
+        (_, first_answer), notified, (_, second_answer) = await receive(3)
+        assert (first_answer, second_answer) == (first.opaque, second.opaque)
+        assert [command.code for command in received if command.flag & FLAG_RESPONSE] == [ResponseCode.SUCCESS] * 2
+        assert notified[0] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("other"))
+        assert (await peer.client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
+        assert (await receive(4))[3][0] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        writer.close()
+        file.rmdir()

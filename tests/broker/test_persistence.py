@@ -18,7 +18,7 @@ from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
-from support.broker_peer import Peer, broker_peer, heartbeat
+from support.broker_peer import Peer, broker_peer
 
 
 class Table:
@@ -81,9 +81,7 @@ async def test_waiters_of_a_failed_table_write_get_the_error(tmp_path: Path) -> 
     assert broken.file.read() == sound.file.read() == {"number": 0}, "a failed write is retried"
 
 
-@pytest.mark.parametrize(
-    "what", ["a topic", "a topic goes", "a first message", "a group", "a group goes", "a heartbeat of a group"]
-)
+@pytest.mark.parametrize("what", ["a topic", "a topic goes", "a first message", "a group", "a group goes"])
 async def test_a_response_waits_for_its_file_without_blocking_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -106,8 +104,6 @@ async def test_a_response_waits_for_its_file_without_blocking_others(
             answer = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="New"))
         elif what == "a first message":
             answer = await peer.send(topic="New", default_topic="TBW102", default_topic_queue_nums=1)
-        elif what == "a heartbeat of a group":
-            answer = await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         elif what == "a group":
             answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=new_group)
         else:
@@ -129,5 +125,5 @@ async def test_a_response_waits_for_its_file_without_blocking_others(
         disk.may_go.set()
         assert await asking == ResponseCode.SUCCESS
         written = json.loads(config_path(tmp_path, name).read_text())[table]
-        assert (("g" if "heartbeat" in what else "New") in written) == ("goes" not in what)
+        assert ("New" in written) == ("goes" not in what)
     assert check(tmp_path) == []

@@ -46,7 +46,7 @@ def broker_endpoints(
         PullAdapter(services.fetch, hold, check_fetch),
         QueryAdapter(services.query),
         OffsetAdapter(services.offsets),
-        HeartbeatAdapter(services.clients, state.persistence),
+        HeartbeatAdapter(services.clients),
         LockAdapter(services.locks, state.persistence),
         TopicAdapter(services.topics),
         GroupAdapter(services.groups),

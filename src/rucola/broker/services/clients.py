@@ -7,6 +7,8 @@ Corresponds to `ClientManageProcessor` and a part of `ConsumerManageProcessor` o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.client_registry import ClientChannel
 from rucola.broker.message_filter import check_supported, matches
@@ -19,21 +21,24 @@ from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 
 
 class ClientService:
-    """Keeps the client registry, and the tables that depend on it.
-
-    `heartbeat` and `unregister` may change tables; their responses wait until `BrokerState.persistence` has written
-    them.
-    """
+    """Keeps the client registry, and the tables that depend on it."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
     def heartbeat(
-        self, channel: ClientChannel, caller: Caller, heartbeat: HeartbeatData, language: str, version: int
+        self,
+        channel: ClientChannel,
+        caller: Caller,
+        heartbeat: HeartbeatData,
+        language: str,
+        version: int,
+        on_accepted: Callable[[], None],
     ) -> None:
         """Add or refresh a client in its groups.
 
-        Raises Refused, before any change, for too many groups or topics. A group that would be one too many on this
+        `on_accepted` is called before members are notified, the client itself among them. Raises Refused, before any
+        change, for too many groups or topics. A group that would be one too many on this
         broker is not created; its pulls are refused by that limit.
         """
         self._state.limits.check_heartbeat(heartbeat, self._state.clients.other_groups(channel, heartbeat))
@@ -48,6 +53,7 @@ class ClientService:
                 sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
                 self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
             self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
+        on_accepted()
         self._state.clients.heartbeat(channel, caller, heartbeat, language, version, now_ms)
 
     def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:

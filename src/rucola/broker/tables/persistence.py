@@ -1,6 +1,6 @@
 """Table persistence: writes changed tables to their files, in a thread.
 
-Changes that arrive during a write are coalesced into the next one. A request that must not be responseed before its
+Changes that arrive during a write are coalesced into the next one. A request that must not be answered before its
 change is on disk awaits `wait_persisted`.
 """
 
