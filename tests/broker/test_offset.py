@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rucola import slices
+from rucola import fastjson, slices
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
+from rucola.protocol.topic import TopicRequestHeader
 from rucola.store.config_files import config_path, read_config, write_config
 from support.broker_peer import Peer, broker_peer
 
@@ -61,6 +63,41 @@ async def test_an_offset_beyond_the_end_of_its_queue_is_lowered_to_it(
     assert "group new: offset of T:0 reset from 5 to 3, the end of the queue" in caplog.messages
     written = read_config(path)["offsetTable"]
     assert (written["T@new"], written["T@old"]) == ({0: 3, 1: 0}, {0: 2, 1: -1})
+
+
+async def test_an_offset_belongs_to_the_topic_and_group_that_its_commit_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names are joined by `@` in the file: a group of other names than any client's must not come out of it."""
+    async with broker_peer(tmp_path) as peer:
+        for _ in range(3):
+            await peer.send()
+    path = config_path(tmp_path, "consumerOffset")
+    # As Apache's broker writes it: a group whose name contains the separator, and entries of nobody.
+    write_config(path, {"offsetTable": {"T@team@shop": {0: 2}, "T@": {0: 1}, "@g": {0: 1}, "T": {0: 1}}})
+
+    async with broker_peer(tmp_path) as peer:
+
+        async def commit(topic: str, group: str, queue_id: int = 0) -> tuple[int, int]:
+            header = UpdateConsumerOffsetRequestHeader(
+                consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=1
+            )
+            by_pull = await peer.pull(consumer_group=group, topic=topic, queue_id=queue_id, sys_flag=5, commit_offset=1)
+            return by_pull.code, (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code
+
+        async def table() -> Any:
+            return fastjson.loads((await peer.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body)["offsetTable"]
+
+        for topic, group in (("T@a", "g"), ("T@team", "shop"), ("", "g"), ("T", "g@h"), ("T", ""), ("T", "@")):
+            assert ResponseCode.SUCCESS not in await commit(topic, group), (topic, group)
+        assert await table() == {"T@team@shop": {0: 2}}
+        assert (await commit("T", "g"))[1] == (await commit("T", "team@shop", 1))[1] == ResponseCode.SUCCESS
+        groups = await peer.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic="T"))
+        assert sorted(fastjson.loads(groups.body)["groupList"]) == ["g", "team@shop"]
+        assert await table() == {"T@team@shop": {0: 2, 1: 1}, "T@g": {0: 1}}
+    assert {key for key in ("T@", "@g", "T") for line in caplog.messages if f"{key!r} are ignored" in line} == {
+        "T@", "@g", "T"
+    }  # fmt: skip
 
 
 def test_offsets_that_change_during_a_copy_are_in_it_or_in_the_next(tmp_path: Path) -> None:

@@ -107,11 +107,13 @@ class Limits:
             )
 
     def check_offset(self, offsets: ConsumerOffsetTable, group: str, topic: str, queue_id: int) -> None:
-        """Raise Refused if a commit would add an entry to a full table.
+        """Raise Refused if a commit would add an entry to a full table, or one of another group than it names.
 
         An entry is an offset, or a group with offsets. Called for every commit; that of a queue on which the group has
-        an offset is never refused.
+        an offset is never refused for the size of the table.
         """
+        if "@" in topic or not topic:
+            raise Refused(Reason.INVALID, f"an offset of group {group!r} on {topic!r}, which is no name of a topic")
         if offsets.has(group, topic, queue_id):
             return
         if len(offsets) >= (limit := self._config.max_consumer_offsets):
@@ -119,6 +121,8 @@ class Limits:
             raise self.refused("maxConsumerOffsets", limit, found)
         if not offsets.has_group(group):
             self.check_name(group, "a consumer group")
+            if "@" in group or not group:
+                raise Refused(Reason.INVALID, f"an offset on topic {topic} of {group!r}, which is no name of a group")
             if offsets.group_count >= (limit := self._config.max_subscription_group_nums):
                 found = f"group {group} commits no offset beside {offsets.group_count} others"
                 raise self.refused("maxSubscriptionGroupNums", limit, found)

@@ -7,6 +7,10 @@ messages of that interval. Negative offsets count as absent, since some clients 
 A power failure can destroy messages that a group has consumed while its offset survives, beyond the end of the queue.
 `load` resets such offsets to the end: new messages will reuse the queue offsets in between, and must not be skipped.
 
+A key of the file is `topic@group`. A topic contains no `@`, so the first one separates: `Limits.check_offset` refuses
+commits that would break this. A group that Apache's broker accepted may contain one. Keys without topic or group are
+ignored.
+
 Corresponds to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache keeps such offsets.
 """
 
@@ -58,7 +62,10 @@ class ConsumerOffsetTable:
         """
         value = self._file.read()
         if value:
-            self._add(parse_consumer_offsets(self._file.path, value))
+            table = parse_consumer_offsets(self._file.path, value)
+            self._add(table)
+            for key in table.keys() - self._table.keys():
+                logger.warning("%s: the offsets of %r are ignored: it is not topic@group", self._file.path, key)
         if max_offset is None:
             return
         for key, queues in self._table.items():
@@ -141,11 +148,13 @@ class ConsumerOffsetTable:
         return list(self._groups_of.get(topic, ()))
 
     def _add(self, table: Mapping[str, dict[int, int]]) -> None:
-        """Add entries to the table, or replace them."""
+        """Add entries to the table, or replace them; ignore those without topic or group."""
         for key, queues in table.items():
+            topic, _, group = _split(key)
+            if not topic or not group:
+                continue
             self._count += len(queues) - len(self._table.get(key, ()))
             if key not in self._table:
-                topic, _, group = _split(key)
                 self._topics_of.setdefault(group, {})[topic] = None
                 self._groups_of.setdefault(topic, {})[group] = None
             self._table[key] = queues
