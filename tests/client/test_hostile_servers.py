@@ -10,22 +10,36 @@ from pathlib import Path
 
 import pytest
 
-from rucola.client import LocalTransactionState, MessageExt, PullConsumer, PushConsumer, TransactionProducer
-from rucola.client.consumer import fetcher, pull_consumer
-from rucola.client.producer import transaction
+from rucola.admin import AdminClient
+from rucola.admin.queries import PAGE
+from rucola.admin.queue_reader import read_queue
+from rucola.client import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    TransactionProducer,
+)
+from rucola.client.consumer import assignment, fetcher, pull_consumer
+from rucola.client.producer import sender, transaction
 from rucola.client.route import MAX_ADDRESSES, topic_route
-from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingTimeout
-from rucola.message import MessageInner
+from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, SendFailed
+from rucola.message import MessageInner, properties
 from rucola.message.compression import CompressionType, compress
 from rucola.message.record import decode, encode
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_RESPONSE, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder
+from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.query import QueryMessageResponseHeader
+from rucola.protocol.roles import SWITCHOVER
 from rucola.protocol.route import BrokerData, TopicRouteData
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import RemotingClient
-from rucola.remoting.connection import Answer, Connection, Reply
+from rucola.remoting.connection import Answer, Connection, Processor, Reply
 from rucola.remoting.server_requests import MAX_PENDING, MAX_UNSENT
 from support.cluster import HOST, Tally, cluster
 from support.consumers import ScriptedBroker
@@ -57,8 +71,10 @@ async def raw_server(serve: Serve) -> AsyncIterator[str]:
             writer.transport.abort()
 
 
-def record(queue_offset: int, body: bytes, sys_flag: int = 0) -> bytes:
-    return encode(MessageInner("T", 0, body, b"", 0, sys_flag, 0, ADDRESS), queue_offset, 0, 0, ADDRESS)
+def record(queue_offset: int, body: bytes, sys_flag: int = 0, keys: str | None = None) -> bytes:
+    joined = properties.join({properties.KEYS: keys} if keys else {})
+    message = MessageInner("T", 0, body, joined, 0, sys_flag, 0, ADDRESS)
+    return encode(message, queue_offset, 1000 * queue_offset, 1, ADDRESS)
 
 
 # Pulls.
@@ -133,6 +149,157 @@ async def test_a_broker_that_contradicts_its_offsets_causes_no_busy_loop(
             for _ in range(20):  # as many requests on the same connection as would let a busy loop pull again
                 await consumer.instance.send_heartbeats()
             assert pulled.items == [0, 5]
+
+
+@asynccontextmanager
+async def consumed(
+    path: Path, pull: Callable[[int, int], tuple[ResponseCode, int, bytes]]
+) -> AsyncIterator[tuple[Tally[int], PushConsumer]]:
+    """A consumer, and the offsets it pulled. Its broker answers the nth pull of an offset with a code, the next offset
+    and records."""
+    pulled: Tally[int] = Tally()
+
+    def answer(connection: Connection, command: RemotingCommand) -> Reply:
+        offset = command.decode_header(PullMessageRequestHeader).queue_offset
+        pulled.add(offset)
+        code, next_offset, records = pull(offset, pulled.items.count(offset))
+        header = PullMessageResponseHeader(
+            suggest_which_broker_id=0, next_begin_offset=next_offset, min_offset=0, max_offset=1 << 40
+        )
+        return command.response(code, header, records)
+
+    broker = ScriptedBroker()
+    broker.processors[RequestCode.PULL_MESSAGE] = answer
+    async with cluster(path) as running:
+        await broker.start(running)
+        consumer = PushConsumer("g", running.namesrv)
+        consumer.subscribe("T")
+        consumer.listen(lambda message: None)
+        async with consumer:
+            yield pulled, consumer
+
+
+FOUND, RETRY = ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY
+NOT_FOUND, MOVED = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
+REPEATING: dict[str, tuple[Callable[[int, int], tuple[ResponseCode, int, bytes]], list[int]]] = {
+    # A slave without its master answers so, and a broker that does not hold pulls. The second is not delayed.
+    "retry at once": (lambda offset, _: (RETRY, offset, b""), [0, 0]),
+    "not found at once": (lambda offset, _: (NOT_FOUND, offset, b""), [0, 0]),
+    "progress in between": (
+        lambda offset, times: (RETRY, offset + 1 if times == 2 and offset < 2 else offset, b""),
+        [0, 0, 1, 1, 2, 2],
+    ),
+    "retry there and back": (lambda offset, _: (MOVED, 0, b"") if offset else (RETRY, 5, b""), [0, 5, 0, 5]),
+    "found again": (lambda offset, _: (FOUND, 0, record(0, b"x")), [0]),
+    "negative": (lambda offset, _: (RETRY, -7, b""), [0]),
+    "backward": (lambda offset, _: (FOUND, 5, record(0, b"x")) if not offset else (NOT_FOUND, 4, b""), [0, 5]),
+    "moved to nowhere": (lambda offset, _: (MOVED, -7, b""), [0]),
+}
+
+
+@pytest.mark.parametrize("repeating", REPEATING)
+async def test_an_answer_that_repeats_a_pull_is_followed_by_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeating: str
+) -> None:
+    for pause in ("PULL_ERROR_PAUSE_MS", "FLOW_CONTROL_PAUSE_MS"):
+        monkeypatch.setattr(fetcher, pause, 3_600_000)
+    pull, expected = REPEATING[repeating]
+    async with consumed(tmp_path, pull) as (pulled, consumer):
+        await pulled.reach(len(expected))
+        for _ in range(20):  # as many requests on the same connection as would let a busy loop pull again
+            await consumer.instance.send_heartbeats()
+        assert pulled.items == expected
+
+
+async def test_a_queue_that_a_tool_cannot_read_to_its_end_is_an_error(tmp_path: Path) -> None:
+    """As at a slave without its master: what was read before is not the whole queue."""
+
+    def pull(connection: Connection, command: RemotingCommand) -> Reply:
+        header = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=0, min_offset=0, max_offset=0)
+        return command.response(ResponseCode.PULL_RETRY_IMMEDIATELY, header)
+
+    processors: dict[int, Processor] = {RequestCode.PULL_MESSAGE: pull}
+    for code, offset in ((RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 5)):
+        processors[code] = lambda _, command, offset=offset: command.response(0, OffsetResponseHeader(offset=offset))
+    async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
+        await running.scripted_broker("broker-a", "T", processors)
+        (queue,) = await consumer.queues("T")
+        with pytest.raises(RemotingError, match="offset 0"):
+            _ = [message async for message in read_queue(consumer, queue)]
+
+
+@pytest.mark.parametrize("broker", ["Apache's", "Rucola's"])
+async def test_a_key_query_ends_with_an_error_if_its_page_is_repeated(tmp_path: Path, broker: str) -> None:
+    page = b"".join(record(number, b"x", keys="k") for number in range(PAGE))
+    names = ("index_begin_timestamp", "index_end_timestamp") if broker == "Rucola's" else ()
+    header = QueryMessageResponseHeader(
+        index_last_update_timestamp=0, index_last_update_phyoffset=0, **dict.fromkeys(names, 1)
+    )
+
+    def query(connection: Connection, command: RemotingCommand) -> Reply:
+        return command.response(ResponseCode.SUCCESS, header, page)
+
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        server = await running.scripted_broker("broker-a", "T", {RequestCode.QUERY_MESSAGE: query})
+        result = await asyncio.wait_for(admin.messages.query_by_key("T", "k", max_count=10 * PAGE), 20)
+        assert isinstance(result.failures[f"{HOST}:{server.port}"], RemoteProtocolError)
+        assert len(result.messages) == PAGE
+
+
+async def test_a_send_that_every_broker_hands_over_is_not_repeated_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two brokers that send it to each other: such attempts do not count as retries."""
+    monkeypatch.setattr(sender, "RETRY_PAUSE_MS", 3_600_000)
+
+    def refuse(connection: Connection, command: RemotingCommand) -> Reply:
+        return command.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"{SWITCHOVER} to the other")
+
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        for name in ("broker-a", "broker-b"):
+            await running.scripted_broker(name, "T", {RequestCode.SEND_MESSAGE_V2: refuse})
+        with pytest.raises(SendFailed) as raised:
+            await producer.send(Message("T", b"x"), timeout_ms=500)
+        # One at each broker at once; the pause lasts until the deadline, after which a last one may fit.
+        attempts = [queue for queue, _ in raised.value.attempts]
+        assert len(set(attempts[:2])) == 2
+        assert len(attempts) <= 3
+
+
+@pytest.mark.parametrize("query", ["max_offset", "search_offset", "min_offset"])
+async def test_an_offset_below_0_is_refused(tmp_path: Path, query: str) -> None:
+    answered = [-2]
+
+    def offset(connection: Connection, command: RemotingCommand) -> Reply:
+        return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=answered[0]))
+
+    codes = (RequestCode.GET_MAX_OFFSET, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MIN_OFFSET)
+    async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:
+        await running.scripted_broker("broker-a", "T", dict.fromkeys(codes, offset))
+        (queue,) = await consumer.queues("T")
+        asked = getattr(consumer, query), *((queue, 1) if query == "search_offset" else (queue,))
+        with pytest.raises(RemoteProtocolError, match="-2"):
+            await asked[0](*asked[1:])
+        answered[0] = -1
+        if query == "min_offset":  # as Apache's broker says it of a queue without a file
+            assert await consumer.min_offset(queue) == 0
+
+
+async def test_a_flood_of_notifications_rebalances_only_so_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignment, "REQUEST_PAUSE_MS", 3_600_000)
+    async with consumed(tmp_path, lambda offset, _: (NOT_FOUND, offset + 1, b"")) as (_, consumer):
+        rebalanced = asyncio.ensure_future(consumer.rebalanced())
+        await asyncio.sleep(0)
+        consumer.members_changed()
+        await asyncio.wait_for(rebalanced, 20)  # the first follows at once
+        again = asyncio.ensure_future(consumer.rebalanced())
+        for _ in range(20):
+            consumer.members_changed()
+            await consumer.instance.send_heartbeats()
+        assert not again.done()
+        again.cancel()
 
 
 # Routes.

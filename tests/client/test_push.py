@@ -463,9 +463,9 @@ async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
         async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
             consumer.listen(lambda message: None)
             await producer.send(Message("T", b"x"))
-        # The broker is in this loop, too, and still writes what it has learnt of the group.
-        left = [task.get_coro() for task in asyncio.all_tasks() - before]
-        assert [each for each in left if "/broker/" not in each.cr_code.co_filename] == []
+        # The broker is in this loop, too, and still writes what it has learnt of the group, in threads.
+        left = [task.get_coro().cr_code.co_filename for task in asyncio.all_tasks() - before]
+        assert [file for file in left if "/broker/" not in file and not file.endswith("asyncio/threads.py")] == []
 
 
 @pytest.mark.parametrize(

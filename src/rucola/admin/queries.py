@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.requests import AdminRequests, addresses_of
 from rucola.admin.topics import TopicAdmin
-from rucola.errors import BrokerError, ConfigError, MQError
+from rucola.errors import BrokerError, ConfigError, MQError, RemoteProtocolError
 from rucola.message import MessageExt
 from rucola.message.properties import KEY_SEPARATOR
 from rucola.message.record import decode_many
@@ -132,10 +132,15 @@ class KeyQuery:
                 yield fresh[physical_offset]
             if len(page) < limit:
                 return
+            oldest_offset = min(message.physical_offset for message in page)
+            oldest_ms = min(message.store_timestamp for message in page)
+            # Apache's index has seconds, so a message may be up to one younger than requested.
+            if oldest_ms >= end_ms + 1000 if index_range is None else oldest_offset >= before:
+                raise RemoteProtocolError(f"{address} returned the same page of messages with key {self._key} again")
             if index_range is not None:  # a Rucola broker: continue before the oldest record
-                before = min(message.physical_offset for message in page)
+                before = oldest_offset
                 continue
-            end_ms = min(message.store_timestamp for message in page)
+            end_ms = oldest_ms
             if not fresh:  # one second fills the whole page: skip it
                 self.incomplete_seconds.setdefault(address, []).append(end_ms // 1000 * 1000)
                 end_ms -= 1000
@@ -221,7 +226,8 @@ class MessageIndexes:
             try:
                 config = await self._brokers.config(address)
                 limit = int(config.get("maxMsgsNumBatch", PAGE))
-                self._page_limits[address] = limit, min(limit, int(config.get("defaultQueryMaxNum", UNIQUE_KEY_PAGE)))
+                unique_limit = min(limit, int(config.get("defaultQueryMaxNum", UNIQUE_KEY_PAGE)))
+                self._page_limits[address] = max(1, limit), max(1, unique_limit)
             except (BrokerError, ValueError):
                 self._page_limits[address] = PAGE, UNIQUE_KEY_PAGE
         return self._page_limits[address][unique]

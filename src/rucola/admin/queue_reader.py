@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullConsumer, PullStatus
+from rucola.errors import RemotingError
 from rucola.message import MessageExt
 from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
@@ -38,6 +39,10 @@ async def read_queue(
                 if begin_ms is None or message.store_timestamp >= begin_ms:
                     yield message
         if result.next_begin_offset <= offset:
+            if result.status is PullStatus.NO_MATCHED_MSG:
+                raise RemotingError(
+                    f"{queue} cannot be read at offset {offset} now: its broker wants the pull repeated"
+                )
             return
         offset = result.next_begin_offset
 

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 REBALANCE_INTERVAL_MS = 20_000
 UNBALANCED_PAUSE_MS = 500
 """The pause after an incomplete rebalance; it doubles with each further one, up to the interval."""
+REQUEST_PAUSE_MS = 100
+"""The least time between two rebalances that brokers request by notifications."""
 RELOCK_PAUSE_MS = 1000
 """How long to wait before the lock of an assigned queue is requested again."""
 BROKER_WAIT_MS = 2000
@@ -169,6 +171,7 @@ class Assignment:
                 pause_ms = min(2 * pause_ms, REBALANCE_INTERVAL_MS)
             self._requested.clear()
             is_complete = await self._rebalance()
+            await asyncio.sleep(REQUEST_PAUSE_MS / 1000)
 
     async def _rebalance(self) -> bool:
         """Rebalance all topics; return whether this was complete.

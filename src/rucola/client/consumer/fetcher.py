@@ -6,6 +6,7 @@ Each task repeats:
 2. Pull from `next_offset` on. The broker holds the request until a message arrives, at most `SUSPEND_MS`.
 3. If the offset is outside the queue, reset the assigned queue to the nearest offset inside.
 4. Add the messages to the process queue, and those that are new to the ready queue.
+5. Pause if the broker neither held the pull nor moved its offset: it may be a slave that waits for its master.
 
 Corresponds to `PullMessageService` and `DefaultMQPushConsumerImpl.pullMessage` of Apache RocketMQ 4.9.8. Deliberate
 difference: an illegal offset is corrected immediately, not after 10 s.
@@ -34,8 +35,13 @@ SUSPEND_MS = 15_000
 """How long a broker may hold a pull."""
 PULL_ERROR_PAUSE_MS = 1000
 """How long a task pauses after a failed pull."""
+CORRECTION_INTERVAL_MS = 10_000
+"""A second correction of the offset within this time is followed by the pause of a failed pull."""
 FLOW_CONTROL_PAUSE_MS = 20
-"""How long a task pauses after a broker rejected a pull because it is busy."""
+"""How long a task pauses after a broker rejected a pull because it is busy.
+
+Also the least time of the second of several pulls in sequence that change nothing; it doubles with each further one.
+"""
 
 
 class Fetcher:
@@ -98,30 +104,37 @@ class Fetcher:
     async def _fetch(self, assigned: AssignedQueue) -> None:
         """Pull the queue until its topic is not subscribed any more."""
         topic = assigned.queue.topic
-        is_corrected = False
+        corrected_ms = -float("inf")
+        least_ms = 0.0
+        """The least time of a pull that changes nothing."""
         while (subscription := self._context.subscriptions.get(topic)) is not None:
             await self._running.wait()
             if not assigned.process_queue.has_capacity:
                 assigned.capacity.clear()
                 await assigned.capacity.wait()
                 continue
+            begin_ms, offset = precise_monotonic_ms(), assigned.process_queue.next_offset
             result = await self._pull(assigned, subscription)
             if result is None:
                 continue
             await self._running.wait()
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 await self._correct_offset(assigned, result)
-                if is_corrected:  # a broker that contradicts itself must not cause a busy loop
+                if begin_ms < corrected_ms + CORRECTION_INTERVAL_MS:  # the broker contradicts itself
                     await asyncio.sleep(PULL_ERROR_PAUSE_MS / 1000)
-                is_corrected = True
+                corrected_ms = precise_monotonic_ms()
                 continue
-            is_corrected = False
             # A reset replaces the process queue only after it has cancelled this task, so it is still the pulled one.
             messages = assigned.process_queue.put(result.messages, result.next_begin_offset)
             if topic == self._retry_topic:
                 for message in messages:
                     restore_topic(message)
             self._ready_queue.put(assigned, messages)
+            if assigned.process_queue.next_offset > offset:
+                least_ms = 0.0
+            else:
+                await asyncio.sleep((begin_ms + least_ms - precise_monotonic_ms()) / 1000)
+                least_ms = min(2 * least_ms or FLOW_CONTROL_PAUSE_MS, PULL_ERROR_PAUSE_MS)
 
     async def _pull(self, assigned: AssignedQueue, subscription: SubscriptionData) -> PullResult | None:
         """Pull once; return None after a failure and the pause that follows it."""

@@ -157,7 +157,7 @@ class PullConsumer(GroupClient):
 
         With `suspend_ms` a broker without a matching message holds the request for up to that time. With
         `commit_offset` the request commits the group's offset as well. BrokerError, RemotingConnectError,
-        RemotingTimeout.
+        RemotingTimeout; RemoteProtocolError for offsets that no queue has, which would otherwise be pulled for ever.
         """
         wanted = _subscription_of(queue.topic, subscription)
         result = await self.pull_records(
@@ -165,6 +165,8 @@ class PullConsumer(GroupClient):
         )
         messages, is_whole = _decode(result.records, queue, max_count)
         next_offset = result.next_begin_offset if is_whole else messages[-1].queue_offset + 1
+        if next_offset < result.next_begin_offset:
+            _check_next_offset(result.status, next_offset, queue, queue_offset)
         return PullResult(
             result.status, next_offset, result.min_offset, result.max_offset, _with_subscribed_tags(messages, wanted)
         )
@@ -219,6 +221,7 @@ class PullConsumer(GroupClient):
         if status is None:
             raise BrokerError(response.code, response.remark, address)
         response_header = response.decode_header(PullMessageResponseHeader)
+        _check_next_offset(status, response_header.next_begin_offset, queue, queue_offset)
         self._suggested_broker_ids[queue] = response_header.suggest_which_broker_id
         records = response.body if status is PullStatus.FOUND else b""
         return PulledRecords(
@@ -227,7 +230,8 @@ class PullConsumer(GroupClient):
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the queue offset of the oldest message."""
-        return await self._offset(RequestCode.GET_MIN_OFFSET, queue, _queue_header(queue))
+        # Apache's broker answers -1 for a queue without a file.
+        return await self._offset(RequestCode.GET_MIN_OFFSET, queue, _queue_header(queue), absent=-1)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Return the queue offset that the next message will have."""
@@ -274,8 +278,12 @@ class PullConsumer(GroupClient):
             raise BrokerError(response.code, response.remark, "the name server")
         return response
 
-    async def _offset(self, code: RequestCode, queue: MessageQueue, header: Header) -> int:
-        return (await self._request(code, queue, header)).decode_header(OffsetResponseHeader).offset
+    async def _offset(self, code: RequestCode, queue: MessageQueue, header: Header, *, absent: int = 0) -> int:
+        """Return the offset of a response, 0 for `absent`. RemoteProtocolError for another negative one."""
+        offset = (await self._request(code, queue, header)).decode_header(OffsetResponseHeader).offset
+        if offset < absent:
+            raise RemoteProtocolError(f"broker {queue.broker_name} answered {code.name} of {queue} with {offset}")
+        return max(0, offset)
 
     async def _request(
         self, code: RequestCode, queue: MessageQueue, header: Header, *, or_slave: bool = False
@@ -306,6 +314,18 @@ class PullConsumer(GroupClient):
 
 def _queue_header(queue: MessageQueue) -> QueueRequestHeader:
     return QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+
+
+def _check_next_offset(status: PullStatus, next_offset: int, queue: MessageQueue, queue_offset: int) -> None:
+    """Raise RemoteProtocolError for a next offset that would repeat a pull: only an illegal one is moved backward."""
+    if status is PullStatus.FOUND:
+        least = queue_offset + 1
+    else:
+        least = 0 if status is PullStatus.OFFSET_ILLEGAL else queue_offset
+    if next_offset < least:
+        raise RemoteProtocolError(
+            f"a pull from {queue} at offset {queue_offset} returned {status.name} with the next offset {next_offset}"
+        )
 
 
 def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[MessageExt], bool]:

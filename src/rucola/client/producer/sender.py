@@ -250,34 +250,35 @@ class Sender:
     async def _before_retry(self, topic: str, failed: list[FailedAttempt], deadline: Deadline) -> None:
         """Raise SendFailed if no time or retry is left, else prepare the next attempt.
 
-        1. If another broker has the topic, the next attempt follows immediately.
+        1. If a broker that has not failed yet has the topic, the next attempt follows immediately.
         2. Else wait for the refreshed route, within a share of the remaining time: the broker may have a new address,
            or another broker may have the topic now.
-        3. If the same broker remains the only one, pause before the next attempt.
+        3. If all brokers have failed, pause before the next attempt.
         """
-        failed_queue, error = failed[-1]
+        _, error = failed[-1]
         self.in_flight.check_open()
         count = _counted(failed)
         is_exhausted = count > self._options.retry_times or len(failed) - count > MAX_SWITCHOVER_ATTEMPTS
         if is_exhausted or not deadline.left_ms:
             raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
         # Step 1.
-        if self._has_other_broker(topic, failed_queue.broker_name):
+        if self._has_other_broker(topic, failed):
             return
         # Step 2. The lookup in the background has begun with the failure, and is joined.
         if may_have_moved(error):
             with suppress(MQError):
                 retries_left = self._options.retry_times - count + 1
                 await self._instance.routes.refresh(topic, deadline.share(retries_left + 1).left_ms)
-            if self._has_other_broker(topic, failed_queue.broker_name):
+            if self._has_other_broker(topic, failed):
                 return
         # Step 3.
         await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * max(1, count)) / 1000)
 
-    def _has_other_broker(self, topic: str, broker_name: str) -> bool:
-        """Return whether another broker than this one has a write queue of the topic."""
+    def _has_other_broker(self, topic: str, failed: list[FailedAttempt]) -> bool:
+        """Return whether another broker than those of the failed attempts has a write queue of the topic."""
         route = self._instance.routes.known(topic)
-        return route is not None and any(queue.broker_name != broker_name for queue in route.write_queues)
+        names = {queue.broker_name for queue, _ in failed}
+        return route is not None and any(queue.broker_name not in names for queue in route.write_queues)
 
 
 def is_switchover(error: RemotingError) -> bool:
