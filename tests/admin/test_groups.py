@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,13 @@ from rucola.message import Message
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.group import QueryCorrectionOffsetBody, QueryCorrectionOffsetRequestHeader, encode_offset_table
+from rucola.protocol.group import (
+    QueryCorrectionOffsetBody,
+    QueryCorrectionOffsetRequestHeader,
+    ResetOffsetRequestHeader,
+    decode_offset_table,
+    encode_offset_table,
+)
 from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor, Reply
@@ -118,8 +125,15 @@ async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:
         again = (await scene.consumed.reach(20))[10:]
         assert sorted(message.body for message in again) == sorted(message.body for message in first)
 
-        result = await scene.admin.offsets.reset_by_time("T", "c", LATEST)
-        assert set(result.offsets.values()) == {5}
+        in_a_day = time.time_ns() // 1_000_000 + 86_400_000
+        for end in (LATEST, in_a_day):
+            result = await scene.admin.offsets.reset_by_time("T", "c", end)
+            assert set(result.offsets.values()) == {5}
+        # As mqadmin asks for a time to come.
+        header = ResetOffsetRequestHeader(topic="T", group="c", timestamp=in_a_day, is_force="true")
+        request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        answer = await scene.running.remoting.invoke_ok(scene.broker.address, request)
+        assert set(decode_offset_table(answer.body).values()) == {5}
         async with Producer("p", scene.running.namesrv) as producer:
             await producer.send(Message("T", b"next"))
         assert (await scene.consumed.reach(21))[-1].body == b"next"

@@ -78,6 +78,9 @@ def test_offsets_of_an_offline_group_are_reset(cluster: GoldenCluster) -> None:
     message = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 20")[0]
     cluster.done(f"resetOffsetByTime -g G_g_tag -t GA -s {message['storeTimestamp']} --yes")
     assert all(0 < place < 34 for place in places())
+    cluster.done("resetOffsetByTime -g G_g_tag -t GA -s now --yes")
+    assert cluster.json("consumerProgress -g G_g_tag -t GA")["diffTotal"] == 0
+    cluster.done("resetOffsetByTime -g G_g_tag -t GA -s 0 --yes")
     skipped = cluster.admin("skipAccumulatedMessage -g G_g_tag -t GA --yes")
     assert "no clients" in skipped.stderr
     assert cluster.json("consumerProgress -g G_g_tag -t GA")["diffTotal"] == 0

@@ -6,6 +6,7 @@ members (CONSUMER_NOT_ONLINE); the offsets are then computed here and committed 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -129,12 +130,15 @@ class OffsetAdmin:
     async def reset_by_time(
         self, topic: str, group: str, timestamp_ms: int, *, force: bool = True, cpp: bool = False
     ) -> ResetResult:
-        """Reset the group to a store time, or with LATEST to the queue ends.
+        """Reset the group to a store time, or with LATEST or a time that is not past to the queue ends.
 
         `timestamp_ms` is in milliseconds since 1970. Without `force`, no consumer offset increases. `cpp` makes
         Apache's brokers use the encoding of C++ clients; Rucola's brokers know the language of each member.
         ConfigError if the group has no committed offsets on the topic.
         """
+        # At a time after the last message brokers would find that message.
+        if timestamp_ms >= time.time_ns() // 1_000_000:
+            timestamp_ms = LATEST
         header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp_ms, is_force=str(force).lower())
         language = LanguageCode.CPP.name if cpp else None
 

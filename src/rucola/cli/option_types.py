@@ -48,7 +48,7 @@ def parse_time(text: str) -> int:
 class TimeType(click.ParamType[int]):
     """A time in any format of `parse_time`, as milliseconds since 1970.
 
-    With `latest`, -1 is the end.
+    With `latest`, now and -1 are the end (-1).
     """
 
     name = "time"
@@ -59,7 +59,7 @@ class TimeType(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        if self._latest and value.strip() == "-1":
+        if self._latest and value.strip() in ("-1", "now"):
             return -1
         try:
             return parse_time(value)

@@ -33,7 +33,7 @@ force_option = click.option(
 @topic_option
 @click.option(
     "-s", "--timestamp", "timestamp_ms", type=TimeType(latest=True), required=True,
-    help="Time to reset to: 2013-01-01T05:15:00, milliseconds since 1970, now, or -1 for the end.",
+    help="Time to reset to: 2013-01-01T05:15:00, milliseconds since 1970; now or -1 for the end.",
 )  # fmt: skip
 @force_option
 @click.option("-c", "--cplus", "cpp", is_flag=True, help="For C++ clients of Apache's brokers.")
