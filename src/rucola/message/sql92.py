@@ -23,7 +23,7 @@ expression is TRUE, not if it is NULL. Operands are compared as follows:
     a string with a number      as a number of that type: an int (up to 2^31), a long, a double
     a string with a boolean     TRUE if it is `true` in any case
     NULL                        `a = 5` and `a > 5` are NULL, `5 = a` is FALSE, `a = b` is TRUE if both are missing
-    a string that does not parse as that type, and TRUE = a string     the whole expression matches nothing
+    a string that does not parse as that type                          the whole expression matches nothing
 
 `compile` rejects expressions that cannot have a value: text or booleans with an ordering operator, `= NULL`, an empty
 range, a malformed number, and 0.0, which is below the least double that Apache accepts.
@@ -33,7 +33,8 @@ threads. Importing this module imports the grammar library, so import it only wh
 
 Counterpart of `SelectorParser`, `ComparisonExpression`, `UnaryExpression` and `ConstantExpression` of Apache RocketMQ
 4.9.8. Deliberate differences: text after a complete expression is rejected, while Apache ignores it (its `a LIKE 'x%'`
-means `a` and matches nothing); and an expression that exceeds the limits below is rejected.
+means `a` and matches nothing); an expression that exceeds the limits below is rejected; and `TRUE = a` compares as
+`a = TRUE` does, while Apache fails to convert the TRUE and matches nothing.
 """
 
 from __future__ import annotations
@@ -458,7 +459,7 @@ def _converters(left: _Type, right: _Type) -> tuple[_Convert, _Convert]:
     if left is _Type.TEXT:
         return _READ[right], _SAME[right]
     if right is _Type.TEXT:
-        return _SAME[left] if left is not _Type.BOOLEAN else _refuse, _READ[left]
+        return _SAME[left], _READ[left]
     if _Type.BOOLEAN in (left, right):
         return _never, _as_it_is
     return (_rank, _rank) if _Type.DOUBLE in (left, right) else (_as_it_is, _as_it_is)
@@ -471,10 +472,6 @@ def _as_it_is(value: Any) -> Any:
 def _never(value: object) -> object:
     """Return an object that equals no other."""
     return object()
-
-
-def _refuse(value: object) -> object:
-    raise _NoValueError
 
 
 # No text can be matched in two ways, so that a long one which is not a number is refused in linear time.

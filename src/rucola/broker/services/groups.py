@@ -112,8 +112,8 @@ class GroupService:
         if request.queue_id is not None and request.offset is not None:
             return {self._queue(request.topic, request.queue_id): request.offset}
         offsets: dict[MessageQueue, int] = {}
-        # The offset at the requested time, or the end of the queue: also for a time to come, at which the store would find
-        # the last message. Without force, the offset may only move back: the group must not skip messages that it has not
+        # The offset at the requested time; the end of the queue for a time to come, at which the store would find the
+        # last message. Without force, the offset may only move back: the group must not skip messages that it has not
         # consumed.
         is_latest = request.timestamp == LATEST or request.timestamp > self._state.clock()
         for queue_id in range(topic.write_queue_nums):
