@@ -12,7 +12,15 @@ import pytest
 
 from rucola.admin import LATEST, AdminClient, TrackType
 from rucola.broker.broker import Broker
-from rucola.client import ConsumeFromWhere, MessageExt, Producer, PullConsumer, PushConsumer, ReconsumeLater
+from rucola.client import (
+    ConsumeFromWhere,
+    MessageExt,
+    MessageModel,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReconsumeLater,
+)
 from rucola.errors import BrokerError, ConfigError
 from rucola.message import Message
 from rucola.protocol.body import decode_body
@@ -112,6 +120,21 @@ async def test_running_info_describes_a_consumer(tmp_path: Path) -> None:
             await scene.admin.groups.running_info("c", "another")
         with pytest.raises(BrokerError, match="No Any Consumer online"):
             await scene.admin.offsets.by_client("T", "nobody")
+
+
+async def test_a_broadcasting_group_has_no_backlog(tmp_path: Path) -> None:
+    """Its members keep their offsets themselves, so that the broker has none to compare."""
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        await running.create_topic(await running.start_broker(), "T")
+        member = PushConsumer(
+            "b", running.namesrv, message_model=MessageModel.BROADCASTING, offsets_root=tmp_path / "offsets"
+        )
+        member.subscribe("T")
+        async with member, Producer("p", running.namesrv) as producer:
+            await producer.send_many(Message("T", b"x") for _ in range(8))
+            (group,) = (await admin.traffic.of_topic("T")).groups
+            assert (group.consumer_group, group.accumulation) == ("b", 0)
+            assert (await admin.groups.consume_stats("b", "T")).offset_table == {}
 
 
 async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Consume statistics: how far groups have consumed, their backlogs, and the times of their messages.
 
-Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8.
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a broadcasting group has
+no backlog; Apache counts every message of its topics.
 """
 
 from __future__ import annotations
@@ -73,8 +74,12 @@ class ConsumeStatsService:
     ) -> Generator[None, None, ConsumeStats | None]:
         """Return a group's offsets on a topic.
 
-        None if the topic is deleted, or the clients do not subscribe to it.
+        None if the topic is deleted, or the clients do not subscribe to it, or each consumes all of it: the members of
+        a broadcasting group keep offsets of their own, so the broker knows no backlog.
         """
+        members = self._state.clients.consumers.get(group)
+        if members is not None and members.message_model == "BROADCASTING":
+            return None
         config = self._state.topics.get(topic)
         if config is None or not is_subscribed(self._state, group, topic) or (only_ordered and not config.order):
             return None
