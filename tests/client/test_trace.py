@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,8 +19,9 @@ from rucola.client import (
     PullConsumer,
     PushConsumer,
     TransactionProducer,
+    trace,
 )
-from rucola.client.trace import MAX_PENDING, MessageTrace
+from rucola.client.trace import MAX_COLLECTED, MessageTrace
 from rucola.errors import TopicNotFound
 from rucola.message import MessageExt
 from rucola.protocol.trace import ConsumeReturnType, MessageType, Pub, decode
@@ -178,17 +180,52 @@ async def test_a_broker_without_tracing_gets_no_traces(tmp_path: Path) -> None:
         assert await scene.written() == []
 
 
-async def test_traces_beyond_the_buffer_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_burst_is_traced_completely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    count, consumed = 1500, Tally[int]()
     async with traced_cluster(tmp_path) as scene:
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
-            messages = [Message("T", b"x", keys=f"key-{number}") for number in range(MAX_PENDING + 2)]
-            assert len(await producer.send_batch(messages)) == MAX_PENDING + 2
+            await producer.send_batch([Message("T", b"x", keys=f"key-{number}") for number in range(count)])
+        consumer = consumer_of(scene.running, trace=scene.trace, pull_batch_size=count)
+        consumer.listen_to_batches(lambda messages: [consumed.add(1) for _ in messages], 500)
+        async with consumer:
+            await consumed.reach(count)
+        await scene.trace.flush()
+        entries = [entry for message in await scene.written() for entry in decode(message.body.decode())]
+        assert Counter(type(entry).__name__ for entry in entries) == {
+            "Pub": count, "SubBefore": count, "SubAfter": count
+        }  # fmt: skip
+        assert "dropped" not in caplog.text
+
+
+async def test_a_trace_that_is_not_open_says_so_and_sends_when_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with traced_cluster(tmp_path) as scene:
+        unopened = MessageTrace(scene.running.namesrv)
+        async with Producer("p", scene.running.namesrv, trace=unopened) as producer:
+            for _ in range(2):
+                await producer.send(Message("T", b"x"))
+        assert [record.levelname for record in caplog.records if record.name == "rucola.client.trace"] == ["WARNING"]
+        assert await scene.written() == []
+        async with unopened:
+            pass
+        assert len([entry for message in await scene.written() for entry in decode(message.body.decode())]) == 2
+
+
+async def test_traces_beyond_the_buffer_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "MAX_UNSENT", 2 * MAX_COLLECTED)
+    async with traced_cluster(tmp_path) as scene:
+        async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
+            messages = [Message("T", b"x", keys=f"key-{number}") for number in range(2 * MAX_COLLECTED + 2)]
+            assert len(await producer.send_batch(messages)) == 2 * MAX_COLLECTED + 2
         await scene.trace.flush()
         written = await scene.written()
         assert len(written) > 1, "one message does not hold so many"
         entries = [entry for message in written for entry in decode(message.body.decode())]
         assert [entry.keys for entry in entries if isinstance(entry, Pub)].count("key-0") == 1
-        assert len(entries) == MAX_PENDING
+        assert len(entries) == 2 * MAX_COLLECTED
         assert "2 entries of the message trace were dropped" in caplog.text
 
 

@@ -39,14 +39,19 @@ class BackgroundTasks:
         """Return whether `task` was started here and is still running."""
         return task in self._tasks
 
+    async def wait(self, timeout_ms: float) -> None:
+        """Wait until the tasks that run now have ended, at most `timeout_ms`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_ms / 1000)
+
     async def close(self, grace_ms: float = 0) -> None:
         """End all tasks: cancel those that still run after `grace_ms`, and wait.
 
         A task that is still running `CANCEL_TIMEOUT_MS` after its cancellation is logged and abandoned.
         """
         # 1. The grace period. `asyncio.wait` cancels nothing and raises nothing.
-        if grace_ms and self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace_ms / 1000)
+        if grace_ms:
+            await self.wait(grace_ms)
         # 2. Cancel. The copy is needed because a task that ends removes itself.
         tasks = set(self._tasks)
         for task in tasks:

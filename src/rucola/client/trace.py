@@ -7,10 +7,10 @@ One MessageTrace serves any number of producers and consumers:
 
 1. Producers and consumers call it for every stored message, every transaction that ended, and the begin and end of
    every delivery to a listener.
-2. It collects entries for `COLLECT_MS` and sends them, encoded as in `rucola.protocol.trace`, to
-   `RMQ_SYS_TRACE_TOPIC`, with the ids and keys of the traced messages as keys. A broker creates that topic if its
-   `traceTopicEnable` is true, or on demand.
-3. Tracing never delays or fails a traced message: beyond `MAX_PENDING` entries new ones are dropped, and so are entries
+2. It collects entries for `COLLECT_MS`, at most `MAX_COLLECTED`, and sends them, encoded as in
+   `rucola.protocol.trace`, to `RMQ_SYS_TRACE_TOPIC`, with the ids and keys of the traced messages as keys. A broker
+   creates that topic if its `traceTopicEnable` is true, or on demand.
+3. Tracing never delays or fails a traced message: beyond `MAX_UNSENT` entries new ones are dropped, and so are entries
    that cannot be sent; both are logged.
 
 Messages with the property TRACE_ON=false, and messages sent to a broker with `traceOn=false`, are not traced.
@@ -58,8 +58,11 @@ logger = logging.getLogger(__name__)
 COLLECT_MS = 500
 """How long entries are collected before they are sent together, from the first one on."""
 
-MAX_PENDING = 2048
-"""The most entries that wait to be sent."""
+MAX_COLLECTED = 1024
+"""The number of collected entries that are sent at once."""
+
+MAX_UNSENT = 16_384
+"""The most entries that are collected or being sent, a few hundred bytes each."""
 
 MAX_TEXT_SIZE = 118_000
 """The most characters of entries in one message."""
@@ -79,7 +82,10 @@ _numbers = itertools.count(1)
 
 
 class MessageTrace(Lifecycle):
-    """A message trace. `async with` opens and closes it; closing sends the remaining entries."""
+    """A message trace. `async with` opens and closes it; closing sends the remaining entries.
+
+    It belongs to the event loop of its producers and consumers. Entries from before the opening are sent after it.
+    """
 
     def __init__(
         self,
@@ -92,24 +98,31 @@ class MessageTrace(Lifecycle):
         self.topic = topic
         self._producer = Producer(f"{GROUP_PREFIX}-{next(_numbers)}", namesrv, **options)
         self._background = BackgroundTasks()
+        self._sends = BackgroundTasks()
         self._pending: list[tuple[str, tuple[str, ...]]] = []
         """The encoded entries that wait to be sent, each with the message's id and keys."""
         self._has_pending = asyncio.Event()
+        self._sending_count = 0
+        """The number of entries that are being sent."""
         self._dropped_count = 0
-        self._outages = Outages(logger)
         """The number of entries dropped since the last flush."""
+        self._has_warned = False
+        """Whether it was logged that the trace is not open."""
+        self._outages = Outages(logger)
 
     @property
     def _title(self) -> str:
         return f"message trace to {self.topic}"
 
     async def _start(self) -> None:
-        self._has_pending = asyncio.Event()
+        self._has_pending, self._has_warned = asyncio.Event(), False
+        if self._pending:
+            self._has_pending.set()
         await self._producer.open()
         self._background.start(self._send_loop(), "message trace")
 
     async def _stop(self) -> None:
-        await run_close_steps(self._background.close, self.flush, self._producer.close)
+        await run_close_steps(self._background.close, self.flush, self._sends.close, self._producer.close)
 
     # Hooks of producers and consumers.
 
@@ -211,32 +224,56 @@ class MessageTrace(Lifecycle):
     # Sending.
 
     def _add(self, trace: Trace) -> None:
-        if len(self._pending) >= MAX_PENDING:
+        if not self.is_open and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the message trace to %s is not open, so it sends nothing: open it before its producers and consumers, "
+                "as by `async with`",
+                self.topic,
+            )
+        if len(self._pending) + self._sending_count >= MAX_UNSENT:
             self._dropped_count += 1
             return
         keys = trace.keys.split(properties.KEY_SEPARATOR) if trace.keys else ()
         self._pending.append((encode(trace), (trace.msg_id, *keys)))
         self._has_pending.set()
+        if self.is_open and len(self._pending) >= MAX_COLLECTED:
+            self._send_collected()
 
     async def _send_loop(self) -> None:
         while True:
             await self._has_pending.wait()
             await asyncio.sleep(COLLECT_MS / 1000)
-            await self.flush()
+            self._send_collected()
 
     async def flush(self) -> None:
-        """Send the collected entries now."""
+        """Send the collected entries now, and wait for these and for those that are being sent."""
+        self._send_collected()
+        await self._sends.wait(SEND_TIMEOUT_MS)
+
+    def _send_collected(self) -> None:
+        self._sends.start(self._send_all(self._take()), f"message trace to {self.topic}")
+
+    def _take(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the collected entries, which count as being sent from now on."""
         self._has_pending.clear()
         pending, self._pending = self._pending, []
+        self._sending_count += len(pending)
         if self._dropped_count:
             logger.warning(
-                "%d entries of the message trace were dropped: more than %d were waiting",
+                "%d entries of the message trace were dropped: more than %d were not sent yet",
                 self._dropped_count,
-                MAX_PENDING,
+                MAX_UNSENT,
             )
             self._dropped_count = 0
-        # Concurrently, so that a hanging broker costs one timeout, not one for each message.
-        await asyncio.gather(*(self._send(message) for message in _messages(self.topic, pending)))
+        return pending
+
+    async def _send_all(self, entries: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        try:
+            # Concurrently, so that a hanging broker costs one timeout, not one for each message.
+            await asyncio.gather(*(self._send(message) for message in _messages(self.topic, entries)))
+        finally:
+            self._sending_count -= len(entries)
 
     async def _send(self, message: Message) -> None:
         try:
