@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from rucola.admin import LATEST, AdminClient, TrackType
 from rucola.broker.broker import Broker
+from rucola.cli.main import main
 from rucola.client import (
+    ClientInstance,
     ConsumeFromWhere,
     MessageExt,
     MessageModel,
@@ -120,6 +124,24 @@ async def test_running_info_describes_a_consumer(tmp_path: Path) -> None:
             await scene.admin.groups.running_info("c", "another")
         with pytest.raises(BrokerError, match="No Any Consumer online"):
             await scene.admin.offsets.by_client("T", "nobody")
+
+
+async def test_two_members_with_one_client_id_are_reported(tmp_path: Path) -> None:
+    async with cluster_with_consumer(tmp_path) as scene:
+        assert (await scene.admin.groups.consumer_connection("c")).shared_client_ids == {}
+        twin = PushConsumer("c", instance=ClientInstance(scene.running.namesrv, client_id=scene.client_id))
+        twin.subscribe("T")
+        twin.listen(scene.consume)
+        async with twin, twin.instance:
+            connection = await scene.admin.groups.consumer_connection("c")
+            addresses = [one.client_addr for one in connection.connection_set]
+            assert connection.shared_client_ids == {scene.client_id: addresses}
+            (finding,) = [one for one in await scene.admin.monitor.check_groups(0) if one.event == "CLIENTS"]
+            assert (finding.group, finding.details["clientId"]) == ("c", scene.client_id)
+            command = ["admin", "consumerStatus", "-n", scene.running.namesrv, "-g", "c", "--json"]
+            shown = await asyncio.to_thread(CliRunner().invoke, main, command)
+            assert (shown.exit_code, json.loads(shown.stdout)["sharedClientIds"]) == (1, {scene.client_id: addresses})
+            assert scene.client_id in shown.stderr
 
 
 async def test_a_broadcasting_group_has_no_backlog(tmp_path: Path) -> None:

@@ -119,6 +119,27 @@ async def test_a_client_that_reconnected_is_listed_once_while_its_old_connection
         await new.close()
 
 
+async def test_two_clients_with_one_id_are_logged_and_one_that_reconnected_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_scene() as scene:
+        first, second = Client(scene, "same", ["g"], []), Client(scene, "same", ["g"], [])
+        for scene.now_ms, client in enumerate((first, second, second, second)):
+            await client.beat()
+        assert scene.clients.consumers["g"].shared_ids == set()
+        assert caplog.messages == []
+        for scene.now_ms, client in enumerate((first, second, first), 10):
+            await client.beat()
+        assert scene.clients.consumers["g"].shared_ids == {"same"}
+        (line,) = caplog.messages
+        assert all(channel.peer in line for channel in scene.clients.consumers["g"].members)
+        await first.close()
+        await second.told.reach(2)
+        assert scene.clients.consumers["g"].shared_ids == set()
+        await second.close()
+        await scene.gone.reach(1)
+
+
 async def test_a_client_is_removed_with_its_dead_connection() -> None:
     async with running_scene() as scene:
         old, new = Client(scene, "same", ["g"], ["p"]), Client(scene, "same", ["g"], ["p"])

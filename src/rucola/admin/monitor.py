@@ -1,7 +1,7 @@
 """MonitorAdmin: one check of all consumer groups for problems that need an operator.
 
     UNDONE    the group's backlog on a topic, in total and of its longest queue, and the age of its next message
-    CLIENTS   members that do not answer, or whose subscriptions differ
+    CLIENTS   members that do not answer, whose subscriptions differ, or that have one client id
     FAILED    dead letters that were not re-driven
     DELETED   a member pulled an offset below the start of its queue and was moved (OFFSET_MOVED_EVENT)
 
@@ -84,6 +84,9 @@ class MonitorAdmin:
                 findings.append(Finding("CLIENTS", group, {"clientId": member.client_id, "problem": str(error)}))
             else:
                 subscriptions.add(frozenset((data.topic, data.sub_string) for data in info.subscription_set))
+        for client_id, addresses in connection.shared_client_ids.items():
+            problem = f"several clients have this id: {', '.join(addresses)}"
+            findings.append(Finding("CLIENTS", group, {"clientId": client_id, "problem": problem}))
         if len(subscriptions) > 1:
             findings.append(Finding("CLIENTS", group, {"problem": "its members subscribe differently"}))
         return findings

@@ -11,6 +11,9 @@ all Java clients are in CLIENT_INNER_PRODUCER; but of its users the one that reg
 comes first (`next_producer`). A client id belongs to the user that registered it first, for as long as its connection
 is in a producer group. Connections with the same client id are one client only if they are of the same user.
 
+A client that reconnects has two channels until the old connection closes. If heartbeats arrive over both in turn, they
+are two clients with one client id: each gets the same queues, and so all of their messages. That is logged.
+
 Corresponds to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
 Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and no
 member consumes the queues of its second entry until the dead connection expires.
@@ -18,6 +21,7 @@ member consumes the queues of its second entry until the dead connection expires
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +29,8 @@ from typing import Final, Protocol, TypeAlias
 
 from rucola.access import Caller
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+
+logger = logging.getLogger(__name__)
 
 _SLICE: Final = 32
 """Members of all groups together that are notified in one iteration of the event loop: 0.3 ms of work."""
@@ -94,6 +100,10 @@ class ConsumerGroup:
     message_model: str
     consume_from_where: str
     members: dict[ClientChannel, Member] = field(default_factory=dict)
+    channels: dict[str, list[ClientChannel]] = field(default_factory=dict)
+    """The channels of each client id."""
+    shared_ids: set[str] = field(default_factory=set)
+    """The client ids that several clients use at once."""
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     is_notifying: bool = False
     """Whether members are being notified, or the pause after that lasts."""
@@ -106,7 +116,38 @@ class ConsumerGroup:
 
         This holds even if a client reconnected and its old connection is still open.
         """
-        return list(dict.fromkeys(member.client_id for member in self.members.values()))
+        return list(self.channels)
+
+    def join(self, channel: ClientChannel, member: Member) -> bool:
+        """Add or refresh a member; return whether it is new."""
+        client_id, previous = member.client_id, self.members.get(channel)
+        if previous is None or previous.client_id != client_id:
+            self.leave(channel)
+            self.channels.setdefault(client_id, []).append(channel)
+        elif len(channels := self.channels[client_id]) > 1 and client_id not in self.shared_ids:
+            others = [one for one in channels if one is not channel]
+            if any(self.members[one].last_heartbeat_ms > previous.last_heartbeat_ms for one in others):
+                self.shared_ids.add(client_id)
+                logger.warning(
+                    "group %s: client id %s is that of several clients, at %s: each consumes the same queues, so that "
+                    "messages are delivered to all of them; give each an id or instance name of its own",
+                    self.name, client_id, ", ".join(one.peer for one in channels),
+                )  # fmt: skip
+        self.members[channel] = member
+        return previous is None
+
+    def leave(self, channel: ClientChannel) -> bool:
+        """Remove a member; return whether it was one."""
+        member = self.members.pop(channel, None)
+        if member is None:
+            return False
+        channels = self.channels[member.client_id]
+        channels.remove(channel)
+        if len(channels) < 2:
+            self.shared_ids.discard(member.client_id)
+        if not channels:
+            del self.channels[member.client_id]
+        return True
 
     def subscribe(self, subscriptions: list[SubscriptionData]) -> bool:
         """Replace the subscriptions with a heartbeat's, and return whether a topic was added or removed."""
@@ -262,8 +303,7 @@ class ClientRegistry:
                 consumer.message_model_name,
                 consumer.consume_from_where_name,
             )
-        is_new = channel not in group.members
-        group.members[channel] = member
+        is_new = group.join(channel, member)
         group.consume_type = consumer.consume_type_name
         group.message_model = consumer.message_model_name
         group.consume_from_where = consumer.consume_from_where_name
@@ -290,7 +330,7 @@ class ClientRegistry:
 
     def _leave_consumers(self, channel: ClientChannel, name: str) -> None:
         group = self.consumers.get(name)
-        if group is None or group.members.pop(channel, None) is None:
+        if group is None or not group.leave(channel):
             return
         self._forget(channel, 1, name)
         if not group.members:

@@ -74,6 +74,17 @@ class ConsumerConnection(Body, kw_only=True):
     # By topic.
     subscription_table: dict[str, SubscriptionData] = {}
 
+    @property
+    def shared_client_ids(self) -> dict[str, list[str]]:
+        """The addresses of each client id with several connections.
+
+        They belong to several clients, or to one that has just reconnected.
+        """
+        addresses: dict[str, list[str]] = {}
+        for one in self.connection_set:
+            addresses.setdefault(one.client_id, []).append(one.client_addr)
+        return {client_id: found for client_id, found in addresses.items() if len(found) > 1}
+
 
 class ProducerConnection(Body, kw_only=True):
     """The clients of a producer group."""

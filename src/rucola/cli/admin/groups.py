@@ -322,8 +322,8 @@ def consumer_status(
 ) -> None:
     """Show the running state of the clients of a consumer group.
 
-    Prints settings, subscriptions, assigned queues and rates. Checks that all clients have the same subscriptions, and
-    that no queue is assigned twice; otherwise the exit code is 1.
+    Prints settings, subscriptions, assigned queues and rates. Checks that all clients have the same subscriptions and
+    client ids of their own, and that no queue is assigned twice; otherwise the exit code is 1.
 
     \b
     Examples:
@@ -331,16 +331,17 @@ def consumer_status(
       rucola admin consumerStatus -g billing -i 10.0.0.7@4711 --json
     """
 
-    async def request(client: AdminClient) -> dict[str, ConsumerRunningInfo]:
+    async def request(client: AdminClient) -> tuple[dict[str, ConsumerRunningInfo], dict[str, list[str]]]:
         if client_id is not None:
-            return {client_id: await client.groups.running_info(group, client_id, jstack=jstack)}
+            return {client_id: await client.groups.running_info(group, client_id, jstack=jstack)}, {}
         connection = await client.groups.consumer_connection(group, address)
-        return {
+        infos = {
             one.client_id: await client.groups.running_info(group, one.client_id, jstack=jstack)
             for one in connection.connection_set
         }
+        return infos, connection.shared_client_ids
 
-    infos = call_admin(namesrv_addr, request)
+    infos, shared_ids = call_admin(namesrv_addr, request)
     # Clients of one group must subscribe alike, because brokers keep one subscription per group. A queue is assigned to
     # two clients for a moment during a rebalance, and permanently if they see different members.
     wanted = {frozenset((data.topic, data.sub_string) for data in info.subscription_set) for info in infos.values()}
@@ -351,6 +352,7 @@ def consumer_status(
             {
                 "sameSubscription": len(wanted) <= 1,
                 "queuesWithSeveralOwners": shared,
+                "sharedClientIds": shared_ids,
                 "clients": {name: _info_json(info) for name, info in infos.items()},
             }
         )
@@ -359,12 +361,18 @@ def consumer_status(
             _print_info(name, info)
         if client_id is None and len(wanted) <= 1:
             click.echo("Same subscription in the same group of consumer")
-            click.echo(f"Rebalance {'Failed' if shared else 'OK'}")
+            click.echo(f"Rebalance {'Failed' if shared or shared_ids else 'OK'}")
     if len(wanted) > 1:
         click.echo("WARN: Different subscription in the same group of consumer!!!", err=True)
     for queue in shared:
         click.echo(f"WARN: {queue} has several owners", err=True)
-    if len(wanted) > 1 or shared:
+    for name, addresses in shared_ids.items():
+        click.echo(
+            f"WARN: client id {printable(name)} is that of several clients, at {', '.join(addresses)}, which consume "
+            "the same queues; or one has reconnected, and its old connection disappears within two minutes",
+            err=True,
+        )
+    if len(wanted) > 1 or shared or shared_ids:
         sys.exit(1)
 
 
