@@ -38,8 +38,8 @@ class ClientService:
         """Add or refresh a client in its groups.
 
         `on_accepted` is called before members are notified, the client itself among them. Raises Refused, before any
-        change, for too many groups or topics. A group that would be one too many on this
-        broker is not created; its pulls are refused by that limit.
+        change, for too many groups or topics. A group that would be one too many on this broker is not created; its
+        pulls are refused by that limit.
         """
         self._state.limits.check_heartbeat(heartbeat, self._state.clients.other_groups(channel, heartbeat))
         now_ms = self._state.clock()

@@ -114,6 +114,7 @@ class Assignment:
         self._revoking.clear()
         if self._locks is not None:
             await self._locks.unlock_all()
+        self._rebalanced.set()
         self._requested, self._rebalanced = asyncio.Event(), asyncio.Event()
 
     async def commit(self) -> None:
@@ -132,7 +133,7 @@ class Assignment:
         self._requested.set()
 
     async def rebalanced(self) -> None:
-        """Wait until the next rebalance ends."""
+        """Wait until the next rebalance ends, or the consumer is closed."""
         await self._rebalanced.wait()
 
     def held_by_topic(self) -> dict[str, tuple[int, int]]:
