@@ -5,6 +5,7 @@ of its topic in one signed byte; a group has at most 255.
 
     %RETRY%group   retry topic: messages that the group failed to consume and will consume again
     %DLQ%group     dead letter topic: messages that the group failed to consume too often
+    %LMQ%name      light message queue (enableLmq): messages of other topics that name it, and no messages of its own
 
 Counterpart of org.apache.rocketmq.common.topic.TopicValidator, MixAll and org.apache.rocketmq.client.Validators.
 """
@@ -33,6 +34,7 @@ OFFSET_MOVED_EVENT: Final = "OFFSET_MOVED_EVENT"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
+LMQ_PREFIX: Final = "%LMQ%"
 REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
 
 SYSTEM_TOPICS: Final = frozenset(

@@ -8,7 +8,7 @@ A file is an array of units of 20 bytes, 300,000 of them by default; unit k is m
            0      8  physicalOffset of the record
            8      4  size of the record
           12      8  tagsCode: String.hashCode of the tag, 0 without one; in SCHEDULE_TOPIC_XXXX the time at which
-                     the message is due, in milliseconds
+                     the message is due, in milliseconds; below -2^31 an address in Apache's consumequeue_ext
 
 After the last unit the file holds zeros; there is no other end mark, so opening a queue searches for the first zero.
 If a queue begins with a higher queue offset, because its first messages are deleted, the units of its first file
@@ -16,7 +16,11 @@ before the first real one are fillers: (0, 0x7fffffff, 0).
 
 Units can be rebuilt from the log at any time; therefore a put is answered before its unit is written.
 
-Corresponds to org.apache.rocketmq.store.ConsumeQueue. ConsumeQueueExt (bit maps for SQL filters) is not kept.
+Apache's broker with enableConsumeQueueExt writes the tags code to a second file with a bit map for SQL92 filters, and
+the address of that entry into the unit. Units that are returned never have such an address: the tags code comes from
+the record, as at dispatch, and consumequeue_ext is neither read nor written.
+
+Corresponds to org.apache.rocketmq.store.ConsumeQueue.
 """
 
 from __future__ import annotations
@@ -44,6 +48,12 @@ UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code
 UNIT_SIZE: Final = UNIT.itemsize
 FILLER_SIZE: Final = 0x7FFFFFFF
 """The size field of a filler; no record is that large."""
+
+MAX_EXT_ADDRESS: Final = -(1 << 31) - 1
+"""A tags code up to this one is an address in consumequeue_ext; a hash of a tag is greater."""
+
+TagsCodeReader = Callable[[int, int], int]
+"""Returns the tags code of the record at a physical offset; if there is none, its second argument."""
 
 _UNIT: Final = struct.Struct(">qiq")
 _pack_into: Final = _UNIT.pack_into
@@ -78,6 +88,7 @@ class ConsumeQueue:
         "_map",
         "_map_begin",
         "_per_file",
+        "_read_tags_code",
         "_room_end",
         "_tail",
         "log_begin",
@@ -87,10 +98,14 @@ class ConsumeQueue:
         "topic",
     )
 
-    def __init__(self, topic: str, queue_id: int, files: MappedFileQueue) -> None:
+    def __init__(
+        self, topic: str, queue_id: int, files: MappedFileQueue, read_tags_code: TagsCodeReader | None = None
+    ) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self._files = files
+        self._read_tags_code = read_tags_code
+        """Reads the tags codes of units that have an address in consumequeue_ext; None if nobody asks for them."""
         self._per_file = files.file_size // UNIT_SIZE
         self._aside: dict[int, MappedFile] | None = None
         """During a rewind: files after the new end, by logical offset. None if the queue is not being rewound."""
@@ -117,7 +132,10 @@ class ConsumeQueue:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """Return a unit between the first file's begin and `max_offset`: (physical offset, size, tags code)."""
+        """Return a unit between the first file's begin and `max_offset`, as it is in the file.
+
+        (physical offset, size, tags code or address in consumequeue_ext)
+        """
         begin, tail = self._tail
         if begin <= queue_offset < begin + len(tail) // UNIT_SIZE:
             return _UNIT.unpack_from(tail, (queue_offset - begin) * UNIT_SIZE)
@@ -135,7 +153,7 @@ class ConsumeQueue:
             until = min(end, file.end // UNIT_SIZE)
             parts.append(file.map[begin * UNIT_SIZE - file.begin : until * UNIT_SIZE - file.begin])
             begin = until
-        return np.frombuffer(b"".join(parts), UNIT)
+        return np.frombuffer(self._resolved(b"".join(parts)), UNIT)
 
     def units_in_file(self, queue_offset: int, max_count: int) -> bytes:
         """Return the bytes of up to `max_count` units of one file from `queue_offset` on."""
@@ -144,7 +162,18 @@ class ConsumeQueue:
             return b""
         begin = queue_offset * UNIT_SIZE - file.begin
         end = min(begin + max_count * UNIT_SIZE, self.max_offset * UNIT_SIZE - file.begin, file.size)
-        return file.map[begin:end]
+        return self._resolved(file.map[begin:end])
+
+    def _resolved(self, units: bytes) -> bytes:
+        """Return units with their tags codes in place of addresses in consumequeue_ext."""
+        # The high bytes of 800 hashes and times are 0x00 or 0xff, which takes a microsecond to see.
+        if self._read_tags_code is None or not units[12::UNIT_SIZE].strip(b"\x00\xff"):
+            return units
+        resolved = np.frombuffer(units, UNIT).copy()
+        for at in np.flatnonzero(resolved["tags_code"] <= MAX_EXT_ADDRESS).tolist():
+            physical_offset, _, address = resolved[at].tolist()
+            resolved["tags_code"][at] = self._read_tags_code(physical_offset, address)
+        return resolved.tobytes()
 
     def end_of_file(self, queue_offset: int) -> int:
         """Return the first queue offset of the file after the one that holds `queue_offset`."""
@@ -521,11 +550,16 @@ def _bisect_end(low: int, high: int, unit: Callable[[int], tuple[int, int, int]]
 
 
 def open_queues(
-    directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
+    directory: Path,
+    read_tags_code: TagsCodeReader | None = None,
+    *,
+    writable: bool = False,
+    file_size: int = 0,
+    after_crash: bool = False,
 ) -> dict[tuple[str, int], ConsumeQueue]:
     """Open every queue under `consumequeue`; return them by (topic, queue id).
 
-    The other arguments are those of `MappedFileQueue.open`. Several topics are opened at a time, because a cold disk
+    The last three arguments are those of `MappedFileQueue.open`. Several topics are opened at a time, because a cold disk
     answers parallel reads faster: ten thousand queues open in a second or two.
     """
 
@@ -535,6 +569,7 @@ def open_queues(
                 topic,
                 queue_id,
                 MappedFileQueue.open(path, writable=writable, file_size=file_size, after_crash=after_crash),
+                read_tags_code,
             )
             for queue_id, path in _queues_of(directory / topic)
         ]

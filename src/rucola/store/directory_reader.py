@@ -23,9 +23,11 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.message import MessageExt
+from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode
 from rucola.store.config_files import config_path, read_config
 from rucola.store.consume_queue import UNIT, ConsumeQueue, open_queues
+from rucola.store.dispatch_request import tags_code_reader
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.scan import RecordRun, ScanEnd, scan
@@ -58,7 +60,7 @@ class StoreReader:
         self._index_slots = index_slots
         self._log = MappedFileQueue.open(Path(commit_log) if commit_log else self.path / "commitlog")
         self._log.map_all()
-        self._queues = open_queues(self.path / "consumequeue")
+        self._queues = open_queues(self.path / "consumequeue", tags_code_reader(self._log, parse_delay_levels()))
         for queue in self._queues.values():
             queue.files.map_all()
             self._drop_stale_units(queue)

@@ -29,12 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola import speed
-from rucola.message import properties, sysflag
-from rucola.message.delay import due_time_ms
+from rucola.message import sysflag
 from rucola.message.hashing import index_hash, index_hashes, string_hash
-from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
+from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.store.consume_queue import ConsumeQueue, check_queue_name, pack_unit
-from rucola.store.dispatch_request import DispatchRequest
+from rucola.store.dispatch_request import DispatchRequest, unit_tags_code
 from rucola.store.index import Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
 
@@ -52,8 +51,6 @@ more than writing its unit if every message goes to another queue."""
 
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
 """A callback that gets all new units of a batch, by topic, once they can be read."""
-
-MAX_TAGS_CODE: Final = (1 << 63) - 1
 
 _VECTORIZE_FROM: Final = 8
 """Batches of at least this many records compute their index entries with numpy; below it the calls cost more."""
@@ -222,7 +219,7 @@ class CommitLogDispatcher:
                 last_topic = topic
                 has_due_time, queues = topic in DUE_TIME_TOPICS, self.queues.of_topic(topic)
                 of_topic = arrivals.setdefault(topic, ([], [], []))
-            tags_code = self._due_time(request) if has_due_time else request.tags_code
+            tags_code = unit_tags_code(request, self.delay_levels) if has_due_time else request.tags_code
             size = request.size
             queue = queues[request.queue_id]
             queue.append_one(request.queue_offset, request.physical_offset, size, tags_code)
@@ -251,7 +248,7 @@ class CommitLogDispatcher:
                 group = groups.get(name)
                 if group is None:
                     group = groups[name] = (request.queue_offset, [], [], [])
-            tags_code = self._due_time(request) if has_due_time else request.tags_code
+            tags_code = unit_tags_code(request, self.delay_levels) if has_due_time else request.tags_code
             size = request.size
             group[1].append(pack_unit(request.physical_offset, size, tags_code))
             group[2].append(tags_code)
@@ -270,16 +267,6 @@ class CommitLogDispatcher:
         else:
             columns = index_entries_of(batch)
             self.index.put_many(columns[0][skip:], columns[1][skip:], columns[2][skip:])
-
-    def _due_time(self, request: DispatchRequest) -> int:
-        """Return a record's delivery time for its unit; without a delay level, its tags code."""
-        pairs = properties.parse(request.properties)
-        if request.topic == TIMER_TOPIC:
-            return min(_number(pairs.get(properties.TIMER_OUT_MS, "")), MAX_TAGS_CODE)
-        level = _number(pairs.get(properties.DELAY, ""))
-        if level <= 0:
-            return request.tags_code
-        return due_time_ms(self.delay_levels, level, request.store_timestamp)
 
 
 def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
@@ -340,7 +327,3 @@ def _is_rolled_back(sys_flag: int) -> bool:
 def _prefix_hash(topic: str) -> int:
     """Return the hash of "topic#", which the index puts before each key of the topic."""
     return string_hash(index_key(topic, ""))
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

@@ -1,4 +1,4 @@
-"""The dispatch request: the fields of one record that ConsumeQueues and index are built from.
+"""The dispatch request: the fields of one record that ConsumeQueues and index are built from; and its tags code.
 
 A put creates the request from the message; recovery, replication and the offline tools read it back from the record.
 
@@ -7,12 +7,21 @@ Corresponds to org.apache.rocketmq.store.DispatchRequest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from msgspec import Struct
 
+from rucola.errors import InvalidMessage
 from rucola.message import properties
+from rucola.message.delay import due_time_ms
 from rucola.message.hashing import tags_code
 from rucola.message.record import Buffer, peek
-from rucola.store.consume_queue import check_queue_name
+from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
+from rucola.store.consume_queue import TagsCodeReader, check_queue_name
+from rucola.store.mapped_file import MappedFileQueue
+
+MAX_TAGS_CODE: Final = (1 << 63) - 1
 
 
 class DispatchRequest(Struct, frozen=True, gc=False):
@@ -33,7 +42,7 @@ class DispatchRequest(Struct, frozen=True, gc=False):
     """Milliseconds."""
     sys_flag: int
     tags_code: int
-    """The hash of the tag, 0 without one; `dispatch` replaces it in topics that are ordered by delivery time."""
+    """The hash of the tag, 0 without one. That of the unit may be another, see `unit_tags_code`."""
     unique_key: str | None
     keys: str | None
     """The property KEYS: words separated by blanks."""
@@ -63,3 +72,34 @@ def read_dispatch_request(buffer: Buffer, position: int) -> DispatchRequest:
         pairs.get(properties.KEYS),
         stored,
     )
+
+
+def unit_tags_code(request: DispatchRequest, delay_levels: Sequence[int]) -> int:
+    """Return the tags code of a record's unit: the time of delivery in topics ordered by it, else the tag's hash."""
+    if request.topic not in DUE_TIME_TOPICS:
+        return request.tags_code
+    pairs = properties.parse(request.properties)
+    if request.topic == TIMER_TOPIC:
+        return min(_number(pairs.get(properties.TIMER_OUT_MS, "")), MAX_TAGS_CODE)
+    level = _number(pairs.get(properties.DELAY, ""))
+    return due_time_ms(delay_levels, level, request.store_timestamp) if level > 0 else request.tags_code
+
+
+def tags_code_reader(log: MappedFileQueue, delay_levels: Sequence[int]) -> TagsCodeReader:
+    """Return a function that reads the tags codes of units from their records in a log."""
+
+    def read(physical_offset: int, default: int) -> int:
+        file = log.find(physical_offset)
+        if file is None:
+            return default
+        try:
+            request = read_dispatch_request(file.map, physical_offset - file.begin)
+        except InvalidMessage:
+            return default
+        return unit_tags_code(request, delay_levels) if request.physical_offset == physical_offset else default
+
+    return read
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

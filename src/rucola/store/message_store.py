@@ -61,10 +61,10 @@ from rucola.store.config import (
     StoreConfig,
 )
 from rucola.store.config_files import remove_temporary_files
-from rucola.store.consume_queue import ConsumeQueue, check_queue_name, iter_units, open_queues
+from rucola.store.consume_queue import ConsumeQueue, TagsCodeReader, check_queue_name, iter_units, open_queues
 from rucola.store.directory_lock import DirectoryLock, naming_store
 from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQueues
-from rucola.store.dispatch_request import DispatchRequest
+from rucola.store.dispatch_request import DispatchRequest, tags_code_reader
 from rucola.store.flusher import Flusher
 from rucola.store.held_bytes import HeldBytes
 from rucola.store.index import MAX_LONG, Index
@@ -147,7 +147,8 @@ class MessageStore:
                 after_crash=after_crash,
             )
             resources.callback(files.close)
-            self._open_queues(after_crash)
+            delay_levels = parse_delay_levels(config.message_delay_level)
+            self._open_queues(tags_code_reader(files, delay_levels), after_crash)
             resources.callback(self._close_queues)
             index = None
             if config.message_index_enable:
@@ -155,7 +156,7 @@ class MessageStore:
                 index = Index.open(root / "index", slots, entries, writable=True)
                 resources.callback(index.close)
             # 3. Recover. `abort` exists from here on: a crash during the recovery starts it again.
-            self._dispatcher = CommitLogDispatcher(self._queues, index, parse_delay_levels(config.message_delay_level))
+            self._dispatcher = CommitLogDispatcher(self._queues, index, delay_levels)
             recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
             abort.touch(FILE_MODE)
             sync_directory(root)
@@ -175,10 +176,11 @@ class MessageStore:
         self._is_open = True
         self.write_state.open()
 
-    def _open_queues(self, after_crash: bool) -> None:
+    def _open_queues(self, read_tags_code: TagsCodeReader, after_crash: bool) -> None:
         self._queues = ConsumeQueues(self._root / "consumequeue", self.config.mapped_file_size_consume_queue)
         directory, file_size = self._queues.directory, self._queues.file_size
-        self._queues.update(open_queues(directory, writable=True, file_size=file_size, after_crash=after_crash))
+        queues = open_queues(directory, read_tags_code, writable=True, file_size=file_size, after_crash=after_crash)
+        self._queues.update(queues)
 
     def _close_queues(self) -> None:
         for queue in self._queues.values():

@@ -34,8 +34,8 @@ from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.directory_lock import is_served
-from rucola.store.diverged_tail import DIVERGED
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
+from rucola.store.features import KNOWN_NAMES, Support, find_features
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
@@ -45,10 +45,6 @@ MAX_FINDINGS: Final = 1000
 
 _SERVED_ROUNDS: Final = 3
 """How often a store that is being served must show a finding."""
-_KNOWN: Final = {
-    *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"),
-    *(DIVERGED, EPOCH_FILE, EPOCH_FILE + ".bak"),
-}
 
 
 class CheckFinding(NamedTuple):
@@ -170,8 +166,12 @@ def _at(files: MappedFileQueue, physical_offset: int, what: str) -> CheckFinding
 
 
 def _check_names(store: Path, served: bool) -> Iterator[CheckFinding]:
+    features = {feature.path: feature for feature in find_features(store)}
+    for feature in features.values():
+        if feature.support is Support.REFUSED:
+            yield CheckFinding(feature.path, 0, f"{feature.name}: {feature.note}")
     for path in sorted(store.iterdir()):
-        if path.name not in _KNOWN:
+        if path.name not in KNOWN_NAMES and path not in features:
             yield CheckFinding(path, 0, "no file of this name belongs in a store")
     if (store / "abort").exists() and not served:
         yield CheckFinding(

@@ -1,0 +1,157 @@
+"""The features of a store directory: what other brokers and versions keep in it beside log, queues and index.
+
+`find_features` names them by files and directories, and writes nothing. A store is opened only if each of them is read
+or rebuilt; otherwise its broker would serve a part of the messages as if it were all (`check_features`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rucola.errors import StoreError
+from rucola.message.topics import LMQ_PREFIX
+from rucola.store.diverged_tail import DIVERGED
+from rucola.store.epoch_file import EPOCH_FILE
+from rucola.store.multi_dispatch import MultiDispatch
+
+KNOWN_NAMES: Final = frozenset(
+    {
+        *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock", "rebuild.tmp"),
+        *(DIVERGED, EPOCH_FILE, EPOCH_FILE + ".bak"),
+    }
+)
+"""What a store of Rucola may have."""
+
+LMQ_OFFSET_FILE: Final = "lmqConsumerOffset.json"
+_OFFSET_FILE: Final = "consumerOffset.json"
+
+_VERSION_5: Final = {
+    **dict.fromkeys(("timerwheel", "timerlog"), "timer messages"),
+    **dict.fromkeys(("compaction", "compactionLog", "compactionCq"), "compacted topics"),
+    "batchconsumequeue": "batch queues",
+    "tieredstore": "tiered storage",
+    "transaction": "transactions in RocksDB",
+    "brokerIdentity": "a broker of a controller",
+}
+"""What RocketMQ 5 adds to the directory, and what it keeps there."""
+_VERSION_5_TABLES: Final = ("topics", "subscriptionGroups", "consumerOffsets", "rdb")
+"""Directories of config/ in which RocketMQ 5 keeps tables in RocksDB."""
+
+
+class Support(Enum):
+    """What becomes of a feature when the store is opened."""
+
+    READ = "read"
+    NEEDS_SETTING = "needs a setting"
+    REFUSED = "refused"
+
+
+class Feature(NamedTuple):
+    """A feature of a store: its name, where it was found, what becomes of it, and a sentence about that."""
+
+    name: str
+    path: Path
+    support: Support
+    note: str
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.path}: {self.note}"
+
+
+def find_features(root: Path) -> list[Feature]:
+    """Return the features of a store directory; empty for one that only Rucola or Apache's defaults wrote."""
+    return [*_of_version_4(root), *_of_version_5(root), *_unknown(root)]
+
+
+def check_features(root: Path, mode: MultiDispatch, *, enable_lmq: bool) -> None:
+    """Raise StoreError, which names every one, for features with which the store cannot be opened.
+
+    Writes nothing.
+    """
+    settings = {
+        _LMQ_QUEUES: mode is not MultiDispatch.OFF,
+        _LMQ_OFFSETS: enable_lmq,
+    }
+    refused = [
+        feature
+        for feature in find_features(root)
+        if feature.support is Support.REFUSED
+        or (feature.support is Support.NEEDS_SETTING and not settings[feature.name])
+    ]
+    if refused:
+        raise StoreError(f"{root} is not opened, and nothing in it was changed. {'. '.join(map(str, refused))}")
+
+
+_LMQ_QUEUES: Final = "LMQ queues"
+_LMQ_OFFSETS: Final = "LMQ consumer offsets"
+
+
+def detect_multi_dispatch(root: Path) -> MultiDispatch:
+    """Return how the records of a store were dispatched, as far as its files tell."""
+    names = {feature.name for feature in _of_version_4(root)}
+    return MultiDispatch.LMQ if names & {_LMQ_QUEUES, _LMQ_OFFSETS} else MultiDispatch.OFF
+
+
+def _of_version_4(root: Path) -> Iterator[Feature]:
+    if (path := root / "consumequeue_ext").is_dir():
+        yield Feature(
+            "ConsumeQueueExt",
+            path,
+            Support.READ,
+            "units with an address in it are read with the tags code of their record; `rucola store rebuild` replaces "
+            "them, and then the directory may be deleted",
+        )
+    if _children(root / "consumequeue", f"{LMQ_PREFIX}*"):
+        yield Feature(
+            _LMQ_QUEUES,
+            root / "consumequeue",
+            Support.NEEDS_SETTING,
+            f"a record has units in the queues {LMQ_PREFIX}* too; set enableLmq=true and enableMultiDispatch=true",
+        )
+    if (path := root / "config" / LMQ_OFFSET_FILE).exists() and not (root / "config" / _OFFSET_FILE).exists():
+        yield Feature(
+            _LMQ_OFFSETS,
+            path,
+            Support.NEEDS_SETTING,
+            "the offsets of all groups are in it, and not in consumerOffset.json; set enableLmq=true",
+        )
+    for path in _children(root, "dledger-*"):
+        yield Feature(
+            "DLedger",
+            path,
+            Support.REFUSED,
+            "the messages are in a log of DLedger, which cannot be read; copy them through a broker of Apache, for "
+            "example with a consumer that sends them to this one, and keep the directory until then",
+        )
+
+
+def _of_version_5(root: Path) -> Iterator[Feature]:
+    note = "RocketMQ 5 has written it, and only stores of 4.x can be read; open the directory with RocketMQ 5"
+    for name, kept in _VERSION_5.items():
+        if (path := root / name).exists():
+            yield Feature(f"RocketMQ 5, {kept}", path, Support.REFUSED, note)
+    if (path := root / "consumequeue" / "CURRENT").is_file():
+        yield Feature("RocketMQ 5, queues in RocksDB", path.parent, Support.REFUSED, note)
+    for name in _VERSION_5_TABLES:
+        if (path := root / "config" / name).is_dir():
+            yield Feature("RocketMQ 5, tables in RocksDB", path, Support.REFUSED, note)
+
+
+def _unknown(root: Path) -> Iterator[Feature]:
+    known = KNOWN_NAMES | _VERSION_5.keys() | {"consumequeue_ext", "lost+found"}
+    for path in _children(root, "*"):
+        if path.name not in known and path.is_dir() and not path.name.startswith((".", "dledger-")):
+            yield Feature(
+                "an unknown directory",
+                path,
+                Support.REFUSED,
+                "it belongs to no version that is known, and may hold messages; move it out of the store if it is not "
+                "a part of it",
+            )
+
+
+def _children(directory: Path, pattern: str) -> Iterable[Path]:
+    return sorted(directory.glob(pattern)) if directory.is_dir() else ()
