@@ -73,7 +73,7 @@ async def test_a_key_without_effect_cannot_be_changed_and_says_so(tmp_path: Path
         assert shown["sendThreadPoolQueueCapacity"] == "10000"
 
 
-@pytest.mark.parametrize("key", ["enableDLegerCommitLog"])
+@pytest.mark.parametrize("key", ["enableDLegerCommitLog", "enableConsumeQueueExt"])
 def test_a_switch_that_promises_what_the_broker_does_not_do_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}=true: .*remove the key, or set it to false"):
         from_properties({key: "true"})

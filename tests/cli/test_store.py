@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
 from rucola.store.message_store import MessageStore
+from support.apache_stores import with_ext, with_lmq
 from support.servers import RUCOLA
 from support.stores import config
 
@@ -45,6 +46,25 @@ def test_check_of_a_sound_store_finds_nothing(golden: Path) -> None:
     assert result.stdout.endswith("store is clean\n")
     result = CliRunner().invoke(main, ["store", "check", str(golden / "g1-clean" / "store"), "--json"])
     assert (result.exit_code, json.loads(result.stdout)) == (0, [])
+
+
+def test_check_and_stat_show_the_features_of_a_store(tmp_path: Path) -> None:
+    for store, names in (
+        (with_ext(tmp_path), {"ConsumeQueueExt"}),
+        (with_lmq(tmp_path), {"LMQ queues", "LMQ consumer offsets"}),
+    ):
+        checked = CliRunner().invoke(main, ["store", "check", str(store)])
+        assert checked.exit_code == 0, checked.output
+        counted = CliRunner().invoke(main, ["store", "stat", str(store), "--json"])
+        features = json.loads(counted.stdout)["features"]
+        assert {feature["name"] for feature in features} == names
+        shown = CliRunner().invoke(main, ["store", "stat", str(store)]).stdout
+        for feature in features:
+            assert feature["path"] in checked.stderr
+            assert feature["path"] in shown
+    refused = CliRunner().invoke(main, ["store", "repair", str(store), "--out", str(tmp_path / "out")])
+    assert refused.exit_code != 0
+    assert not (tmp_path / "out").exists()
 
 
 def test_check_names_the_damage(golden: Path, tmp_path: Path) -> None:

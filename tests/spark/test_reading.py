@@ -23,6 +23,7 @@ from rucola.spark.source.options import parse_read_options
 from rucola.store.config import StoreConfig
 from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
+from support.apache_stores import with_ext, with_lmq
 from support.golden_messages import Row, expected, keys_of
 from support.small_store import FILE_SIZE, HOST, SmallStore
 
@@ -295,6 +296,20 @@ def test_missing_topics_queues_and_offsets_are_errors(
     with pytest.raises(ConfigError) as raised:
         read(small_store.path, brokerName="b", **given)
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("topics", [{"subscribePattern": ".*", "startingOffsets": "earliest"}, {}])
+def test_messages_of_light_message_queues_are_read_once_in_their_own_topic(
+    tmp_path: Path, topics: dict[str, str]
+) -> None:
+    rows = [row for row in read(with_lmq(tmp_path), **topics) if "lmq" in row["topic"].lower()]
+    assert [row["topic"] for row in rows] == ["S_lmq"] * 50
+    with pytest.raises(ConfigError):
+        read(tmp_path / "lmq3.orig", subscribe="%LMQ%a")
+
+
+def test_tags_are_pushed_down_to_units_with_an_address_in_consumequeue_ext(tmp_path: Path) -> None:
+    assert len(read(with_ext(tmp_path), subscribe="S_tag", subExpression="A")) == 100
 
 
 @pytest.mark.parametrize("choice", [{}, {"subscribe": "T,U"}])

@@ -192,7 +192,7 @@ def _read(
     usual = None
     if units:
         usual = read_usual(log, units, first_unit(units)[0], queue_offset, max_count, max_bytes, accepts)
-    return usual or read_batch(log, units, queue_offset, max_count, max_bytes, accepts, None, on_damage)
+    return usual or read_batch(log, units, queue_offset, max_count, max_bytes, accepts, None, on_damage, ("T", 0))
 
 
 @given(RECORDS, DAMAGE, st.integers(1, 40), st.integers(0, 900), st.sampled_from([None, (0,), (1, 2)]), st.data())

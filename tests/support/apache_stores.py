@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
 from support.stores import HOST
 
 ARCHIVES = Path(__file__).parent.parent / "golden"
@@ -28,6 +31,12 @@ def with_ext(directory: Path) -> Path:
 def with_lmq(directory: Path) -> Path:
     """Of 50 messages of S_lmq all are in %LMQ%a, and every second one in %LMQ%b."""
     return unpack("lmq-multi-dispatch", directory)
+
+
+def crashed(store: MessageStore, to: Path) -> MessageStore:
+    """What a kill -9 would leave of an open store, in another directory; holes stay holes, unlike in `crashed_copy`."""
+    subprocess.run(["cp", "-r", "--sparse=always", store.config.store_path_root_dir, to], check=True)
+    return MessageStore(replace(store.config, store_path_root_dir=to))
 
 
 def settings(store: Path, **more: Any) -> StoreConfig:

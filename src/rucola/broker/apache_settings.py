@@ -23,7 +23,7 @@ _BROKER_AND_STORE: Final = """
     consumerManageThreadPoolNums=32 debugLockEnable=false deleteConsumeQueueFilesInterval=100
     disableConsumeIfConsumerReadSlowly=false diskFallRecorded=true duplicationEnable=false
     enableCalcFilterBitMap=false enableConsumeQueueExt=false enableDetailStat=true enableDLegerCommitLog=false
-    enableLmq=false enableMultiDispatch=false enableScheduleAsyncDeliver=false enableScheduleMessageStats=true
+    enableScheduleAsyncDeliver=false enableScheduleMessageStats=true
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 expectConsumerNumUseFilter=32
     fastFailIfNoBufferInStorePool=false fetchNamesrvAddrByAddressServer=false filterServerNums=0
     flushCommitLogLeastPages=4 flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true
@@ -31,7 +31,7 @@ _BROKER_AND_STORE: Final = """
     flushDelayOffsetInterval=10000 flushIntervalConsumeQueue=1000 flushLeastPagesWhenWarmMapedFile=4096
     forceRegister=true heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
     isEnableBatchPush=false isolateLogEnable=false mappedFileSizeConsumeQueueExt=50331648 maxDelayTime=40
-    maxErrorRateOfBloomFilter=20 maxLmqConsumeQueueNum=20000 messageIndexSafe=false messageStorePlugIn=
+    maxErrorRateOfBloomFilter=20 messageIndexSafe=false messageStorePlugIn=
     processReplyMessageThreadPoolNums=20 pullMessageThreadPoolNums=20 pullThreadPoolQueueCapacity=100000
     putMessageFutureThreadPoolNums=2 putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000
     queryMessageThreadPoolNums=10 queryThreadPoolQueueCapacity=20000 redeleteHangedFileInterval=120000

@@ -39,6 +39,7 @@ from rucola.store.config import StoreConfig
 
 _REFUSED: Final = {
     "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
+    "enableConsumeQueueExt": "extended units are read and not written; consumers get the same messages without them",
 }
 """Switches of Apache's broker.conf that promise what this broker does not do, and the consequence of ignoring them."""
 

@@ -53,7 +53,12 @@ EditedProperties = tuple[bytes, str | None, str | None, str | None, str | None]
 EditedBatch = tuple[list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]
 """Of a batch, one item per message in each: (stored property strings, tags, unique keys, KEYS)."""
 
-_UNUSUAL: Final = frozenset({properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMER_PROPERTIES})
+_UNUSUAL: Final = frozenset(
+    {
+        *(properties.DELAY, properties.TRAN_MSG, properties.CLUSTER, *TIMER_PROPERTIES),
+        *(properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET),
+    }
+)
 """Names that a string must not contain if it is to be edited; messages with these need more than editing."""
 
 _DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
@@ -211,7 +216,7 @@ class PropertyEditor:
 
 
 def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return a batch's property string as pairs, and as segments without WAIT and CLUSTER.
+    """Return a batch's property string as pairs, and as segments that are stored.
 
     Raises InvalidMessage if it has a delay, belongs to a transaction, or has a time of its own.
     """
@@ -224,7 +229,7 @@ def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
         raise InvalidMessage(
             f"a batch cannot be delivered at a time of its own ({', '.join(TIMER_PROPERTIES)}); send the message alone"
         )
-    kept = pairs.keys() - {properties.WAIT, properties.CLUSTER}
+    kept = pairs.keys() - {properties.WAIT, properties.CLUSTER, properties.INNER_MULTI_QUEUE_OFFSET}
     return pairs, [f"{name}\x01{value}" for name, value in pairs.items() if name in kept]
 
 

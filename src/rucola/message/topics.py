@@ -72,6 +72,11 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def is_lmq(name: str) -> bool:
+    """Return whether a topic or group is named as a light message queue or a group of one."""
+    return name.startswith(LMQ_PREFIX)
+
+
 def reply_topic(cluster: str) -> str:
     """Return the topic for replies to the requesters of a cluster."""
     return f"{cluster}_{REPLY_TOPIC_POSTFIX}"

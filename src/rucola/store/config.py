@@ -17,6 +17,7 @@ from rucola.message.delay import DEFAULT_DELAY_LEVELS
 from rucola.settings import Bytes, Count, Hours, Interval, Milliseconds, Percent, Range
 from rucola.store.consume_queue import UNIT_SIZE
 from rucola.store.held_bytes import HeldBytes
+from rucola.store.multi_dispatch import MultiDispatch
 
 DERIVED_DIRECTORIES: Final = ("consumequeue", "index")
 """The parts of a store directory that are rebuilt from its log."""
@@ -67,6 +68,18 @@ class StoreConfig:
     """Number of entries of an IndexFile, 20 bytes each."""
     message_index_enable: bool = True
     """Whether messages are indexed by their keys. Without it queries by key and unique key find nothing."""
+
+    # Light message queues
+
+    enable_multi_dispatch: bool = False
+    """Whether a message is also dispatched to the queues that its property INNER_MULTI_DISPATCH names.
+
+    Set it for a store that has such queues, and the same on a master and its slaves; see docs/store.md.
+    """
+    enable_lmq: bool = False
+    """Whether topics and groups named %LMQ%... exist by themselves; their offsets are in lmqConsumerOffset.json."""
+    max_lmq_consume_queue_num: Annotated[Count, Range(1, 10_000_000)] = 20_000
+    """Number of queues %LMQ%... from which on messages that name a new one are refused. Each has a file of its own."""
 
     # Limits
 
@@ -147,6 +160,11 @@ class StoreConfig:
         return self.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     @property
+    def multi_dispatch(self) -> MultiDispatch:
+        """Whether and how records have units in further queues."""
+        return MultiDispatch.of(enable_multi_dispatch=self.enable_multi_dispatch, enable_lmq=self.enable_lmq)
+
+    @property
     def is_slave(self) -> bool:
         """Whether the broker is a slave, whose log takes only what the master sends."""
         return self.broker_role is BrokerRole.SLAVE
@@ -196,6 +214,7 @@ class PutMessageStatus(Enum):
     PROPERTIES_SIZE_EXCEEDED = 7
     OS_PAGECACHE_BUSY = 8
     UNKNOWN_ERROR = 9
+    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10
 
 
 PUT_OK = PutMessageStatus.PUT_OK

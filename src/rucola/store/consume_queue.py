@@ -41,6 +41,7 @@ from rucola.errors import InvalidMessage
 from rucola.files import sync_directory
 from rucola.message.record import peek
 from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
+from rucola.store.multi_dispatch import is_dispatched_to
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """The numpy type of a unit. Functions of `store` that return arrays of units return copies of this type."""
@@ -263,6 +264,16 @@ class ConsumeQueue:
         is_before_nearer = low == self.max_offset or timestamp_ms - before_ms <= after_ms - timestamp_ms
         return low - 1 if is_before_nearer else low
 
+    def further_record(self, log: MappedFileQueue) -> tuple[bytes, tuple[str, int]] | None:
+        """Return properties and (topic, queue id) of the last unit's record if it is of another queue, else None."""
+        if self.max_offset > self.min_offset and self.is_valid_at(self.max_offset - 1, log):
+            physical_offset, _, _ = self.unit(self.max_offset - 1)
+            if (file := log.find(physical_offset)) is not None:
+                record = peek(file.map, physical_offset - file.begin)
+                if (own := (record.topic, record.queue_id)) != (self.topic, self.queue_id):
+                    return bytes(file.map[record.properties_begin : record.properties_end]), own
+        return None
+
     def is_valid_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Tell whether a unit points at its own record, or before the log's begin."""
         physical_offset, size, _ = self.unit(queue_offset)
@@ -275,8 +286,11 @@ class ConsumeQueue:
             record = peek(file.map, physical_offset - file.begin)
         except InvalidMessage:
             return False
-        found = (record.size, record.physical_offset, record.topic, record.queue_id, record.queue_offset)
-        return found == (size, physical_offset, self.topic, self.queue_id, queue_offset)
+        if (record.size, record.physical_offset) != (size, physical_offset):
+            return False
+        if (record.topic, record.queue_id, record.queue_offset) == (self.topic, self.queue_id, queue_offset):
+            return True
+        return is_dispatched_to(file.map, record, (self.topic, self.queue_id), queue_offset)
 
     def _count_written(self) -> int:
         """Return the queue offset after the last unit that was written.
@@ -559,8 +573,8 @@ def open_queues(
 ) -> dict[tuple[str, int], ConsumeQueue]:
     """Open every queue under `consumequeue`; return them by (topic, queue id).
 
-    The last three arguments are those of `MappedFileQueue.open`. Several topics are opened at a time, because a cold disk
-    answers parallel reads faster: ten thousand queues open in a second or two.
+    The last three arguments are those of `MappedFileQueue.open`. Several topics are opened at a time, because a cold
+    disk answers parallel reads faster: ten thousand queues open in a second or two.
     """
 
     def of_topic(topic: str) -> list[ConsumeQueue]:

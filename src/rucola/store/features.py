@@ -7,19 +7,22 @@ or rebuilt; otherwise its broker would serve a part of the messages as if it wer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from rucola.errors import StoreError
 from rucola.message.topics import LMQ_PREFIX
+from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.diverged_tail import DIVERGED
 from rucola.store.epoch_file import EPOCH_FILE
-from rucola.store.multi_dispatch import MultiDispatch
+from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.multi_dispatch import MultiDispatch, further_units
 
 KNOWN_NAMES: Final = frozenset(
     {
-        *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock", "rebuild.tmp"),
+        *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"),
         *(DIVERGED, EPOCH_FILE, EPOCH_FILE + ".bak"),
     }
 )
@@ -49,7 +52,8 @@ class Support(Enum):
     REFUSED = "refused"
 
 
-class Feature(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Feature:
     """A feature of a store: its name, where it was found, what becomes of it, and a sentence about that."""
 
     name: str
@@ -83,6 +87,19 @@ def check_features(root: Path, mode: MultiDispatch, *, enable_lmq: bool) -> None
     ]
     if refused:
         raise StoreError(f"{root} is not opened, and nothing in it was changed. {'. '.join(map(str, refused))}")
+
+
+def check_units(queues: Iterable[ConsumeQueue], log: MappedFileQueue, mode: MultiDispatch) -> None:
+    """Raise StoreError for queues whose records were not dispatched as the configuration does it. Writes nothing."""
+    for queue in queues:
+        name = (queue.topic, queue.queue_id)
+        found = queue.further_record(log)
+        if found is not None and name not in further_units(*found, mode):
+            raise StoreError(
+                f"{queue.files.directory} has units of messages of {found[1][0]}, which name it in "
+                "INNER_MULTI_DISPATCH: the store is not opened, since these units would be erased. Set "
+                "enableMultiDispatch and enableLmq as they were when it was written"
+            )
 
 
 _LMQ_QUEUES: Final = "LMQ queues"
@@ -141,7 +158,7 @@ def _of_version_5(root: Path) -> Iterator[Feature]:
 
 
 def _unknown(root: Path) -> Iterator[Feature]:
-    known = KNOWN_NAMES | _VERSION_5.keys() | {"consumequeue_ext", "lost+found"}
+    known = KNOWN_NAMES | _VERSION_5.keys() | {"consumequeue_ext", "rebuild.tmp", "lost+found"}
     for path in _children(root, "*"):
         if path.name not in known and path.is_dir() and not path.name.startswith((".", "dledger-")):
             yield Feature(

@@ -39,6 +39,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy.typing as npt
+from msgspec import structs
 
 from rucola import slices
 from rucola.errors import InvalidMessage
@@ -47,6 +48,7 @@ from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.record import LARGE_BODY, encode, encode_many, encode_parts
+from rucola.message.topics import is_lmq
 from rucola.speed import QueueOffsets
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
@@ -64,11 +66,13 @@ from rucola.store.config_files import remove_temporary_files
 from rucola.store.consume_queue import ConsumeQueue, TagsCodeReader, check_queue_name, iter_units, open_queues
 from rucola.store.directory_lock import DirectoryLock, naming_store
 from rucola.store.dispatch import ArrivalListener, CommitLogDispatcher, ConsumeQueues
-from rucola.store.dispatch_request import DispatchRequest, tags_code_reader
+from rucola.store.dispatch_request import DispatchRequest, dispatch_requests, tags_code_reader
+from rucola.store.features import check_features, check_units
 from rucola.store.flusher import Flusher
 from rucola.store.held_bytes import HeldBytes
 from rucola.store.index import MAX_LONG, Index
 from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, MultiDispatch, assign_offsets, further_units
 from rucola.store.pending import PendingRequests
 from rucola.store.query import query_steps
 from rucola.store.read_batch import QueueReader
@@ -81,6 +85,7 @@ from rucola.system_calls import EXHAUSTED
 log = logging.getLogger(__name__)
 
 _PREPARED: Final = sysflag.TRANSACTION_PREPARED
+_OFF: Final = MultiDispatch.OFF
 
 
 class MessageStore:
@@ -101,6 +106,7 @@ class MessageStore:
         """Whether the store takes puts, and why not."""
         self.replica: Replica | None = None
         """Appends what the master sends; None unless this is an open store of a slave."""
+        self._multi_dispatch = config.multi_dispatch
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
         """The encoded address that goes into each record."""
@@ -132,6 +138,7 @@ class MessageStore:
         """
         config, root = self.config, self._root
         with naming_store(root), ExitStack() as resources:
+            check_features(root, self._multi_dispatch, enable_lmq=config.enable_lmq)
             # 1. Lock the directory and find out how the last broker stopped.
             make_directory(root)
             resources.callback(DirectoryLock(root, config.commit_log_directory).release)
@@ -150,6 +157,7 @@ class MessageStore:
             delay_levels = parse_delay_levels(config.message_delay_level)
             self._open_queues(tags_code_reader(files, delay_levels), after_crash)
             resources.callback(self._close_queues)
+            check_units(self._queues.values(), files, self._multi_dispatch)
             index = None
             if config.message_index_enable:
                 slots, entries = config.max_hash_slot_num, config.max_index_num
@@ -157,7 +165,7 @@ class MessageStore:
                 resources.callback(index.close)
             # 3. Recover. `abort` exists from here on: a crash during the recovery starts it again.
             self._dispatcher = CommitLogDispatcher(self._queues, index, delay_levels)
-            recovery = Recovery(files, self._dispatcher, checkpoint, after_crash=after_crash)
+            recovery = Recovery(files, self._dispatcher, checkpoint, self._multi_dispatch, after_crash=after_crash)
             abort.touch(FILE_MODE)
             sync_directory(root)
             self._log = CommitLog(files, recovery.run(), is_flushed_by_puts=config.is_sync_flush)
@@ -172,7 +180,14 @@ class MessageStore:
         )
         self._restore_queue_state(after_crash)
         if config.is_slave:
-            self.replica = Replica(self._log, self._queues.values(), self._next_offsets, self._enqueue, self._restart)
+            self.replica = Replica(
+                self._log,
+                self._queues.values(),
+                self._next_offsets,
+                self._enqueue,
+                self._restart,
+                self._multi_dispatch,
+            )
         self._is_open = True
         self.write_state.open()
 
@@ -252,6 +267,11 @@ class MessageStore:
         try:
             if not queue_offset:
                 check_queue_name(topic, queue_id)
+            further = self._multi_dispatch is not _OFF and MULTI_DISPATCH_NAME in message.properties and is_queued
+            if further:
+                message = self._with_further_offsets(message)
+                if self._has_too_many_lmqs(message):
+                    return PutResult(PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED)
             record = encoded(message, queue_offset, physical_offset, now_ms, self._store_host)
             size = len(record)
             if physical_offset + size > commit_log.safe_end:
@@ -273,13 +293,30 @@ class MessageStore:
             self._next_offsets[name] = queue_offset + 1
         if not self._pending and self._on_pending is not None:
             self._on_pending()
-        self._pending.append(
-            DispatchRequest(
-                topic, queue_id, queue_offset, physical_offset, size, now_ms,
-                message.sys_flag, message.tags_code, message.unique_key, message.keys, message.properties,
-            )
+        request = DispatchRequest(
+            topic, queue_id, queue_offset, physical_offset, size, now_ms,
+            message.sys_flag, message.tags_code, message.unique_key, message.keys, message.properties,
         )  # fmt: skip
+        self._pending.append(request)
+        if further:
+            for other in dispatch_requests(request, self._multi_dispatch)[1:]:
+                self._next_offsets[other.topic, other.queue_id] = other.queue_offset + 1
+                self._pending.append(other)
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
+
+    def _with_further_offsets(self, message: MessageInner) -> MessageInner:
+        """Return a message with its queue offsets in further queues. Raises InvalidMessage without room for them."""
+        own = (message.topic, message.queue_id)
+        stored = assign_offsets(message.properties, own, self._multi_dispatch, self._next_offsets)
+        return structs.replace(message, properties=stored)
+
+    def _has_too_many_lmqs(self, message: MessageInner) -> bool:
+        """Tell whether a message needs new light message queues beyond maxLmqConsumeQueueNum."""
+        queues = further_units(message.properties, (message.topic, message.queue_id), self._multi_dispatch)
+        new = sum(name not in self._next_offsets for name in queues)
+        if not new:
+            return False
+        return new + sum(is_lmq(topic) for topic, _ in self._next_offsets) > self.config.max_lmq_consume_queue_num
 
     def put_position(self) -> tuple[QueueOffsets, int, int] | None:
         """Return next queue offsets, physical offset and room in the log; None without puts."""
@@ -305,11 +342,14 @@ class MessageStore:
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
         """Append messages for one queue, all or none, contiguous there and in one log file.
 
-        An empty batch and transaction messages are refused (MESSAGE_ILLEGAL). Otherwise like `put`.
+        An empty batch, transaction messages and messages for further queues are refused (MESSAGE_ILLEGAL). Otherwise
+        like `put`.
         """
         if not self.write_state.is_writable:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         if not (count := len(batch.bodies)) or batch.sys_flag & sysflag.TRANSACTION_MASK:
+            return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
+        if self._multi_dispatch is not _OFF and any(MULTI_DISPATCH_NAME in stored for stored in batch.properties):
             return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         commit_log, host = self._log, self._store_host
         topic, queue_id = name = (batch.topic, batch.queue_id)

@@ -13,14 +13,25 @@ a message that waits, delayed or half of a transaction, gets no units in further
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from rucola.errors import InvalidMessage
 from rucola.message import properties
-from rucola.message.topics import DUE_TIME_TOPICS, LMQ_PREFIX, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from rucola.message.record import Buffer, Peek
+from rucola.message.topics import (
+    DUE_TIME_TOPICS,
+    LMQ_PREFIX,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    check_topic,
+    is_lmq,
+)
 
 SEPARATOR: Final = ","
-_NAME: Final = properties.INNER_MULTI_DISPATCH.encode()
+MULTI_DISPATCH_NAME: Final = properties.INNER_MULTI_DISPATCH.encode()
+"""The name of the first property; a record without these bytes has one unit."""
 _WAITING: Final = DUE_TIME_TOPICS | {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC}
 
 
@@ -40,15 +51,18 @@ class MultiDispatch(Enum):
 
     def queue_id(self, topic: str, own: int) -> int:
         """Return the queue id of a further queue, given that of the record."""
-        return 0 if self is MultiDispatch.LMQ and topic.startswith(LMQ_PREFIX) else own
+        return 0 if self is MultiDispatch.LMQ and is_lmq(topic) else own
+
+
+_LMQ, _TOPICS = MultiDispatch.LMQ, MultiDispatch.TOPICS
 
 
 def further_units(stored: bytes, own: tuple[str, int], mode: MultiDispatch) -> dict[tuple[str, int], int]:
     """Return the queue offsets of a record in further queues, by (topic, queue id), given its stored properties.
 
-    Empty if the two properties do not fit together, as if they were not there.
+    Empty for most records, and if the two properties do not fit together.
     """
-    if _NAME not in stored:
+    if mode is MultiDispatch.OFF or MULTI_DISPATCH_NAME not in stored:
         return {}
     pairs = properties.parse(stored)
     names = _split(pairs.get(properties.INNER_MULTI_DISPATCH, ""))
@@ -60,15 +74,45 @@ def further_units(stored: bytes, own: tuple[str, int], mode: MultiDispatch) -> d
     return units
 
 
-def further_queues(stored: bytes, own: tuple[str, int], mode: MultiDispatch) -> list[tuple[str, int]]:
-    """Return the further queues that a put shall dispatch a message to; empty for most messages.
+def is_dispatched_to(buffer: Buffer, record: Peek, queue: tuple[str, int], queue_offset: int) -> bool:
+    """Tell whether a record names a further queue, with this queue offset. Whatever the settings of its broker were."""
+    stored = bytes(buffer[record.properties_begin : record.properties_end])
+    own = (record.topic, record.queue_id)
+    return any(further_units(stored, own, mode).get(queue) == queue_offset for mode in (_LMQ, _TOPICS))
 
-    The names are unique, and in order.
+
+def assign_offsets(
+    stored: bytes, own: tuple[str, int], mode: MultiDispatch, next_offsets: Mapping[tuple[str, int], int]
+) -> bytes:
+    """Return the properties to store of a message that is put in queue `own`, with its offsets in further queues.
+
+    `next_offsets` are those of all queues. Names that `check_names` refuses count as if there were none.
     """
-    if mode is MultiDispatch.OFF or _NAME not in stored or own[0] in _WAITING:
-        return []
-    names = _split(properties.parse(stored).get(properties.INNER_MULTI_DISPATCH, ""))
-    return [(name, mode.queue_id(name, own[1])) for name in names]
+    pairs = properties.parse(stored)
+    pairs.pop(properties.INNER_MULTI_QUEUE_OFFSET, None)
+    names = _split(pairs.get(properties.INNER_MULTI_DISPATCH, ""))
+    if names and own[0] not in _WAITING and all(map(_is_valid_lmq, names)):
+        offsets = [next_offsets.get((name, mode.queue_id(name, own[1])), 0) for name in names]
+        pairs[properties.INNER_MULTI_QUEUE_OFFSET] = SEPARATOR.join(map(str, offsets))
+    return properties.join(pairs)
+
+
+def check_names(text: str) -> None:
+    """Raise InvalidMessage unless all names of INNER_MULTI_DISPATCH are those of light message queues."""
+    for name in _split(text):
+        if not _is_valid_lmq(name):
+            raise InvalidMessage(
+                f"{properties.INNER_MULTI_DISPATCH} names {name!r}, which is no light message queue: those have valid "
+                f"names of topics that begin with {LMQ_PREFIX}"
+            )
+
+
+def _is_valid_lmq(name: str) -> bool:
+    try:
+        check_topic(name)
+    except InvalidMessage:
+        return False
+    return is_lmq(name)
 
 
 def _split(text: str) -> list[str]:

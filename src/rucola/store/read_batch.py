@@ -1,8 +1,9 @@
 """Reading a batch: the records of consecutive units of a queue, filtered and limited.
 
 A unit is skipped if a filter rejects its tags code or its record's properties, if the log no longer has its record, or
-if it is damaged. A unit is damaged if its record does not state the same size, queue offset and physical offset; other
-bytes would be worse for a consumer than a missing message.
+if it is damaged. A unit is damaged if its record does not state the same size, queue offset and physical offset, nor
+names the queue as a further one with this queue offset; other bytes would be worse for a consumer than a missing
+message.
 
 Corresponds to the loop in DefaultMessageStore.getMessage of org.apache.rocketmq.store, which returns whatever a unit
 points at.
@@ -16,11 +17,13 @@ from mmap import mmap
 from typing import Final
 
 from rucola import speed
-from rucola.message.record import MIN_RECORD_SIZE, place_of
+from rucola.errors import InvalidMessage
+from rucola.message.record import MIN_RECORD_SIZE, peek, place_of
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import GetMessageStatus, GetResult, StoreConfig
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, first_unit, iter_units
 from rucola.store.held_bytes import HeldBytes
+from rucola.store.multi_dispatch import is_dispatched_to
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ class QueueReader:
                 units = queue.units_in_file(queue_offset, most)
             found = read_batch(
                 log, units, queue_offset, max_count, max_bytes, accepts, matches,
-                lambda at: self._report_damaged_unit(queue, at),
+                lambda at: self._report_damaged_unit(queue, at), (queue.topic, queue.queue_id),
             )  # fmt: skip
         status, following, joined, count = found
         return GetResult(status, following, begin, end, joined, count, suggests_slave)
@@ -114,11 +117,13 @@ def read_batch(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
     on_damage: Callable[[int], None],
+    queue: tuple[str, int],
 ) -> tuple[GetMessageStatus, int, bytes, int]:
     """Return (status, queue offset to continue from, records one after the other, their number).
 
-    `units` begin at `queue_offset`. At most `max_count` records are returned, after the first at most `max_bytes`.
-    `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of each damaged unit.
+    `units` begin at `queue_offset` of `queue`, (topic, queue id). At most `max_count` records are returned, after the
+    first at most `max_bytes`. `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of
+    each damaged unit.
     """
     status, skip_before = _NO_MATCHED_MESSAGE, _NO_OFFSET
     records: list[bytes] = []
@@ -149,7 +154,10 @@ def read_batch(
         if (
             0 <= position <= written - size
             and size >= MIN_RECORD_SIZE
-            and place_of(mapped, position) == (size, at, physical_offset)
+            and (
+                place_of(mapped, position) == (size, at, physical_offset)
+                or _is_further(mapped, position, (size, physical_offset), queue, at)
+            )
         ):
             records.append(mapped[position : position + size])
             total += size
@@ -163,6 +171,17 @@ def read_batch(
         else:
             on_damage(at)
     return status, following, b"".join(records), len(records)
+
+
+def _is_further(
+    mapped: mmap | bytes, position: int, place: tuple[int, int], queue: tuple[str, int], queue_offset: int
+) -> bool:
+    """Tell whether the record at a position has the place, (size, physical offset), and names a further queue."""
+    try:
+        record = peek(mapped, position)
+    except InvalidMessage:
+        return False
+    return (record.size, record.physical_offset) == place and is_dispatched_to(mapped, record, queue, queue_offset)
 
 
 def read_usual(

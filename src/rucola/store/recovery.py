@@ -47,7 +47,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -56,11 +56,12 @@ from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
 from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.consume_queue import ConsumeQueue, queue_offset_mismatch, sync_names
+from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_offset_mismatch, sync_names
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, MultiDispatch
 from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,16 @@ class Recovery:
     """The recovery of one store, in the owner's thread before anything else uses the files."""
 
     def __init__(
-        self, files: MappedFileQueue, dispatcher: CommitLogDispatcher, checkpoint: Checkpoint, *, after_crash: bool
+        self,
+        files: MappedFileQueue,
+        dispatcher: CommitLogDispatcher,
+        checkpoint: Checkpoint,
+        multi_dispatch: MultiDispatch,
+        *,
+        after_crash: bool,
     ) -> None:
         self._files = files
+        self._multi_dispatch = multi_dispatch
         self._dispatcher = dispatcher
         self._queues: ConsumeQueues = dispatcher.queues
         self._index: Index | None = dispatcher.index
@@ -97,7 +105,7 @@ class Recovery:
         self._durable_end = 0
         """The physical offset up to which the log was on disk once: damage before it is no torn tail."""
         self._expected_units = 0
-        """The number of records in the last file that must have units; set after a clean stop only."""
+        """The number of units that the records in the last file must have; set after a clean stop only."""
         self._next_progress = 0
         """The physical offset at which the next progress message is due."""
 
@@ -213,9 +221,27 @@ class Recovery:
             if isinstance(item, RecordRun):
                 count = int(np.searchsorted(item.positions, self._durable_end - item.file.begin))
                 self._expected_units += int((item.heads["sys_flag"][:count] & sysflag.TRANSACTION_PREPARED == 0).sum())
+                self._expected_units += self._count_further_units(item, count)
             else:
                 end = item.physical_offset
         return end
+
+    def _count_further_units(self, run: RecordRun, count: int) -> int:
+        """Return the number of units in further queues of the first `count` records of a run."""
+        if self._multi_dispatch is MultiDispatch.OFF or not count:
+            return 0
+        # Searching the bytes for the name finds the few records to look at.
+        found, positions, mapped = 0, run.positions[:count], run.file.map
+        end = int(positions[-1]) + int(run.heads["size"][count - 1])
+        at = mapped.find(MULTI_DISPATCH_NAME, int(positions[0]), end)
+        while at >= 0:
+            number = int(np.searchsorted(positions, at, "right")) - 1
+            position = int(positions[number])
+            with suppress(InvalidMessage):
+                requests = read_dispatch_requests(mapped, position, self._multi_dispatch)
+                found += 0 if requests[0].sys_flag & sysflag.TRANSACTION_PREPARED else len(requests) - 1
+            at = mapped.find(MULTI_DISPATCH_NAME, position + int(run.heads["size"][number]), end)
+        return found
 
     def _durable_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
         """Return the end of the last record that a queue's units and the checkpoint cover.
@@ -380,7 +406,7 @@ class Recovery:
             # 2. Check what the scan does not: the queue's name, torn properties, the queue offset.
             damage = None
             try:
-                request = read_dispatch_request(run.file.map, position)
+                request, *others = read_dispatch_requests(run.file.map, position, self._multi_dispatch)
             except InvalidMessage as error:
                 damage = str(error)
             else:
@@ -388,6 +414,8 @@ class Recovery:
                     damage = "the record has zeros in place of its properties"
                 elif physical_offset >= units_begin and not request.sys_flag & sysflag.TRANSACTION_PREPARED:
                     damage = self._continue_queue(request, units, expected, units_begin)
+                    if damage is None:
+                        self._continue_further_queues(others, units, expected, units_begin)
             # 3. Damage ends the log in its tail, and is an error before it.
             if damage is not None:
                 if not tail:
@@ -426,6 +454,27 @@ class Recovery:
         expected[name] = queue_offset + 1
         units.append(request)
         return None
+
+    def _continue_further_queues(
+        self,
+        requests: list[DispatchRequest],
+        units: list[DispatchRequest],
+        expected: dict[tuple[str, int], int],
+        units_begin: int,
+    ) -> None:
+        """Append the requests of a record for further queues to `units`; those that do not continue theirs get no unit.
+
+        They do not end the log: the record is valid, and its own queue has it.
+        """
+        for request in requests:
+            why = None
+            try:
+                check_queue_name(request.topic, request.queue_id)
+                why = self._continue_queue(request, units, expected, units_begin)
+            except InvalidMessage as error:
+                why = str(error)
+            if why is not None:
+                log.warning("%s: the record at %d: %s", self._files.directory, request.physical_offset, why)
 
     def _expected_offset(self, name: tuple[str, int], queue_offset: int, units_begin: int) -> int:
         """Return the queue offset to continue with, given that of the first record to dispatch.

@@ -21,6 +21,7 @@ and only logs what is no record.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -28,8 +29,11 @@ from rucola.errors import InvalidMessage, StoreError
 from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.store.commit_log import CommitLog
-from rucola.store.consume_queue import ConsumeQueue, queue_offset_mismatch
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
+from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_offset_mismatch
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
+from rucola.store.multi_dispatch import MultiDispatch
+
+logger = logging.getLogger(__name__)
 
 MAX_OVERLAP: Final = 4 * 1024 * 1024
 """The most bytes that are compared after a reconnection."""
@@ -45,8 +49,10 @@ class Replica:
         next_offsets: dict[tuple[str, int], int],
         enqueue: Callable[[DispatchRequest], None],
         restart: Callable[[str, int], None],
+        multi_dispatch: MultiDispatch,
     ) -> None:
         self._log = commit_log
+        self._multi_dispatch = multi_dispatch
         self._next_offsets = next_offsets
         """The store's next queue offset by (topic, queue id); the replica advances it."""
         self._enqueue = enqueue
@@ -144,13 +150,25 @@ class Replica:
                 break
             if magic == MESSAGE_MAGIC:
                 try:
-                    request = read_dispatch_request(file.map, position)
+                    request, *others = read_dispatch_requests(file.map, position, self._multi_dispatch)
                 except InvalidMessage as error:
                     raise StoreError(f"the master sent no record at {begin}: {error}") from None
                 self._advance_queue(request, begin)
                 self._enqueue(request)
+                self._enqueue_further(others, begin)
                 self._last_record = begin
             self._complete_end = begin + size
+
+    def _enqueue_further(self, requests: list[DispatchRequest], begin: int) -> None:
+        """Queue the requests of a record for further queues, except those that do not continue theirs."""
+        for request in requests:
+            try:
+                check_queue_name(request.topic, request.queue_id)
+                self._advance_queue(request, begin)
+            except (InvalidMessage, StoreError) as error:
+                logger.warning("%s: %s", self._log.files.directory, error)
+            else:
+                self._enqueue(request)
 
     def _advance_queue(self, request: DispatchRequest, begin: int) -> None:
         """Advance the queue of a record.

@@ -12,7 +12,7 @@ from rucola.broker.background.scheduler import Scheduler, in_thread
 from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable
+from rucola.broker.tables.offsets import ConsumerOffsetTable, offset_paths
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -35,11 +35,14 @@ class Metadata:
         self._clock = environment.clock
         self.persistence = TablePersistence()
         self.limits = Limits(config, environment.clock)
-        self.topics = TopicConfigTable(directory / "topics.json", config, self._on_topics_changed, self.limits)
-        self.groups = SubscriptionGroupTable(
-            directory / "subscriptionGroup.json", config, self._on_groups_changed, self.limits
+        enable_lmq = environment.store_config.enable_lmq
+        self.topics = TopicConfigTable(
+            directory / "topics.json", config, self._on_topics_changed, self.limits, enable_lmq=enable_lmq
         )
-        self.offsets = ConsumerOffsetTable(directory / CONSUMER_OFFSET_FILE)
+        self.groups = SubscriptionGroupTable(
+            directory / "subscriptionGroup.json", config, self._on_groups_changed, self.limits, enable_lmq=enable_lmq
+        )
+        self.offsets = ConsumerOffsetTable(*offset_paths(directory, enable_lmq=enable_lmq))
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config, self.limits)
         self.locks = QueueLockTable(directory / "queueLocks.json", self._on_locks_changed)
         file = config.credentials_file

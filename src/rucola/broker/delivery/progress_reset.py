@@ -19,6 +19,7 @@ from rucola.broker.delivery.timer import TIMER_FILE, TimerCheckpoint, write_chec
 from rucola.broker.delivery.transactions import TRANSACTION_GROUP
 from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable
 from rucola.store.config_files import read_config
+from rucola.store.features import LMQ_OFFSET_FILE
 
 
 def reset_progress(config_directory: Path) -> None:
@@ -32,7 +33,8 @@ def reset_progress(config_directory: Path) -> None:
         write_delay_offsets(delayed, {})
     if read_config(timers) is not None:
         write_checkpoint(timers, TimerCheckpoint(0, 0, 0))
-    offsets = ConsumerOffsetTable(config_directory / CONSUMER_OFFSET_FILE)
-    offsets.load(None)
-    offsets.remove_group(TRANSACTION_GROUP)
-    slices.run(offsets.snapshot_steps())()
+    for name in (CONSUMER_OFFSET_FILE, LMQ_OFFSET_FILE):
+        offsets = ConsumerOffsetTable(config_directory / name)
+        offsets.load(None)
+        offsets.remove_group(TRANSACTION_GROUP)
+        slices.run(offsets.snapshot_steps())()

@@ -51,6 +51,7 @@ from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SU
 from rucola.slices import in_slices
 from rucola.speed import BatchColumns
 from rucola.store.config import PUT_OK, PutMessageStatus
+from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, check_names
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
@@ -83,6 +84,10 @@ _PUT_REFUSALS = {
     PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: (
         Reason.ILLEGAL_MESSAGE,
         f"the message is illegal: its properties take more than {properties.MAX_PROPERTIES_SIZE} bytes",
+    ),
+    PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: (
+        Reason.FAILED,
+        "there are as many light message queues as maxLmqConsumeQueueNum allows, and the message names another one",
     ),
 }
 
@@ -254,6 +259,9 @@ class PublishService:
         pairs = properties.parse(header.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
+        pairs.pop(properties.INNER_MULTI_QUEUE_OFFSET, None)  # the store assigns it
+        if self._store_config.enable_multi_dispatch:
+            check_names(pairs.get(properties.INNER_MULTI_DISPATCH, ""))
         is_half = _is_half(header, pairs)
         self._check_keys(header.topic, pairs.get(properties.KEYS))
         # 2. The queue that it is for, and the one that it is stored in until then.
@@ -401,6 +409,8 @@ class PublishService:
 
     def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: BatchColumns) -> Published:
         flags, bodies, stored, tags_codes, unique_keys, keys = columns
+        if self._store_config.enable_multi_dispatch and any(MULTI_DISPATCH_NAME in each for each in stored):
+            raise InvalidMessage(f"a batch cannot be dispatched to further queues ({properties.INNER_MULTI_DISPATCH})")
         # All messages together have more blanks than one may have keys: only then one can have too many.
         if "".join(filter(None, keys)).count(properties.KEY_SEPARATOR) >= self._config.max_keys_per_message:
             for words in keys:

@@ -16,7 +16,7 @@ import msgspec
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
-from rucola.message.topics import check_group
+from rucola.message.topics import check_group, is_lmq
 from rucola.protocol.body import to_body
 from rucola.protocol.group import SYSTEM_GROUPS
 from rucola.protocol.topic import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -27,7 +27,13 @@ class SubscriptionGroupTable:
     """Group configurations by name, with their data version."""
 
     def __init__(
-        self, path: Path, config: BrokerConfig, on_change: Callable[[], None], limits: Limits | None = None
+        self,
+        path: Path,
+        config: BrokerConfig,
+        on_change: Callable[[], None],
+        limits: Limits | None = None,
+        *,
+        enable_lmq: bool = False,
     ) -> None:
         self._file = ConfigFile(path)
         self._config = config
@@ -35,7 +41,7 @@ class SubscriptionGroupTable:
         self._on_change = on_change
         self.data_version = DataVersion()
         self._table: Final[dict[str, SubscriptionGroupConfig]] = {}
-        self.get: Callable[[str], SubscriptionGroupConfig | None] = self._table.get
+        self.get: Callable[[str], SubscriptionGroupConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
         """Return the settings of a group, or None. Bound directly to the dictionary: every pull calls it."""
 
     def load(self) -> None:
@@ -52,13 +58,17 @@ class SubscriptionGroupTable:
             if name not in self._table:
                 self._table[name] = SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)
 
+    def _get_or_lmq(self, group: str) -> SubscriptionGroupConfig | None:
+        found = self._table.get(group)
+        return SubscriptionGroupConfig(group_name=group) if found is None and is_lmq(group) else found
+
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
         """Return the group, created if permitted, else None.
 
         Raises InvalidMessage for an illegal name, and Refused if there are too many groups for another one.
         """
         # Unknown groups are validated before they are created: their names become parts of topic names and files.
-        config = self._table.get(group)
+        config = self.get(group)
         if config is None and self._config.auto_create_subscription_group:
             check_group(group)
             if self._limits is not None:

@@ -1,4 +1,4 @@
-"""Consumer offsets by topic, group and queue: `config/consumerOffset.json`.
+"""Consumer offsets by topic, group and queue: `config/consumerOffset.json`, with enableLmq `lmqConsumerOffset.json`.
 
 A consumer offset is the queue offset of the next message to consume. Commits are frequent, so the table is written
 every `flushConsumerOffsetInterval` and at the stop, not at every commit; after a crash, groups consume again the
@@ -9,9 +9,11 @@ A power failure can destroy messages that a group has consumed while its offset 
 
 A key of the file is `topic@group`. A topic contains no `@`, so the first one separates: `Limits.check_offset` refuses
 commits that would break this. A group that Apache's broker accepted may contain one. Keys without topic or group are
-ignored.
+ignored. In lmqConsumerOffset.json the offsets of groups named `%LMQ%...` are by themselves, without a queue id, which
+is 0.
 
-Corresponds to `ConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache keeps such offsets.
+Corresponds to `ConsumerOffsetManager` and `LmqConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate differences:
+Apache keeps such offsets, and with enableLmq it ignores the consumerOffset.json of the time before.
 """
 
 from __future__ import annotations
@@ -23,12 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from rucola.errors import StoreCorrupt
-from rucola.store.config_files import ConfigFile
+from rucola.message.topics import is_lmq
+from rucola.store.config_files import ConfigFile, read_config
+from rucola.store.features import LMQ_OFFSET_FILE
 
 logger = logging.getLogger(__name__)
 
 CONSUMER_OFFSET_FILE = "consumerOffset.json"
 _SEPARATOR = "@"
+
+
+def offset_paths(directory: Path, *, enable_lmq: bool) -> tuple[Path, Path | None]:
+    """Return the file of consumer offsets in `config`, and the one that is read if there is none."""
+    usual = directory / CONSUMER_OFFSET_FILE
+    return (directory / LMQ_OFFSET_FILE, usual) if enable_lmq else (usual, None)
 
 
 class ConsumerOffsetTable:
@@ -37,8 +47,10 @@ class ConsumerOffsetTable:
     All methods must be called in one event loop.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before: Path | None = None) -> None:
         self._file = ConfigFile(path)
+        self._before = before
+        """The file to read if there is none."""
         self._table: dict[str, dict[int, int]] = {}
         """By `topic@group`, then by queue id, as in the file."""
         self._count = 0
@@ -60,12 +72,14 @@ class ConsumerOffsetTable:
         `max_offset` returns the end of a queue. None keeps all offsets, for a slave, whose queues may end before those
         of its master.
         """
-        value = self._file.read()
+        value, path = self._file.read(), self._file.path
+        if value is None and self._before is not None:
+            value, path = read_config(self._before), self._before
         if value:
-            table = parse_consumer_offsets(self._file.path, value)
+            table = parse_consumer_offsets(path, value)
             self._add(table)
             for key in table.keys() - self._table.keys():
-                logger.warning("%s: the offsets of %r are ignored: it is not topic@group", self._file.path, key)
+                logger.warning("%s: the offsets of %r are ignored: it is not topic@group", path, key)
         if max_offset is None:
             return
         for key, queues in self._table.items():
@@ -201,7 +215,7 @@ class ConsumerOffsetTable:
             return _nothing
         table: dict[str, dict[int, int]] = {}
         # Prepared before the copy: a copy that began later is newer, and is never replaced by this one.
-        write = self._file.prepare_write(lambda: {"offsetTable": table})
+        write = self._file.prepare_write(lambda: _document(table, self._file.path))
         for key in list(self._table):
             if (queues := self._table.get(key)) is not None:
                 table[key] = dict(queues)
@@ -228,15 +242,28 @@ def _split(key: str) -> tuple[str, str, str]:
     return key.partition(_SEPARATOR)
 
 
+def _document(table: Mapping[str, dict[int, int]], path: Path) -> dict[str, Any]:
+    """Return the content of a file of consumer offsets."""
+    if path.name != LMQ_OFFSET_FILE:
+        return {"offsetTable": table}
+    lmq = {key: queues[0] for key, queues in table.items() if is_lmq(_split(key)[2]) and queues.keys() == {0}}
+    return {
+        "lmqOffsetTable": lmq,
+        "offsetTable": {key: queues for key, queues in table.items() if key not in lmq},
+    }
+
+
 def parse_consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
     """Parse the offsets of a file or response, by `topic@group`.
 
     Raises StoreCorrupt, which names `source`, if they are invalid.
     """
     try:
-        return {
+        table = {
             key: {int(queue_id): int(queue_offset) for queue_id, queue_offset in queues.items()}
             for key, queues in document["offsetTable"].items()
         }
+        of_lmq = {key: {0: int(queue_offset)} for key, queue_offset in document.get("lmqOffsetTable", {}).items()}
+        return table | of_lmq
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(source, 0, f"not a table of consumer offsets ({error!r})") from None

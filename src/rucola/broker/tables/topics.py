@@ -39,7 +39,13 @@ class TopicConfigTable:
     """Topic configurations by name, with their data version."""
 
     def __init__(
-        self, path: Path, config: BrokerConfig, on_change: Callable[[], None], limits: Limits | None = None
+        self,
+        path: Path,
+        config: BrokerConfig,
+        on_change: Callable[[], None],
+        limits: Limits | None = None,
+        *,
+        enable_lmq: bool = False,
     ) -> None:
         self._file = ConfigFile(path)
         self._config = config
@@ -57,7 +63,7 @@ class TopicConfigTable:
         self._table: Final[dict[str, TopicConfig]] = {}
         self.by_name: Final[Mapping[str, TopicConfig]] = self._table
         """The table itself, to read."""
-        self.get: Callable[[str], TopicConfig | None] = self._table.get
+        self.get: Callable[[str], TopicConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
         """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
     def load(self, now_ms: int) -> None:
@@ -74,6 +80,12 @@ class TopicConfigTable:
             self._table.setdefault(topic.topic_name, topic)
         if not value:
             self.data_version = DataVersion(timestamp=now_ms)
+
+    def _get_or_lmq(self, topic: str) -> TopicConfig | None:
+        found = self._table.get(topic)
+        if found is None and topics.is_lmq(topic):
+            return TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
+        return found
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(self._table.values())

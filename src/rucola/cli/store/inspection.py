@@ -17,6 +17,7 @@ from rucola.cli.store.body_view import BodyView, body_options, match_context
 from rucola.cli.store.directory import config_option, directory_argument, index_slots
 from rucola.store.directory_lock import is_served
 from rucola.store.directory_reader import StoreReader
+from rucola.store.features import Support, find_features
 from rucola.store.tools.check import check as check_store
 from rucola.store.tools.dump import dump as dump_store
 from rucola.store.tools.dump import message_row
@@ -49,6 +50,9 @@ def check(directory: Path, config_file: Path | None, as_json: bool) -> None:
             "log, the newest index file and the checkpoint",
             err=True,
         )
+    for feature in find_features(directory):
+        if feature.support is not Support.REFUSED:  # the others are findings
+            click.echo(str(feature), err=True)
     with progress_bar(f"check {directory}") as progress:
         findings = check_store(directory, index_slots=index_slots(config_file), progress=progress)
     if as_json:
@@ -99,6 +103,8 @@ def _print_stat(counted: StoreStat) -> None:
         f"abort        {'there: the store is open, or was not closed cleanly' if counted.abort else 'not there'}"
     )
     click.echo(f"config       {' '.join(counted.config) or 'none'}")
+    for feature in counted.features:
+        click.echo(f"feature      {feature}")
     latest = counted.epochs[-_SHOWN_EPOCHS:]
     if latest:
         before = "... " if len(latest) < len(counted.epochs) else ""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from rucola.errors import ConfigError
+from rucola.message.topics import is_lmq
 from rucola.spark.source.log_boundaries import log_end, skip_records
 from rucola.spark.source.log_splits import (
     LogSplit,
@@ -53,8 +54,10 @@ class StoreSource:
                 if not self._options.by_queue:
                     bounds[BrokerLog(broker_name)] = reader.min_physical_offset, log_end(reader)
                     continue
-                present |= reader.queues().keys()
-                for (topic, queue_id), (least, most) in reader.queues().items():
+                # The messages of light message queues are those of other topics.
+                queues = {name: ends for name, ends in reader.queues().items() if not is_lmq(name[0])}
+                present |= queues.keys()
+                for (topic, queue_id), (least, most) in queues.items():
                     if is_chosen(self._options, queue := BrokerQueue(topic, broker_name, queue_id)):
                         bounds[queue] = least, most
         _check_topics_exist(self._options, present)

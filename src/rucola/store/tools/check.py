@@ -3,8 +3,9 @@
     log           files are contiguous; every record is valid (sizes, magic, CRC, own offset); every file but the last
                   ends with a blank or exactly with a record; after the end there are only zeros. The walk continues
                   after a changed body, and ends if the way to the next record is lost
-    queues        unit k points at a record of that topic and queue whose queueOffset is k; every record that belongs to
-                  a queue has its unit; after the last unit there are only zeros
+    queues        unit k points at a record of that topic and queue whose queueOffset is k, or one that names the queue
+                  as a further one; every record that belongs to a queue has its unit; after the last unit there are
+                  only zeros
     index         slots and chains lead to earlier entries of the same slot; every entry points at a record; the counts
                   in the header are right
     epochs        the epoch file has its checksum; its epochs ascend, and begin in the log, at a record
@@ -35,9 +36,10 @@ from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.directory_lock import is_served
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
-from rucola.store.features import KNOWN_NAMES, Support, find_features
+from rucola.store.features import KNOWN_NAMES, Support, detect_multi_dispatch, find_features
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
+from rucola.store.multi_dispatch import MultiDispatch, further_units
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
 
 MAX_FINDINGS: Final = 1000
@@ -61,8 +63,9 @@ class CheckFinding(NamedTuple):
 class _LogSummary:
     """The records of a log, as the checks of queues and index need them."""
 
-    def __init__(self, files: MappedFileQueue, served_end: int | None) -> None:
+    def __init__(self, files: MappedFileQueue, served_end: int | None, multi_dispatch: MultiDispatch) -> None:
         self.files = files
+        self.multi_dispatch = multi_dispatch
         self.served_end = served_end
         """The end of the last dispatched record if a broker serves the store; bytes after it are not checked."""
         self.end = files.begin
@@ -141,7 +144,7 @@ def _check(
         yield CheckFinding(Path(error.path), error.position, error.why)
         return
     try:
-        log = _LogSummary(files, served_end)
+        log = _LogSummary(files, served_end, detect_multi_dispatch(store))
         yield from _check_log(log, progress)
         for topic, queue_id, directory in queue_directories(store / "consumequeue"):
             yield from _check_queue(log, topic, queue_id, directory)
@@ -257,17 +260,24 @@ def _add_run(log: _LogSummary, run: RecordRun) -> Iterator[CheckFinding]:
             yield CheckFinding(run.file.path, position, str(error))
             continue
         if sysflag.is_dispatched(outline.sys_flag):
-            expected = log.queues.setdefault((outline.topic, outline.queue_id), {})
-            if outline.queue_offset == 0 and expected:
-                expected.clear()  # the topic was deleted and created again
-            elif expected and (outline.queue_offset - 1 not in expected or outline.queue_offset in expected):
-                yield CheckFinding(
-                    run.file.path,
-                    position,
-                    f"queueOffset is {outline.queue_offset}, but the record before it in "
-                    f"{outline.topic}-{outline.queue_id} has {max(expected)}",
-                )
-            expected[outline.queue_offset] = outline.physical_offset
+            own = (outline.topic, outline.queue_id)
+            stored = bytes(run.file.map[outline.properties_begin : outline.properties_end])
+            units = {own: outline.queue_offset, **further_units(stored, own, log.multi_dispatch)}
+            for queue, queue_offset in units.items():
+                what = _add_unit(log.queues.setdefault(queue, {}), queue, queue_offset, outline.physical_offset)
+                if what is not None:
+                    yield CheckFinding(run.file.path, position, what)
+
+
+def _add_unit(expected: dict[int, int], queue: tuple[str, int], queue_offset: int, physical_offset: int) -> str | None:
+    """Add the unit that a record needs to those of its queue; return why it does not continue the queue."""
+    what = None
+    if queue_offset == 0 and expected:
+        expected.clear()  # the topic was deleted and created again
+    elif expected and (queue_offset - 1 not in expected or queue_offset in expected):
+        what = f"queueOffset is {queue_offset}, but the record before it in {queue[0]}-{queue[1]} has {max(expected)}"
+    expected[queue_offset] = physical_offset
+    return what
 
 
 def _check_epochs(log: _LogSummary, store: Path) -> Iterator[CheckFinding]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rucola.errors import StoreCorrupt
 from rucola.message import MessageExt
@@ -141,6 +141,8 @@ def _in_queues(reader: StoreReader, query: SearchQuery, progress: ProgressCallba
     ranges = {name: reader.queues()[name] for name in names}
     total, done = sum(end - begin for begin, end in ranges.values()), 0
     code = tags_code(query.tag) if query.tag is not None and query.topic not in DUE_TIME_TOPICS else None
+    # The units name the queue, which may be a further one of records of other topics.
+    query = replace(query, topic=None, queue_id=None)
     for (topic, queue_id), (begin, end) in sorted(ranges.items()):
         first = _first_in_time(reader, topic, queue_id, begin, end, query.begin_ms)
         done += first - begin

@@ -37,9 +37,10 @@ from rucola.store.dispatch import (
     index_entries_of,
     index_keys_of,
 )
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
 from rucola.store.index import IndexFile, index_file_name, later_name
 from rucola.store.mapped_file import MappedFileQueue, file_paths
+from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.scan import ScanEnd, scan_file
 from rucola.store.tools.rebuild import damaged_log
 
@@ -88,12 +89,12 @@ def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[Unit
     try:
         dispatcher = _dispatcher(settings)
         messages = entries = 0
-        for item in _batches(files, begin):
+        for item in _batches(files, begin, settings.multi_dispatch):
             if isinstance(item, ScanEnd):
                 end = item.physical_offset
                 yield ScannedLogFile(begin, end, end < begin + files.file_size, messages, entries)
                 return
-            messages += len(item)
+            messages += len({request.physical_offset for request in item})
             entries += len(index_keys_of(item)[0])
             for (topic, queue_id), (queue_offset, units, _, _) in dispatcher.units_by_queue(item).items():
                 yield UnitRun(topic, queue_id, queue_offset, first_unit(units)[0], units)
@@ -202,13 +203,13 @@ def _entries_a_file(settings: StoreConfig) -> int:
 
 def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
     """Yield the index entries of one log file in batches."""
-    for item in _batches(files, begin):
+    for item in _batches(files, begin, MultiDispatch.OFF):
         if isinstance(item, ScanEnd):
             return
         yield index_entries_of(item)
 
 
-def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchRequest] | ScanEnd]:
+def _batches(files: MappedFileQueue, begin: int, mode: MultiDispatch) -> Iterator[list[DispatchRequest] | ScanEnd]:
     """Yield one log file's records in batches, in order, and finally their end.
 
     In a batch the queue offsets of each queue are consecutive: a batch ends before a queue starts over.
@@ -225,17 +226,17 @@ def _batches(files: MappedFileQueue, begin: int) -> Iterator[list[DispatchReques
         following: dict[tuple[str, int], int] = {}
         for position in item.positions.tolist():
             try:
-                request = read_dispatch_request(file.map, position)
+                requests = read_dispatch_requests(file.map, position, mode)
             except InvalidMessage as error:
                 raise damaged_log(files, begin + position, str(error)) from error
-            if sysflag.is_dispatched(request.sys_flag):
-                name, queue_offset = (request.topic, request.queue_id), request.queue_offset
+            if sysflag.is_dispatched(requests[0].sys_flag):
+                names = {(request.topic, request.queue_id): request.queue_offset for request in requests}
                 # Such a queue starts over, or has a gap, which `write_consume_queue` reports.
-                if following.get(name, queue_offset) != queue_offset:
+                if any(following.get(name, queue_offset) != queue_offset for name, queue_offset in names.items()):
                     yield batch
                     batch, following = [], {}
-                following[name] = queue_offset + 1
-            batch.append(request)
+                following.update((name, queue_offset + 1) for name, queue_offset in names.items())
+            batch += requests
         yield batch
 
 

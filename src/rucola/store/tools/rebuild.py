@@ -30,9 +30,11 @@ from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
 from rucola.store.directory_lock import DirectoryLock
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
+from rucola.store.features import detect_multi_dispatch
 from rucola.store.index import Index, IndexFile, index_paths
 from rucola.store.mapped_file import MappedFileQueue, file_paths
+from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.scan import RecordRun, scan
 from rucola.store.tools.progress import ProgressCallback
 from rucola.system_calls import exchange_names
@@ -111,7 +113,8 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
     index = Index(target / "index", settings.max_hash_slot_num, settings.max_index_num, [])
     rebuilt = RebuildResult(target)
     try:
-        feeder = _Feeder(files, CommitLogDispatcher(queues, index, parse_delay_levels(settings.message_delay_level)))
+        dispatcher = CommitLogDispatcher(queues, index, parse_delay_levels(settings.message_delay_level))
+        feeder = _Feeder(files, dispatcher, settings.multi_dispatch)
         for item in scan(files, files.begin):
             if isinstance(item, RecordRun):
                 rebuilt.messages += feeder.feed(item)
@@ -141,9 +144,10 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
 class _Feeder:
     """Feeder of log records to a CommitLogDispatcher, with a check that each continues its queue."""
 
-    def __init__(self, files: MappedFileQueue, dispatcher: CommitLogDispatcher) -> None:
+    def __init__(self, files: MappedFileQueue, dispatcher: CommitLogDispatcher, multi_dispatch: MultiDispatch) -> None:
         self._files = files
         self._dispatcher = dispatcher
+        self._multi_dispatch = multi_dispatch
         self._next: dict[tuple[str, int], int] = {}
         """The next queue offset by (topic, queue id)."""
 
@@ -152,34 +156,41 @@ class _Feeder:
         batch: list[DispatchRequest] = []
         for position in run.positions.tolist():
             try:
-                request = read_dispatch_request(run.file.map, position)
+                requests = read_dispatch_requests(run.file.map, position, self._multi_dispatch)
             except InvalidMessage as error:
                 raise damaged_log(self._files, run.file.begin + position, str(error)) from error
-            if sysflag.is_dispatched(request.sys_flag):
-                name, queue_offset = (request.topic, request.queue_id), request.queue_offset
-                # A log whose first files are deleted may begin in the middle of a queue; a whole one begins with 0.
-                expected = self._next.get(name, queue_offset if self._files.begin else 0)
-                if queue_offset == 0 and expected:
-                    # The topic was deleted and created again: its queue starts over.
-                    self._dispatcher.dispatch(batch, set())
-                    batch.clear()
-                    self._dispatcher.queues[name].truncate(0)
-                elif queue_offset != expected:
-                    damage = queue_offset_mismatch(*name, queue_offset, expected)
-                    raise damaged_log(self._files, run.file.begin + position, damage)
-                self._next[name] = queue_offset + 1
-            batch.append(request)
+            for request in requests:
+                if sysflag.is_dispatched(request.sys_flag):
+                    self._continue_queue(request, batch)
+                batch.append(request)
         self._dispatcher.dispatch(batch, set())
         return len(run.positions)
 
+    def _continue_queue(self, request: DispatchRequest, batch: list[DispatchRequest]) -> None:
+        """Check that a request continues its queue; dispatch `batch` before a queue that starts over."""
+        name, queue_offset = (request.topic, request.queue_id), request.queue_offset
+        # A log whose first files are deleted may begin in the middle of a queue; a whole one begins with 0.
+        expected = self._next.get(name, queue_offset if self._files.begin else 0)
+        if queue_offset == 0 and expected:
+            # The topic was deleted and created again: its queue starts over.
+            self._dispatcher.dispatch(batch, set())
+            batch.clear()
+            self._dispatcher.queues[name].truncate(0)
+        elif queue_offset != expected:
+            damage = queue_offset_mismatch(*name, queue_offset, expected)
+            raise damaged_log(self._files, request.physical_offset, damage)
+        self._next[name] = queue_offset + 1
+
 
 def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
-    """Return a configuration with a store's own file sizes, and defaults for missing ones.
+    """Return a configuration with a store's own file sizes and multi-dispatch, and defaults for missing ones.
 
     An index file shows only its total size, so it is assumed to have four entries per slot, as by default; raises
     StoreCorrupt if that is impossible. With `index` False the index is ignored.
     """
     settings = StoreConfig(store)
+    mode = detect_multi_dispatch(store)
+    settings.enable_multi_dispatch, settings.enable_lmq = mode is not MultiDispatch.OFF, mode is MultiDispatch.LMQ
     if paths := file_paths(store / "commitlog"):
         # A crash may have left the last file short.
         settings.mapped_file_size_commit_log = max(path.stat().st_size for path in paths)

@@ -45,8 +45,10 @@ from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
 from rucola.store.config_files import COORDINATION
+from rucola.store.features import detect_multi_dispatch
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
+from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.tools.progress import ProgressCallback
 from rucola.store.tools.queue_reconstruction import Reconstruction, RecordLocation, SurvivingUnits, reconstruct_queues
 from rucola.store.tools.rebuild import RebuildResult, build, detect_config
@@ -130,6 +132,11 @@ def repair(
         raise StoreError(f"{out} is not empty; give a new directory")
     if source.resolve() in (out.resolve(), *out.resolve().parents):
         raise StoreError(f"{out} is inside {source}, which a repair never changes; give a directory elsewhere")
+    if (settings.multi_dispatch if settings else detect_multi_dispatch(source)) is not MultiDispatch.OFF:
+        raise StoreError(
+            f"{source} has light message queues, whose queue offsets a repair cannot keep; read its messages with "
+            "`rucola store dump` or `grep`"
+        )
     # 1. Find the valid records and what has to be corrected.
     file_size = settings.mapped_file_size_commit_log if settings else 0
     found = salvage(source / "commitlog", file_size, _step(progress, 0))

@@ -20,8 +20,10 @@ from rucola.message.record import peek
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import read_epochs
+from rucola.store.features import Feature, detect_multi_dispatch, find_features
 from rucola.store.index import Index
 from rucola.store.mapped_file import file_paths
+from rucola.store.multi_dispatch import MultiDispatch, further_units
 from rucola.store.scan import RecordRun, ScanEnd
 
 
@@ -106,6 +108,8 @@ class StoreStat:
     """The masterships that wrote the log; none if no master knew epochs."""
     abort: bool
     """Whether the store is open, or was not closed cleanly."""
+    features: list[Feature]
+    """What other brokers and versions keep in the directory."""
 
 
 def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None) -> StoreStat:
@@ -132,12 +136,14 @@ def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int
         (point.physic_timestamp, point.logics_timestamp, point.index_timestamp),
         read_epochs(store),
         (store / "abort").exists(),
+        find_features(store),
     )
 
 
 def _log(
     reader: StoreReader, queues: dict[tuple[str, int], QueueStat], progress: Callable[[int, int], None] | None
 ) -> LogStat:
+    mode = detect_multi_dispatch(reader.path)
     files = reader.commit_log_files
     log = LogStat(len(files), files[0].size if files else 0, begin=reader.min_physical_offset)
     log.end = log.begin
@@ -150,7 +156,7 @@ def _log(
             log.end = item.physical_offset
             break
         _blank(log, int(item.file.begin + item.positions[0]))
-        _count(item, log.records, queues)
+        _count(item, log.records, queues, mode)
         log.end = item.end
         if progress is not None:
             progress(item.end - log.begin, total)
@@ -167,19 +173,23 @@ def _blank(log: LogStat, begin: int) -> None:
         log.blank_size += begin - log.end
 
 
-def _count(run: RecordRun, records: RecordCounts, queues: dict[tuple[str, int], QueueStat]) -> None:
+def _count(
+    run: RecordRun, records: RecordCounts, queues: dict[tuple[str, int], QueueStat], mode: MultiDispatch
+) -> None:
     sizes, timestamps = run.heads["size"].tolist(), run.store_timestamps.tolist()
     for position, size, timestamp in zip(run.positions.tolist(), sizes, timestamps, strict=True):
         outline = peek(run.file.map, position)
-        stored = properties.parse(run.file.map[outline.properties_begin : outline.properties_end])
+        encoded = run.file.map[outline.properties_begin : outline.properties_end]
+        stored = properties.parse(encoded)
         keys = (properties.UNIQ_KEY in stored) + len(stored.get(properties.KEYS, "").split())
         records.add(size, timestamp, keys)
         if sysflag.is_dispatched(outline.sys_flag):
-            name = outline.topic, outline.queue_id
-            queue = queues.get(name)
-            if queue is None:
-                queue = queues[name] = QueueStat(*name)
-            queue.in_log.add(size, timestamp, keys)
+            own = outline.topic, outline.queue_id
+            for name in (own, *further_units(encoded, own, mode)):
+                queue = queues.get(name)
+                if queue is None:
+                    queue = queues[name] = QueueStat(*name)
+                queue.in_log.add(size, timestamp, keys)
 
 
 def _index(index: Index) -> list[IndexFileStat]:
