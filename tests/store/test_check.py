@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreError
+from rucola.store.directory_reader import StoreReader
 from rucola.store.index import HEADER_SIZE
 from rucola.store.tools.check import MAX_FINDINGS, check
-from support.stores import OpenStore, crashed_copy, inner
+from rucola.store.tools.rebuild import rebuild
+from support.stores import OpenStore, config, crashed_copy, derived_files, inner
 
 LOG = Path("commitlog") / f"{0:020d}"
 QUEUE = Path("consumequeue") / "T" / "0" / f"{0:020d}"
@@ -162,3 +164,19 @@ def test_a_changed_body_hides_no_later_damage(open_store: OpenStore, tmp_path: P
     findings = check(tmp_path / "damaged")
     assert [(finding.path, finding.position) for finding in findings] == places
     assert all("CRC" in finding.what for finding in findings)
+
+
+@pytest.mark.parametrize(("slots", "entries"), [(10, 25), (31, 7), (1, 100), (100, 3), (7, 28)])
+def test_an_index_of_any_size_is_read_and_rebuilt_without_its_settings(
+    open_store: OpenStore, tmp_path: Path, slots: int, entries: int
+) -> None:
+    engine = open_store(config(tmp_path / "store", max_hash_slot_num=slots, max_index_num=entries))
+    for k in range(60):
+        engine.put(inner(body=b"%d" % k, keys=f"key-{k}"), 1_000_000 + k * 1000)
+    engine.close()
+    assert check(tmp_path / "store") == []
+    with StoreReader(tmp_path / "store") as reader:
+        assert {file.slot_count for file in reader.index.files} == {slots}
+        assert [message.body for message in reader.query("T", "key-7")] == [b"7"]
+    rebuild(tmp_path / "store", tmp_path / "rebuilt")
+    assert derived_files(tmp_path / "rebuilt") == derived_files(tmp_path / "store")

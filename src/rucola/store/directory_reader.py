@@ -46,8 +46,7 @@ class StoreReader:
 
     Args:
         path: the directory that holds `commitlog/`.
-        index_slots: maxHashSlotNum of the broker that wrote the index; 0 assumes four entries per slot, which is the
-            default and holds if both numbers were changed together.
+        index_slots: maxHashSlotNum of the broker that wrote the index; 0 takes it from each file.
         commit_log: the directory of the log if it is not `<path>/commitlog` (storePathCommitLog).
 
     Raises StoreError if `path` is no directory, and StoreCorrupt if its files contradict each other.

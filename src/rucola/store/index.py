@@ -117,15 +117,11 @@ class IndexFile:
     def open(cls, path: Path, slot_count: int = 0, *, writable: bool = False) -> IndexFile:
         """Map an existing file.
 
-        With `slot_count` 0 it is assumed to have four entries per slot, as by default. Raises StoreCorrupt if the size
-        of the file does not fit that.
+        With `slot_count` 0 it is that which fits the header and the entries. Raises StoreCorrupt if the size of the
+        file does not fit, or if the file does not tell.
         """
         size = path.stat().st_size
-        if not slot_count:
-            # Each slot takes 4 bytes and its four entries 80: a default file of 420,000,040 bytes has 5,000,000 slots.
-            slot_count, odd = divmod(size - HEADER_SIZE, SLOT_SIZE + DEFAULT_ENTRIES_PER_SLOT * ENTRY_SIZE)
-            if odd or slot_count < 1:
-                raise StoreCorrupt(path, size, f"an index file of {size} bytes; the number of its slots is needed")
+        slot_count = slot_count or _count_slots(path, size)
         room = size - HEADER_SIZE - slot_count * SLOT_SIZE
         if room < 0 or room % ENTRY_SIZE:
             raise StoreCorrupt(
@@ -328,6 +324,46 @@ class IndexFile:
             self.slots_used,
             self.count,
         )
+
+
+def _count_slots(path: Path, size: int) -> int:
+    """Return the number of slots of a file of `size` bytes: four entries per slot, as by default, or what it shows."""
+    # Each slot takes 4 bytes and its four entries 80: a default file of 420,000,040 bytes has 5,000,000 slots.
+    usual, odd = divmod(size - HEADER_SIZE, SLOT_SIZE + DEFAULT_ENTRIES_PER_SLOT * ENTRY_SIZE)
+    is_usual = usual > 0 and not odd
+    mapped = MappedFile.open(path)
+    try:
+        if size >= HEADER_SIZE:
+            _, _, begin, end, _, count = _HEADER.unpack_from(mapped.map, 0)
+            if is_usual and (count <= 1 or _has_ends(mapped, usual, begin, end, count)):
+                return usual
+            if count > 1 and end > 0:
+                # The last entry has `end` as its physical offset; where that is found, the number of slots follows.
+                behind = HEADER_SIZE + (count - 1) * ENTRY_SIZE + _SLOT.size
+                at = mapped.map.find(wanted := struct.pack(">q", end), behind + SLOT_SIZE)
+                while at >= 0:
+                    slots, odd = divmod(at - behind, SLOT_SIZE)
+                    if not odd and _has_ends(mapped, slots, begin, end, count):
+                        return slots
+                    at = mapped.map.find(wanted, at + 1)
+    finally:
+        mapped.close()
+    if is_usual:
+        return usual
+    why = (
+        f"an index file of {size} bytes does not tell how many slots it has: give maxHashSlotNum in a broker.conf (-c)"
+    )
+    raise StoreCorrupt(path, size, why)
+
+
+def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: int) -> bool:
+    """Tell whether a number of slots puts first and last entry where they have the physical offsets of the header."""
+    entries_at = HEADER_SIZE + slot_count * SLOT_SIZE
+    room, odd = divmod(file.size - entries_at, ENTRY_SIZE)
+    if odd or count > room:
+        return False
+    first, last = (_ENTRY.unpack_from(file.map, entries_at + number * ENTRY_SIZE)[1] for number in (1, count - 1))
+    return (first, last) == (begin, end) and not any(file.map[entries_at : entries_at + ENTRY_SIZE])
 
 
 def _chain(

@@ -10,7 +10,7 @@ import click
 from rucola import settings
 from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig
-from rucola.errors import ConfigError, StoreCorrupt, StoreError
+from rucola.errors import ConfigError, StoreCorrupt
 from rucola.store.config import StoreConfig
 from rucola.store.tools.rebuild import detect_config
 
@@ -58,9 +58,9 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
     given = _read(config_file)
     try:
         found = detect_config(directory)
-    except StoreCorrupt as error:
+    except StoreCorrupt:
         if not broken and "maxHashSlotNum" not in given:
-            raise StoreError(f"{error}; name a broker.conf with maxHashSlotNum and maxIndexNum (-c)") from error
+            raise
         found = detect_config(directory, index=False)
     return settings.fill(StoreConfig, given, **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
 

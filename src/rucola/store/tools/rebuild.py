@@ -185,8 +185,7 @@ class _Feeder:
 def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
     """Return a configuration with a store's own file sizes and multi-dispatch, and defaults for missing ones.
 
-    An index file shows only its total size, so it is assumed to have four entries per slot, as by default; raises
-    StoreCorrupt if that is impossible. With `index` False the index is ignored.
+    Raises StoreCorrupt if an index file does not tell the number of its slots. With `index` False the index is ignored.
     """
     settings = StoreConfig(store)
     mode = detect_multi_dispatch(store)
