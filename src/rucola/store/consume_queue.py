@@ -92,6 +92,7 @@ class ConsumeQueue:
         "_read_tags_code",
         "_room_end",
         "_tail",
+        "gap",
         "log_begin",
         "max_offset",
         "min_offset",
@@ -125,10 +126,17 @@ class ConsumeQueue:
         """The begin of the log, as of the last `raise_min_offset`."""
         self._tail: tuple[int, bytes] = 0, b""
         """(queue offset, the last units when the queue was opened), which `unit` reads without mapping a file."""
+        self.gap = files.gap
+        """The position at which the first missing file would begin; None if there is none.
+
+        Such a queue is being rewound to its begin: all of its units have to be appended again.
+        """
         self.max_offset = self._count_written()
         """The queue offset of the next message."""
         self.min_offset = self._skip_fillers()
         """The queue offset of the first message that the log still has; earlier units may still be in the file."""
+        if self.gap is not None:
+            self.rewind(0)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -575,6 +583,8 @@ def open_queues(
 
     The last three arguments are those of `MappedFileQueue.open`. Several topics are opened at a time, because a cold
     disk answers parallel reads faster: ten thousand queues open in a second or two.
+
+    If `writable`, a queue of which a file is missing is opened as well, rewound to its begin (see `gap`).
     """
 
     def of_topic(topic: str) -> list[ConsumeQueue]:
@@ -582,7 +592,13 @@ def open_queues(
             ConsumeQueue(
                 topic,
                 queue_id,
-                MappedFileQueue.open(path, writable=writable, file_size=file_size, after_crash=after_crash),
+                MappedFileQueue.open(
+                    path,
+                    writable=writable,
+                    file_size=file_size,
+                    after_crash=after_crash,
+                    may_have_gaps=writable,
+                ),
                 read_tags_code,
             )
             for queue_id, path in _queues_of(directory / topic)

@@ -329,6 +329,7 @@ class IndexFile:
 def _count_slots(path: Path, size: int) -> int:
     """Return the number of slots of a file of `size` bytes: four entries per slot, as by default, or what it shows."""
     # Each slot takes 4 bytes and its four entries 80: a default file of 420,000,040 bytes has 5,000,000 slots.
+    slots: int
     usual, odd = divmod(size - HEADER_SIZE, SLOT_SIZE + DEFAULT_ENTRIES_PER_SLOT * ENTRY_SIZE)
     is_usual = usual > 0 and not odd
     mapped = MappedFile.open(path)

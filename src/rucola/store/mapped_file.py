@@ -39,6 +39,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -425,14 +426,20 @@ class MappedFileQueue:
 
     @classmethod
     def open(
-        cls, directory: Path, *, writable: bool = False, file_size: int = 0, after_crash: bool = False
+        cls,
+        directory: Path,
+        *,
+        writable: bool = False,
+        file_size: int = 0,
+        after_crash: bool = False,
+        may_have_gaps: bool = False,
     ) -> MappedFileQueue:
         """Open all files of a directory; a missing directory counts as empty.
 
         With `file_size` 0 the size is that of the first file. A crash during the creation of a file leaves it empty or
         short. If `writable`, the last file then gets its full size; `after_crash` every empty one does, since several
         may have been created of which nothing was flushed. Raises StoreCorrupt for a file of another size and for a
-        gap between two files. Ignores names other than 20 digits.
+        gap between two files, unless it `may_have_gaps` (see `gap`). Ignores names other than 20 digits.
         """
         paths = file_paths(directory)
         sizes = [path.stat().st_size for path in paths]
@@ -442,7 +449,7 @@ class MappedFileQueue:
         files: list[MappedFile] = []
         for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
             begin, is_last = int(path.name), number == len(paths) - 1
-            if number and begin != files[-1].begin + file_size:
+            if number and begin != files[-1].begin + file_size and not may_have_gaps:
                 raise StoreCorrupt(
                     path, 0, f"the file should begin at {files[-1].begin + file_size}; a file before it is missing"
                 )
@@ -461,6 +468,14 @@ class MappedFileQueue:
     def begin(self) -> int:
         """The logical offset of the first byte that is not deleted; 0 without files."""
         return self.files[0].begin if self.files else 0
+
+    @property
+    def gap(self) -> int | None:
+        """The logical offset at which the first missing file would begin; None if there is none."""
+        for before, after in pairwise(self.files):
+            if before.end != after.begin:
+                return before.end
+        return None
 
     @property
     def end(self) -> int:

@@ -15,7 +15,7 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
    zeros, or end in zeros with nothing after them. Erase everything after the end, so that no old record reappears when
    the log grows over it.
 4. If the end of a queue does not match the log (a deleted directory, a store of which only the log is left, units that
-   a crash lost from before the scan), rebuild all queues from the first record of the log.
+   a crash lost from before the scan), or if a file in the middle of a queue is missing, rebuild all queues from the first record of the log.
 
 For example, a crash with log files at 0, 1000 and 2000 (of 1,000 bytes), a checkpoint at 12:00:05, and first records
 from 12:00:00, 12:00:01 and 12:00:04:
@@ -60,7 +60,7 @@ from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_off
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
 from rucola.store.index import Index
-from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, MultiDispatch
 from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 
@@ -129,6 +129,7 @@ class Recovery:
             return self._run_as_after_crash()
         # 3. Read the log; 4. or read all of it, if the queues do not match.
         try:
+            self._check_gaps()
             end = self._read(scan_begin, units_begin, *self._index_end())
         except _QueueGap as gap:
             log.warning("%s: %s; all ConsumeQueues are rebuilt from the log", self._files.directory, gap)
@@ -145,6 +146,12 @@ class Recovery:
             queue.raise_min_offset(self._files.begin)
         self._truncate_index(end)
         return end
+
+    def _check_gaps(self) -> None:
+        """Raise _QueueGap for a queue of which a file in the middle is missing."""
+        for queue in self._queues.values():
+            if queue.gap is not None:
+                raise _QueueGap(f"{queue.files.directory} lacks the file {file_name(queue.gap)}")
 
     def _queues_are_valid(self, scan_begin: int) -> bool:
         """Tell whether every queue's last unit points at its record, and no unit is missing."""
