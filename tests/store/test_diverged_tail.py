@@ -20,6 +20,7 @@ from rucola.store.diverged_tail import DIVERGED, cut_tail
 from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from rucola.store.tools.rebuild import rebuild
 from support.simulated_disk import without_waiting
 from support.stores import config, inner
 
@@ -71,6 +72,15 @@ def test_a_tail_over_several_files_is_cut_and_kept(tmp_path: Path) -> None:
     assert (tail.begin, tail.end, tail.messages) == (shared, log_end, COUNT - SHARED)
     assert len(tail.directories) > 1
     assert sum([len(numbers(directory)) for directory in tail.directories]) == COUNT - SHARED
+    # Each is sound as what it is, a log without queues; damage to it is found, and its queues can be built.
+    assert [check(directory) for directory in tail.directories] == [[]] * len(tail.directories)
+    kept = tail.directories[1] / "commitlog" / tail.directories[1].name[:20]
+    data = kept.read_bytes()
+    kept.write_bytes(data[:150] + b"!" + data[151:])
+    assert [(found.path, found.position) for found in check(tail.directories[1])] == [(kept, 0)]
+    kept.write_bytes(data)
+    rebuild(tail.directories[1])
+    assert [found.path.name for found in check(tail.directories[1])] == ["checkpoint"]
     is_cut(settings, shared)
 
 

@@ -17,6 +17,7 @@ read any store directory. Nothing deletes them but an operator.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,6 +32,7 @@ from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 from rucola.system_calls import OPEN_FLAGS, sync_all
 
 DIVERGED: Final = "diverged"
+_is_name: Final = re.compile(r"\d{20}-\d{20}(-\d+)?", re.ASCII).fullmatch
 _CHUNK: Final = 8 << 20
 
 
@@ -85,6 +87,11 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
     finally:
         lock.release()
     return tail
+
+
+def is_diverged_tail(store: Path) -> bool:
+    """Tell whether a directory is one of those that `cut_tail` writes, which has a part of a log and nothing else."""
+    return _is_name(store.name) is not None and [path.name for path in store.iterdir()] == ["commitlog"]
 
 
 def _clear(root: Path, files: MappedFileQueue) -> None:

@@ -15,7 +15,8 @@ ConsumeQueues and the index can each have lost what the others kept. The log dec
    zeros, or end in zeros with nothing after them. Erase everything after the end, so that no old record reappears when
    the log grows over it.
 4. If the end of a queue does not match the log (a deleted directory, a store of which only the log is left, units that
-   a crash lost from before the scan), or if a file in the middle of a queue is missing, rebuild all queues from the first record of the log.
+   a crash lost from before the scan), or if a file in the middle of a queue is missing, rebuild all queues from the
+   first record of the log.
 
 For example, a crash with log files at 0, 1000 and 2000 (of 1,000 bytes), a checkpoint at 12:00:05, and first records
 from 12:00:00, 12:00:01 and 12:00:04:

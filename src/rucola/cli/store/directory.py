@@ -12,6 +12,7 @@ from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.store.config import StoreConfig
+from rucola.store.diverged_tail import DIVERGED
 from rucola.store.tools.rebuild import detect_config
 
 STORE_ENTRIES = ("commitlog", "config", "checkpoint", "lock")
@@ -23,6 +24,8 @@ def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path)
 
     An empty directory, which would pass every check, is a wrong command line.
     """
+    if path.name == DIVERGED and (tails := sorted(tail for tail in path.iterdir() if tail.is_dir())):
+        raise click.BadParameter(f"{path} has store directories of their own: {', '.join(map(str, tails))}")
     if not any((path / name).exists() for name in STORE_ENTRIES):
         raise click.BadParameter(f"{path} is not a store directory: it has none of {', '.join(STORE_ENTRIES)}")
     return path

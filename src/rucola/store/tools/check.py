@@ -12,6 +12,8 @@
     other files   the checkpoint is not ahead of the log; there are no temporary or unknown files; the store was closed
                   cleanly
 
+A diverged tail (see `diverged_tail`) is a log alone: only that is checked.
+
 If a broker serves the store, its unfinished writes would look like damage. Then the check ends at the last dispatched
 message, before which everything is complete: later bytes, the index file that is being filled, the checkpoint and
 temporary files are not checked. A finding counts only if it is found three times, as ranges move meanwhile (dispatch,
@@ -35,6 +37,7 @@ from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.directory_lock import is_served
+from rucola.store.diverged_tail import is_diverged_tail
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.features import KNOWN_NAMES, Support, detect_multi_dispatch, find_features
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
@@ -148,6 +151,8 @@ def _check(
         yield from _check_log(log, progress)
         for topic, queue_id, directory in queue_directories(store / "consumequeue"):
             yield from _check_queue(log, topic, queue_id, directory)
+        if is_diverged_tail(store):
+            return
         for (topic, queue_id), expected in sorted(log.queues.items()):
             offset = min(expected.values())
             yield _at(files, offset, f"{len(expected)} records of {topic}-{queue_id} have no unit, this one first")
