@@ -109,7 +109,11 @@ _LMQ_OFFSETS: Final = "LMQ consumer offsets"
 def detect_multi_dispatch(root: Path) -> MultiDispatch:
     """Return how the records of a store were dispatched, as far as its files tell."""
     names = {feature.name for feature in _of_version_4(root)}
-    return MultiDispatch.LMQ if names & {_LMQ_QUEUES, _LMQ_OFFSETS} else MultiDispatch.OFF
+    if not names & {_LMQ_QUEUES, _LMQ_OFFSETS}:
+        return MultiDispatch.OFF
+    # With enableLmq, a light message queue has the id 0, whatever that of the record is.
+    other_ids = any(path.name != "0" for path in (root / "consumequeue").glob(f"{LMQ_PREFIX}*/*"))
+    return MultiDispatch.TOPICS if other_ids else MultiDispatch.LMQ
 
 
 def _of_version_4(root: Path) -> Iterator[Feature]:

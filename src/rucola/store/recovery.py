@@ -309,8 +309,8 @@ class Recovery:
                     self._files.directory,
                     0,
                     f"there is no CommitLog, but {queue.topic}-{queue.queue_id} has {queue.max_offset} messages; is "
-                    "its disk missing, or is storePathCommitLog wrong? To start with an empty store, run `rm -r` on "
-                    "consumequeue/ and index/",
+                    "its disk missing, is storePathCommitLog wrong, or is the log one of DLedger, elsewhere? To start "
+                    "with an empty store, move consumequeue/ and index/ away",
                 )
             queue.truncate(0)
         if self._index is not None:
