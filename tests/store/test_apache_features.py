@@ -23,7 +23,7 @@ from rucola.store.tools.grep import SearchQuery, grep
 from rucola.store.tools.rebuild import rebuild
 from rucola.store.tools.stat import stat
 from support.apache_stores import crashed, settings, with_ext, with_lmq
-from support.stores import OpenStore, batch, inner
+from support.stores import OpenStore, batch, config, inner
 
 
 def pulled(store: MessageStore, topic: str, tag: str | None = None) -> int:
@@ -157,7 +157,8 @@ def turn_into_dledger(root: Path) -> None:
         (lambda root: (root / "tieredstore").mkdir(), "tieredstore", Support.REFUSED),
         (lambda root: (root / "consumequeue" / "CURRENT").touch(), "consumequeue", Support.REFUSED),
         (lambda root: (root / "config" / "topics").mkdir(), "topics", Support.REFUSED),
-        (lambda root: (root / "older").mkdir(), "older", Support.REFUSED),
+        (lambda root: shutil.copytree(root / "commitlog", root / "older" / "log"), "older", Support.REFUSED),
+        (lambda root: (root / "logs").mkdir(), "consumequeue_ext", Support.READ),
         (
             lambda root: (root / "consumequeue" / "%LMQ%x" / "0").mkdir(parents=True),
             "consumequeue",
@@ -213,3 +214,14 @@ def test_a_store_whose_topics_have_units_of_other_topics_is_not_opened_without_m
     with pytest.raises(StoreError, match="Others"):
         MessageStore(settings(root)).open()
     assert (queue / "0" / f"{0:020d}").read_bytes()[:500] == units
+
+
+def test_a_log_in_another_directory_of_the_store_is_none_that_is_unknown(tmp_path: Path) -> None:
+    given = config(tmp_path / "store", store_path_commit_log=tmp_path / "store" / "deep" / "log")
+    for _ in range(2):
+        with MessageStore(given) as store:
+            store.put(inner(), 1000)
+    assert [feature.path.name for feature in find_features(tmp_path / "store")] == ["deep"]
+    (tmp_path / "store" / "deep" / "log").rename(tmp_path / "store" / "commitlog")
+    (tmp_path / "store" / "deep").rmdir()
+    assert check(tmp_path / "store") == []

@@ -127,7 +127,7 @@ def test_more_light_message_queues_than_allowed_are_refused(tmp_path: Path) -> N
     assert check(tmp_path / "store") == []
 
 
-@pytest.mark.parametrize("offsets", ["", "1", "1,2,3", "1,x", "1,-2", "1,²"])
+@pytest.mark.parametrize("offsets", ["", "1", "1,2,3", "1,x", "1,-2", "1,²", "1,99999999999999999"])
 def test_offsets_that_do_not_fit_the_names_are_no_units(offsets: str) -> None:
     pairs = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b", **({"INNER_MULTI_QUEUE_OFFSET": offsets} if offsets else {})}
     assert further_units(properties.join(pairs), ("T", 1), MultiDispatch.LMQ) == {}

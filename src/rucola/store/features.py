@@ -14,6 +14,7 @@ from typing import Final
 
 from rucola.errors import StoreError
 from rucola.message.topics import LMQ_PREFIX
+from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.diverged_tail import DIVERGED
 from rucola.store.epoch_file import EPOCH_FILE
@@ -27,6 +28,9 @@ KNOWN_NAMES: Final = frozenset(
     }
 )
 """What a store of Rucola may have."""
+
+_MAX_DEPTH: Final = 4
+"""A queue's file is in <store>/consumequeue/<topic>/<id>/."""
 
 LMQ_OFFSET_FILE: Final = "lmqConsumerOffset.json"
 _OFFSET_FILE: Final = "consumerOffset.json"
@@ -65,23 +69,24 @@ class Feature:
         return f"{self.name} in {self.path}: {self.note}"
 
 
-def find_features(root: Path) -> list[Feature]:
-    """Return the features of a store directory; empty for one that only Rucola or Apache's defaults wrote."""
-    return [*_of_version_4(root), *_of_version_5(root), *_unknown(root)]
+def find_features(root: Path, commit_log: Path | None = None) -> list[Feature]:
+    """Return the features of a store directory; empty for one that only Rucola or Apache's defaults wrote.
+
+    `commit_log` is the directory of the log if it is not `commitlog`.
+    """
+    return [*_of_version_4(root), *_of_version_5(root), *_unknown(root, commit_log)]
 
 
-def check_features(root: Path, mode: MultiDispatch, *, enable_lmq: bool) -> None:
+def check_features(config: StoreConfig) -> None:
     """Raise StoreError, which names every one, for features with which the store cannot be opened.
 
     Writes nothing.
     """
-    settings = {
-        _LMQ_QUEUES: mode is not MultiDispatch.OFF,
-        _LMQ_OFFSETS: enable_lmq,
-    }
+    root = config.store_path_root_dir
+    settings = {_LMQ_QUEUES: config.enable_multi_dispatch, _LMQ_OFFSETS: config.enable_lmq}
     refused = [
         feature
-        for feature in find_features(root)
+        for feature in find_features(root, config.commit_log_directory)
         if feature.support is Support.REFUSED
         or (feature.support is Support.NEEDS_SETTING and not settings[feature.name])
     ]
@@ -161,17 +166,25 @@ def _of_version_5(root: Path) -> Iterator[Feature]:
             yield Feature("RocketMQ 5, tables in RocksDB", path, Support.REFUSED, note)
 
 
-def _unknown(root: Path) -> Iterator[Feature]:
+def _unknown(root: Path, commit_log: Path | None) -> Iterator[Feature]:
     known = KNOWN_NAMES | _VERSION_5.keys() | {"consumequeue_ext", "rebuild.tmp", "lost+found"}
+    own = (commit_log, *commit_log.parents) if commit_log is not None else ()
     for path in _children(root, "*"):
-        if path.name not in known and path.is_dir() and not path.name.startswith((".", "dledger-")):
+        is_other = path.name not in known and path not in own and not path.name.startswith((".", "dledger-"))
+        if is_other and path.is_dir() and _has_store_files(path):
             yield Feature(
                 "an unknown directory",
                 path,
                 Support.REFUSED,
-                "it belongs to no version that is known, and may hold messages; move it out of the store if it is not "
-                "a part of it",
+                "it has files named as those of a log or of RocksDB, and may hold messages; move it out of the store "
+                "if it is not a part of it",
             )
+
+
+def _has_store_files(directory: Path) -> bool:
+    """Tell whether a directory has files of a log, a queue or RocksDB, as deep as a store has them."""
+    patterns = ("*/" * depth + name for depth in range(_MAX_DEPTH) for name in ("[0-9]" * 20, "*.sst"))
+    return any(path.is_file() for pattern in patterns for path in directory.glob(pattern))
 
 
 def _children(directory: Path, pattern: str) -> Iterable[Path]:

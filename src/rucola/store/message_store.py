@@ -138,7 +138,7 @@ class MessageStore:
         """
         config, root = self.config, self._root
         with naming_store(root), ExitStack() as resources:
-            check_features(root, self._multi_dispatch, enable_lmq=config.enable_lmq)
+            check_features(config)
             # 1. Lock the directory and find out how the last broker stopped.
             make_directory(root)
             resources.callback(DirectoryLock(root, config.commit_log_directory).release)

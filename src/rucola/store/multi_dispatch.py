@@ -32,6 +32,8 @@ from rucola.message.topics import (
 SEPARATOR: Final = ","
 MULTI_DISPATCH_NAME: Final = properties.INNER_MULTI_DISPATCH.encode()
 """The name of the first property; a record without these bytes has one unit."""
+_MAX_DIGITS: Final = 17
+"""More than a queue offset that a ConsumeQueue has room for."""
 _WAITING: Final = DUE_TIME_TOPICS | {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC}
 
 
@@ -67,7 +69,7 @@ def further_units(stored: bytes, own: tuple[str, int], mode: MultiDispatch) -> d
     pairs = properties.parse(stored)
     names = _split(pairs.get(properties.INNER_MULTI_DISPATCH, ""))
     offsets = _split(pairs.get(properties.INNER_MULTI_QUEUE_OFFSET, ""))
-    if len(names) != len(offsets) or not all(offset.isascii() and offset.isdigit() for offset in offsets):
+    if len(names) != len(offsets) or not all(map(_is_offset, offsets)):
         return {}
     units = {(name, mode.queue_id(name, own[1])): int(offset) for name, offset in zip(names, offsets, strict=True)}
     units.pop(own, None)
@@ -113,6 +115,10 @@ def _is_valid_lmq(name: str) -> bool:
     except InvalidMessage:
         return False
     return is_lmq(name)
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS
 
 
 def _split(text: str) -> list[str]:
