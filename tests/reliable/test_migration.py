@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Column, MetaData, String, Table, insert, inspect, select, update
 
 from rucola.reliable import migration
@@ -15,6 +17,26 @@ from rucola.reliable.errors import ReliableError, SchemaError
 from rucola.reliable.migration import VERSION
 from rucola.reliable.schema import LANES, Tables, now_ms
 from support.databases import OutboxDatabase
+
+ENVIRONMENT = """
+from alembic import context
+from sqlalchemy import create_engine
+with create_engine({url!r}).connect() as connection:
+    context.configure(connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+REVISION = """
+from alembic import op
+from sqlalchemy import Column, Integer
+from rucola.reliable import Tables, migration
+revision, down_revision = "a", None
+
+def upgrade():
+    op.create_table("before", Column("id", Integer))
+    migration.migrate(op.get_bind(), Tables("nested_"))
+    op.create_table("after", Column("id", Integer))
+"""
 
 
 def set_version(db: OutboxDatabase, version: str) -> None:
@@ -37,10 +59,17 @@ def test_migrations_create_the_tables_that_the_program_uses(db: OutboxDatabase) 
         migration.check(connection, db.tables)
 
 
-def test_newest_migration_is_the_version_that_is_checked(sqlite_db: OutboxDatabase) -> None:
+def test_migrate_within_a_migration_of_the_application(sqlite_db: OutboxDatabase, tmp_path: Path) -> None:
+    """The application's own Alembic goes on afterwards."""
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "env.py").write_text(ENVIRONMENT.format(url=sqlite_db.url))
+    (tmp_path / "versions" / "a.py").write_text(REVISION)
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path))
+    command.upgrade(config, "head")
     with sqlite_db.engine().connect() as connection:
-        config = migration.alembic_config(connection, sqlite_db.tables)
-        assert ScriptDirectory.from_config(config).get_heads() == [VERSION]
+        assert {"before", "after"} <= set(inspect(connection).get_table_names())
+        migration.check(connection, Tables("nested_"))
 
 
 def test_missing_tables_are_named_with_the_command_that_creates_them(empty_db: OutboxDatabase) -> None:

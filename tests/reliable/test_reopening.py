@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from click.testing import CliRunner
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Column, MetaData, String, Table, delete, insert, select, update
 
 from rucola.admin import AdminClient, RedriveResult, RedriveStatus
 from rucola.cli.main import main
@@ -21,6 +22,7 @@ from rucola.reliable import lane_leases, migration, operations, stub_claims
 from rucola.reliable.alerts import Alerts
 from rucola.reliable.database import Database
 from rucola.reliable.idempotent import idempotent
+from rucola.reliable.migrations.versions import UPGRADES
 from rucola.reliable.policy import Policy, Position
 from rucola.reliable.reopening import reopening
 from rucola.reliable.schema import DEAD, LANES, SENT, STATUSES, now_ms
@@ -288,8 +290,10 @@ def test_tables_of_version_1_0_are_upgraded_with_their_rows(empty_db: OutboxData
     old = {"message_id": "old", "topic": "T", "properties": "{}", "body": b"", "lane": 0, "status": DEAD}
     old |= {"awaiting": ",billing,", "created_at": 1}
     with empty_db.engine().begin() as connection:
-        command.upgrade(migration.alembic_config(connection, tables), "1.0")
-        assert migration.version_of(connection, tables) == "1.0"
+        UPGRADES["1.0"](Operations(MigrationContext.configure(connection)), tables)
+        version = Table(tables.version_table, MetaData(), Column("version_num", String(32)))
+        version.create(connection)
+        connection.execute(insert(version).values(version_num="1.0"))
         connection.execute(insert(tables.stub).values(**old))
     with empty_db.engine().begin() as connection:
         assert migration.migrate(connection, tables) == ("1.0", migration.VERSION)

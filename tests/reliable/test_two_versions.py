@@ -25,22 +25,15 @@ pytestmark = pytest.mark.slow
 GROUP = "billing"
 MAJOR, MINOR = map(int, VERSION.split("."))
 NEWER = f"{MAJOR}.{MINOR + 1}"
-NEXT_MIGRATION = f'''
+NEXT_MIGRATION = """
 import sqlalchemy as sa
-from alembic import context, op
-
-revision = "{NEWER}"
-down_revision = "{VERSION}"
-branch_labels = None
-depends_on = None
 
 
-def upgrade() -> None:
-    tables = context.config.attributes["tables"]
-    op.add_column(f"{{tables.prefix}}stub", sa.Column("note", sa.String(20)), schema=tables.schema)
-    op.create_index(f"{{tables.prefix}}stub_note", f"{{tables.prefix}}stub", ["note"], schema=tables.schema)
-    op.create_table(f"{{tables.prefix}}note", sa.Column("id", sa.Integer, primary_key=True), schema=tables.schema)
-'''
+def upgrade(op, tables):
+    op.add_column(f"{tables.prefix}stub", sa.Column("note", sa.String(20)), schema=tables.schema)
+    op.create_index(f"{tables.prefix}stub_note", f"{tables.prefix}stub", ["note"], schema=tables.schema)
+    op.create_table(f"{tables.prefix}note", sa.Column("id", sa.Integer, primary_key=True), schema=tables.schema)
+"""
 ADD = """
 import sys
 from sqlalchemy import create_engine, insert
@@ -62,9 +55,11 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     package = path / "rucola"
     shutil.copytree(Path(rucola.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     reliable = package / "reliable"
-    name = f"v{NEWER.replace('.', '_')}.py"
-    (reliable / "migrations" / "versions" / name).write_text(NEXT_MIGRATION)
-    edit(reliable / "migration.py", f'VERSION: Final = "{VERSION}"', f'VERSION: Final = "{NEWER}"')
+    versions, name = reliable / "migrations" / "versions", f"v{NEWER.replace('.', '_')}"
+    (versions / f"{name}.py").write_text(NEXT_MIGRATION)
+    last = f"v{VERSION.replace('.', '_')}"
+    edit(versions / "__init__.py", f"v1_1, {last}", f"v1_1, {last}, {name}")
+    edit(versions / "__init__.py", f"{last}.upgrade,", f'{last}.upgrade,\n    "{NEWER}": {name}.upgrade,')
     edit(
         reliable / "schema.py",
         '        Column("error", _TEXT),',

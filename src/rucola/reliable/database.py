@@ -79,6 +79,14 @@ class Database:
         """Run `work` as `run_one` does, in the calling thread."""
         return self._run_sync(AUTOCOMMIT, work, *args, **kwargs)
 
+    @contextmanager
+    def connect_sync(self) -> Iterator[Connection]:
+        """Open a connection for the calling thread."""
+        if isinstance(self.engine, AsyncEngine):
+            raise ReliableError("an AsyncEngine works only on an event loop: pass an Engine")
+        with self._translated_errors(), self.engine.connect() as connection:
+            yield connection
+
     async def _run(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if isinstance(self.engine, AsyncEngine):
             with self._translated_errors():
@@ -87,9 +95,7 @@ class Database:
         return await asyncio.to_thread(self._run_sync, level, work, *args, **kwargs)
 
     def _run_sync(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        if isinstance(self.engine, AsyncEngine):
-            raise ReliableError("an AsyncEngine works only on an event loop: pass an Engine")
-        with self._translated_errors(), self.engine.connect() as connection:
+        with self.connect_sync() as connection:
             return _run_at(connection, level, work, *args, **kwargs)
 
     async def close(self) -> None:

@@ -304,6 +304,8 @@ class _Listener:
         yield Step("ledger_transaction", (migration.check, self._tables))
         if not self._is_one_database:
             yield Step("business_transaction", (migration.check, self._tables))
+            ledger_id = yield Step("ledger", (receipts.database_id, self._tables))
+            yield Step("business_one", (receipts.register_ledger, self._tables, self.group, ledger_id))
         self._is_checked = True
 
     def _finish_session(self, session: Session, delivery: GroupDelivery) -> bool:

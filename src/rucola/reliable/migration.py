@@ -1,4 +1,4 @@
-"""Creation and upgrade of the tables through Alembic, and the schema check at every start.
+"""Creation and upgrade of the tables by Alembic's operations, and the schema check at every start.
 
     init       creates the tables in a database without them
     migrate    upgrades them to this program's version
@@ -6,23 +6,23 @@
 
 A program of version 1.x works on a schema of version 1.y if y >= x: minor versions only add, see
 `migrations/versions`. Upgrade the schema first, then the programs one by one.
+
+`init` and `migrate` work in the caller's transaction and may be called from a migration of the application's own
+Alembic: they use none of Alembic's global state. The table of the version is Alembic's.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, delete, inspect, select
 
 from rucola.reliable.errors import ReliableError, SchemaError
+from rucola.reliable.migrations.versions import UPGRADES
 from rucola.reliable.schema import Tables
 
-if TYPE_CHECKING:
-    from alembic.config import Config
-
-VERSION: Final = "1.1"
-"""Schema version of this program, the newest in `migrations/versions`."""
+VERSION: Final = list(UPGRADES)[-1]
+"""Schema version of this program."""
 
 DATABASES: Final = {
     "sqlite": (3, 35),  # INSERT ... RETURNING
@@ -36,9 +36,13 @@ def version_of(connection: Connection, tables: Tables) -> str | None:
     """Return the version of the tables in this database; None if they do not exist."""
     if not inspect(connection).has_table(tables.version_table, schema=tables.schema):
         return None
-    table = Table(tables.version_table, MetaData(schema=tables.schema), Column("version_num", String(32)))
-    version: str | None = connection.scalar(select(func.max(table.c.version_num)))
+    version: str | None = connection.scalar(select(_version_table(tables).c.version_num))
     return version
+
+
+def _version_table(tables: Tables) -> Table:
+    key = PrimaryKeyConstraint("version_num", name=f"{tables.version_table}_pkc")
+    return Table(tables.version_table, MetaData(schema=tables.schema), Column("version_num", String(32)), key)
 
 
 def check(connection: Connection, tables: Tables) -> None:
@@ -74,7 +78,9 @@ def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
 
     Tables that are newer by a minor version are left as they are: this program works on them.
     """
-    from alembic import command  # imported here, so that relays and consumers do not load Alembic
+    # Imported here, so that relays and consumers do not load Alembic.
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
 
     _check_server(connection)
     before = version_of(connection, tables)
@@ -82,18 +88,16 @@ def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
         raise SchemaError(f"version {before} is newer than this program's {VERSION}; upgrade rucola")
     if before is not None and _parts(before) > _parts(VERSION):
         return before, before
-    command.upgrade(alembic_config(connection, tables), VERSION)
+    operations = Operations(MigrationContext.configure(connection))
+    table = _version_table(tables)
+    table.create(connection, checkfirst=True)
+    for version, upgrade in UPGRADES.items():
+        if before is None or _parts(version) > _parts(before):
+            upgrade(operations, tables)
+            # After each version, since MariaDB commits every change of a table.
+            connection.execute(delete(table))
+            connection.execute(table.insert().values(version_num=version))
     return before, VERSION
-
-
-def alembic_config(connection: Connection, tables: Tables) -> Config:
-    """Return Alembic's configuration for the migrations of this package."""
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes |= {"connection": connection, "tables": tables}
-    return config
 
 
 def _parts(version: str) -> tuple[int, int]:

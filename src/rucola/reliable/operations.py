@@ -5,12 +5,12 @@ resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new send cou
 reopen     from DEAD, when a copy of the dead letter was sent: SENT, so that the relay waits for the confirmation again
 confirm    for one group or all: an operator has verified the effect
 void       consumers drop the message and no relay sends it; refused if CONFIRMED, since a confirmation wins
-purge      deletes, a thousand rows at a time, rows that are too old for any duplicate
+purge      deletes, a thousand messages at a time, what is too old for any duplicate
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,19 +24,23 @@ from sqlalchemy import (
     and_,
     case,
     delete,
+    exists,
+    false,
     func,
     literal,
-    or_,
     select,
+    true,
     tuple_,
     union_all,
     update,
 )
 
+from rucola.reliable import receipts
+from rucola.reliable.errors import ReliableError
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import Position
-from rucola.reliable.receipts import confirm as confirm_group
 from rucola.reliable.schema import CONFIRMED, DEAD, MANUAL, NEW, SENT, STATUSES, STUCK, VOID, Tables, now_ms
+from rucola.reliable.stub_claims import one_of
 
 PURGE_AFTER_MS: Final = 7 * 24 * 3_600_000
 """Retention of settled rows: longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
@@ -163,7 +167,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
     row = connection.execute(_view(tables).where(stub.c.message_id == message_id)).one_or_none()
     whole = connection.execute(select(stub).where(stub.c.message_id == message_id)).one_or_none()
     held = case((receipt.c.lease_until > now_ms(), receipt.c.lease_until - now_ms()), else_=None)
-    receipts = connection.execute(
+    received = connection.execute(
         select(
             receipt.c.consumer_group, receipt.c.queue_id, receipt.c.queue_offset, now_ms() - receipt.c.received_at, held
         )
@@ -173,7 +177,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
     done_at = connection.execute(select(done.c.consumer_group, done.c.done_at).where(done.c.message_id == message_id))
     return MessageView(
         None if row is None else _view_of(row),
-        [ReceiptView(*row) for row in receipts],
+        [ReceiptView(*row) for row in received],
         {row[0]: row[1] for row in done_at},
         b"" if whole is None else whole.body,
         None if whole is None else whole.tags,
@@ -193,7 +197,7 @@ def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -
         .where(stub.c.message_id.in_(message_ids), stub.c.status != CONFIRMED)
         .values(
             status=NEW, sends=0, due_at=now_ms(), error=None, broker=None, queue_id=None, queue_offset=None,
-            reopened_at=now_ms(),
+            confirmed_at=None, reopened_at=now_ms(),
         )
     ).rowcount  # fmt: skip
 
@@ -258,7 +262,7 @@ def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], 
     """Confirm stubs for one group or all awaited groups; return how many were changed."""
     stub = tables.stub
     if group is not None:
-        return sum(confirm_group(connection, tables, message_id, group) for message_id in message_ids)
+        return sum(receipts.confirm(connection, tables, message_id, group) for message_id in message_ids)
     return connection.execute(
         update(stub)
         .where(stub.c.message_id.in_(message_ids), stub.c.status.not_in((CONFIRMED, VOID)))
@@ -272,7 +276,7 @@ def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> 
     return connection.execute(
         update(stub)
         .where(stub.c.message_id.in_(message_ids), stub.c.status.not_in((CONFIRMED, VOID)))
-        .values(status=VOID, due_at=None)
+        .values(status=VOID, due_at=None, confirmed_at=now_ms())
     ).rowcount
 
 
@@ -316,50 +320,112 @@ def stats(connection: Connection, tables: Tables) -> Stats:
     )
 
 
-def purgeable(connection: Connection, tables: Tables, older_than_ms: int) -> dict[str, int]:
-    """Return the number of rows of each table that `purge` would delete."""
-    return {
+def purgeable(
+    connection: Connection, tables: Tables, older_than_ms: int, ledgers: Sequence[Connection] = ()
+) -> dict[str, int]:
+    """Return the number of rows of each table that `purge` would delete, repeated until nothing is left."""
+    _check_ledgers(connection, tables, ledgers)
+    counts = {
         table.name: connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
-        for table, _, condition in _old_rows(tables, older_than_ms)
+        for table, _, condition in _old_rows(tables, older_than_ms, is_stub_kept=~_is_old_stub(tables, older_than_ms))
     }
+    counts[tables.done.name] += sum(map(len, _old_done_of_ledgers(connection, tables, older_than_ms, ledgers)))
+    return counts
 
 
-def purge(connection: Connection, tables: Tables, older_than_ms: int) -> int:
-    """Delete up to a thousand old rows of each table; return how many.
+def purge(connection: Connection, tables: Tables, older_than_ms: int, ledgers: Sequence[Connection] = ()) -> int:
+    """Delete up to a thousand old messages from each table; return the number of rows.
 
-    Repeat with a commit until it returns 0. The number of rows is bounded so that no call holds locks for long. A
-    `done` row is kept until its stub is settled.
+    Repeat with a commit until it returns 0. The number of rows is bounded so that no call holds locks for long. A stub
+    is old if it was CONFIRMED or VOID before `older_than_ms`. Its receipts and `done` rows are kept for as long as it,
+    since it may be sent again until then. `ledgers` are the databases with the stubs of groups that were consumed with
+    `ledger=`. ReliableError if one of them is missing: nothing is deleted then.
     """
+    _check_ledgers(connection, tables, ledgers)
+    # Programs before version 1.2 did not record the time of VOID; it counts from now.
+    stub, done = tables.stub, tables.done
+    undated = select(stub.c.seq).where(
+        stub.c.status == literal(VOID, literal_execute=True), stub.c.confirmed_at.is_(None)
+    )
+    if seqs := connection.scalars(undated.limit(PURGE_ROWS)).all():
+        dated = update(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.status == VOID)
+        connection.execute(dated.values(confirmed_at=now_ms()))
     removed = 0
-    for table, settled_at, condition in _old_rows(tables, older_than_ms):
-        keys = list(table.primary_key.columns)
-        rows = connection.execute(select(*keys).where(condition).order_by(settled_at).limit(PURGE_ROWS)).all()
-        if rows:
-            if len(keys) == 1:
-                chosen: ColumnElement[bool] = keys[0].in_([row[0] for row in rows])
-            else:
-                chosen = or_(*(and_(*(key == value for key, value in zip(keys, row, strict=True))) for row in rows))
-            removed += connection.execute(delete(table).where(chosen)).rowcount
+    for table, at, condition in _old_rows(tables, older_than_ms, is_stub_kept=true()):
+        key = next(iter(table.primary_key))
+        if keys := connection.scalars(select(key).where(condition).order_by(at).limit(PURGE_ROWS)).all():
+            # The condition again: an operator may have reopened a VOID stub since.
+            removed += connection.execute(delete(table).where(one_of(connection, key, keys), condition)).rowcount
+    for message_ids in _old_done_of_ledgers(connection, tables, older_than_ms, ledgers):
+        is_old = (done.c.done_at <= now_ms() - older_than_ms) & _is_of_ledger(tables)
+        chosen = one_of(connection, done.c.message_id, message_ids)
+        removed += connection.execute(delete(done).where(chosen, is_old)).rowcount
+        break
     return removed
 
 
-def _old_rows(tables: Tables, older_than_ms: int) -> list[tuple[Table, Column[Any], ColumnElement[bool]]]:
+def _check_ledgers(connection: Connection, tables: Tables, ledgers: Sequence[Connection]) -> None:
+    ledger = tables.ledger
+    given = {receipts.database_id(each, tables) for each in (connection, *ledgers)}
+    rows = connection.execute(
+        select(ledger.c.consumer_group, ledger.c.database_id).where(ledger.c.consumer_group != "")
+    )
+    missing = sorted({row.consumer_group for row in rows if row.database_id not in given})
+    if missing:
+        raise ReliableError(
+            f"the messages of group {', '.join(missing)} have their stubs in another database (`ledger=`), which knows "
+            "whether they may be sent again: name it, too, with --ledger URL; nothing was deleted"
+        )
+
+
+def _is_old_stub(tables: Tables, older_than_ms: int) -> ColumnElement[bool]:
+    return func.coalesce(tables.stub.c.confirmed_at <= now_ms() - older_than_ms, false())
+
+
+def _is_of_ledger(tables: Tables) -> ColumnElement[bool]:
+    """Return whether a `done` row is of a group whose stubs are in another database."""
+    return exists().where(tables.ledger.c.consumer_group == tables.done.c.consumer_group)
+
+
+def _old_rows(
+    tables: Tables, older_than_ms: int, is_stub_kept: ColumnElement[bool]
+) -> list[tuple[Table, Column[Any], ColumnElement[bool]]]:
     """Return each table with the indexed time column and the condition of its old rows."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     since = now_ms() - older_than_ms
 
-    def unsettled(table: Table) -> ColumnElement[bool]:
-        return (
-            select(literal(1))
-            .where(stub.c.message_id == table.c.message_id, stub.c.status.not_in((CONFIRMED, VOID)))
-            .exists()
-        )
+    def is_kept(table: Table) -> ColumnElement[bool]:
+        return exists().where(stub.c.message_id == table.c.message_id, is_stub_kept)
 
     return [
         (stub, stub.c.confirmed_at, stub.c.confirmed_at <= since),
-        (receipt, receipt.c.received_at, and_(receipt.c.received_at <= since, ~unsettled(receipt))),
-        (done, done.c.done_at, and_(done.c.done_at <= since, ~unsettled(done))),
+        (receipt, receipt.c.received_at, and_(receipt.c.received_at <= since, ~is_kept(receipt))),
+        (done, done.c.done_at, and_(done.c.done_at <= since, ~is_kept(done), ~_is_of_ledger(tables))),
     ]
+
+
+def _old_done_of_ledgers(
+    connection: Connection, tables: Tables, older_than_ms: int, ledgers: Sequence[Connection]
+) -> Iterator[list[str]]:
+    """Yield ids of old `done` rows, up to a thousand at a time, whose stubs neither this database nor a ledger has."""
+    stub, done = tables.stub, tables.done
+    key = (done.c.done_at, done.c.message_id, done.c.consumer_group)
+    old = select(*key).where(
+        done.c.done_at <= now_ms() - older_than_ms,
+        _is_of_ledger(tables),
+        ~exists().where(stub.c.message_id == done.c.message_id),
+    )
+    page = old.order_by(*key).limit(PURGE_ROWS)
+    while rows := connection.execute(page).all():
+        ids = {row.message_id for row in rows}
+        for ledger in ledgers:
+            ids -= set(ledger.scalars(select(stub.c.message_id).where(one_of(ledger, stub.c.message_id, ids))))
+        if ids:
+            yield sorted(ids)
+        # Those that are kept stay in front, so the next page begins after them.
+        last = rows[-1]
+        page = old.where(done.c.done_at >= last.done_at, tuple_(*key) > tuple_(*map(literal, last)))
+        page = page.order_by(*key).limit(PURGE_ROWS)
 
 
 def next_step(stub: StubView) -> str:

@@ -215,6 +215,23 @@ def has_stub(connection: Connection, tables: Tables, message_id: str) -> bool:
     return bool(connection.scalar(select(exists().where(tables.stub.c.message_id == message_id))))
 
 
+def database_id(connection: Connection, tables: Tables) -> str:
+    """Return the id of this database, which its migration has drawn."""
+    ledger = tables.ledger
+    found: str = connection.execute(select(ledger.c.database_id).where(ledger.c.consumer_group == "")).scalar_one()
+    return found
+
+
+def register_ledger(connection: Connection, tables: Tables, group: str, ledger_id: str) -> None:
+    """Record in the business database which database holds the stubs of a group's `done` rows."""
+    row = {"consumer_group": group, "database_id": ledger_id}
+    if connection.dialect.name in ("mysql", "mariadb"):
+        connection.execute(insert(tables.ledger).prefix_with("IGNORE").values(row))
+        return
+    kind: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(kind.insert(tables.ledger).values(row).on_conflict_do_nothing())
+
+
 def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
     """Return one UPDATE; concurrent confirmations by two groups are serialised by the row lock.
 

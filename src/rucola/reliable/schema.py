@@ -144,6 +144,13 @@ class Tables:
             Column("lease_until", BigInteger, nullable=False, server_default="0"),
             **_MARIADB,
         )
+        self.ledger = Table(
+            f"{prefix}ledger",
+            self.metadata,
+            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True),  # empty in the row of this database
+            Column("database_id", String(32), primary_key=True),
+            **_MARIADB,
+        )
         self.relay = Table(
             f"{prefix}relay",
             self.metadata,
@@ -200,7 +207,7 @@ def _stub_columns() -> list[Column[Any]]:
         Column("lease_until", BigInteger, nullable=False, server_default="0"),
         Column("due_at", BigInteger, default=now_ms()),
         Column("created_at", BigInteger, nullable=False, default=now_ms()),
-        Column("confirmed_at", BigInteger),
+        Column("confirmed_at", BigInteger),  # also the time of VOID
         Column("error", _TEXT),  # why the last send failed
         Column("reopened_at", BigInteger),  # of an operator's last resend or redrive; ages count from it
     ]
@@ -216,7 +223,7 @@ def _stub_indexes(prefix: str) -> list[Index]:
     return [
         Index(f"{prefix}stub_message", "message_id", unique=True),
         index("due", "due_at IS NOT NULL", "due_at", "seq"),
-        index("order", "shard_key IS NOT NULL AND status IN ('NEW', 'MANUAL')", "shard_key", "status", "seq"),
+        index("order", "shard_key IS NOT NULL AND status <> 'CONFIRMED'", "shard_key", "status", "seq"),
         index("status", "status <> 'CONFIRMED'", "status", "created_at"),
         index("confirmed", "confirmed_at IS NOT NULL", "confirmed_at"),
     ]

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import logging
 import signal
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 import click
 from sqlalchemy import Connection
@@ -43,6 +45,8 @@ from rucola.reliable.database import Database
 from rucola.reliable.operations import LEAST_PURGE_AFTER_MS, PURGE_AFTER_MS
 
 logger = logging.getLogger("rucola")
+
+T = TypeVar("T")
 
 HOUR_MS = 3_600_000
 SECOND_MS = 1000
@@ -182,23 +186,29 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
     "--older-than", type=DurationRange(), default=PURGE_AFTER_MS / HOUR_MS, show_default=True, metavar="HOURS",
     help="Minimum time since a message was completed.",
 )  # fmt: skip
+@click.option(
+    "--ledger", "ledgers", multiple=True, metavar="URL",
+    help="Database with the stubs, if consumers of this database use another one (`ledger=`). Can be repeated.",
+)  # fmt: skip
 @dry_run_option
 @yes_option
 @json_option
 @database_options
 def purge(
-    database: str, prefix: str, schema: str | None, older_than: float, dry_run: bool, yes: bool, as_json: bool
-) -> None:
-    """Delete old confirmed messages, receipts and done rows.
+    database: str, prefix: str, schema: str | None, older_than: float, ledgers: tuple[str, ...], dry_run: bool,
+    yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Delete old confirmed and void messages, receipts and done rows.
 
-    Receipts and done rows are deleted when no duplicate can arrive any more. An incomplete message is never deleted.
-    Rows are deleted in transactions of a thousand. The age must be at least 77 hours, because brokers may deliver a
-    message again for that long.
+    Receipts and done rows are deleted when no duplicate can arrive any more: after their message, which an operator
+    could send again. An incomplete message is never deleted. A thousand messages are deleted in a transaction. The age
+    must be at least 77 hours, because brokers may deliver a message again for that long.
 
     \b
     Examples:
       rucola reliable purge --dry-run
       rucola reliable purge --older-than 240 --yes
+      rucola reliable purge --database sqlite:///billing.db --ledger sqlite:///shop.db --yes
     """
     age_ms = int(older_than * HOUR_MS)
     if age_ms < LEAST_PURGE_AFTER_MS:
@@ -206,9 +216,22 @@ def purge(
             f"--older-than {older_than:g}: not below {LEAST_PURGE_AFTER_MS // HOUR_MS} hours, since brokers keep and "
             "retry messages as long as that, and a duplicate of a purged one would count as new"
         )
+
+    def with_ledgers(work: Callable[..., T]) -> T:
+        """Run `work` on the database, with a connection to each ledger."""
+        with ExitStack() as connected:
+            connections = []
+            for url in ledgers:
+                check_file(url)
+                tables, opened = open_database(url, prefix, schema)
+                connected.enter_context(named_errors(opened))
+                connections.append(connected.enter_context(opened.connect_sync()))
+                migration.check(connections[-1], tables)
+            return run_checked(database, prefix, schema, work, age_ms, connections)
+
     if dry_run or not yes:
         # Counting reads all old rows, which takes longer than removing the first thousand.
-        rows = run_checked(database, prefix, schema, operations.purgeable, age_ms)
+        rows = with_ledgers(operations.purgeable)
     if dry_run:
         if as_json:
             print_json(rows)
@@ -219,7 +242,7 @@ def purge(
         click.confirm(f"remove {sum(rows.values())} rows?", abort=True, err=True)
     # Short transactions keep locks and the undo log small, and a purge that is interrupted keeps what it has done.
     removed = 0
-    while count := run_checked(database, prefix, schema, operations.purge, age_ms):
+    while count := with_ledgers(operations.purge):
         removed += count
     if as_json:
         print_json({"removed": removed})

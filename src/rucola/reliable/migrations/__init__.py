@@ -1,1 +1,1 @@
-"""Migrations: an Alembic environment for the reliability tables, driven by `rucola.reliable.migration`."""
+"""Migrations of the reliability tables, driven by `rucola.reliable.migration`."""

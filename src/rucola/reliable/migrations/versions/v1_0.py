@@ -5,18 +5,15 @@ Also has a row for each lane, and on PostgreSQL a trigger that announces new stu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from alembic import context, op
 from sqlalchemy.dialects import mysql
 
 from rucola.reliable.schema import Tables
 
-revision = "1.0"
-down_revision = None
-branch_labels = None
-depends_on = None
+if TYPE_CHECKING:
+    from alembic.operations import Operations
 
 SEQ = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
@@ -28,10 +25,9 @@ ENGINE: dict[str, Any] = {
 }
 
 
-def upgrade() -> None:
-    tables: Tables = context.config.attributes["tables"]
+def upgrade(op: Operations, tables: Tables) -> None:
     prefix, schema = tables.prefix, tables.schema
-    _create_stub(prefix, schema)
+    _create_stub(op, prefix, schema)
     op.create_table(
         f"{prefix}receipt",
         sa.Column("message_id", sa.String(64), primary_key=True),
@@ -72,10 +68,10 @@ def upgrade() -> None:
         **ENGINE,
     )
     if op.get_context().dialect.name == "postgresql":
-        _announce_new_stubs(tables)
+        _announce_new_stubs(op, tables)
 
 
-def _create_stub(prefix: str, schema: str | None) -> None:
+def _create_stub(op: Operations, prefix: str, schema: str | None) -> None:
     op.create_table(
         f"{prefix}stub",
         sa.Column("seq", SEQ, primary_key=True, autoincrement=True),
@@ -120,7 +116,7 @@ def _create_stub(prefix: str, schema: str | None) -> None:
     index("confirmed", ["confirmed_at"], "confirmed_at IS NOT NULL")
 
 
-def _announce_new_stubs(tables: Tables) -> None:
+def _announce_new_stubs(op: Operations, tables: Tables) -> None:
     """One NOTIFY per transaction that adds stubs, whichever program adds them.
 
     Every page has room for updates.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import sqlalchemy as sa
-from alembic import context, op
 
 from rucola.reliable.schema import Tables
 
-revision = "1.1"
-down_revision = "1.0"
-branch_labels = None
-depends_on = None
+if TYPE_CHECKING:
+    from alembic.operations import Operations
 
 
-def upgrade() -> None:
-    tables: Tables = context.config.attributes["tables"]
+def upgrade(op: Operations, tables: Tables) -> None:
     # Nullable and without a default: no database rewrites the rows, and programs of version 1.0 insert without it.
     op.add_column(f"{tables.prefix}stub", sa.Column("reopened_at", sa.BigInteger), schema=tables.schema)
