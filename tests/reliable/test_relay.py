@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from rucola.client import Message
 from rucola.errors import MQError
 from rucola.message import properties
-from rucola.reliable import lane_leases, stub_claims
+from rucola.reliable import lane_leases, operations, stub_claims
 from rucola.reliable.database import Database
 from rucola.reliable.errors import SchemaError
 from rucola.reliable.outbox import Outbox
@@ -237,7 +237,8 @@ def test_idle_relay_runs_less_than_one_query_a_second(db: OutboxDatabase) -> Non
 
     queries(lane_leases.renew, "a", policy.lease_ms)
     renewing = queries(lane_leases.renew, "a", policy.lease_ms)
-    polling = queries(stub_claims.claim_batch, "a", ALL, limit=10, lease_ms=policy.lease_ms, max_sends=3)
+    renewing += queries(stub_claims.claim_batch, "a", ALL, limit=10, lease_ms=policy.lease_ms, max_sends=3)
+    polling = queries(stub_claims.next_due_ms, ALL)
     assert renewing / (policy.lease_ms / 3000) + polling / (policy.poll_ms / 1000) < 1
 
 
@@ -366,19 +367,67 @@ def test_late_commit_with_a_smaller_number_is_not_skipped(db: OutboxDatabase) ->
     assert [row.body for row in claim_batch(db, "a").to_send] == [b"slow"]
 
 
-async def test_delayed_message_has_no_position_and_a_later_first_check(
+async def test_delayed_messages_are_held_until_they_are_due(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    at_ms = 4_000_000_000_000
+    delays = {properties.TIMER_DELIVER_MS: str(at_ms)}, {properties.DELAY: "18"}, {properties.TIMER_DELAY_SEC: "7200"}
+    outbox = Outbox(["g"], tables=db.tables)
+    with Session(db.engine()) as session, session.begin():
+        for number, names in enumerate(delays):
+            outbox.add(session, Message(topic, b"%d" % number, properties=dict(names)), shard_key="k")
+        outbox.add(session, Message(topic, b"at once"), shard_key="k")
+        passed = {properties.TIMER_DELIVER_MS: "1"}
+        outbox.add(session, Message(topic, b"passed", properties=passed), shard_key="k")
+
+    async with relay(db, shared_rocketmq, policy=PATIENT) as running:
+        await until(lambda: statuses(db) == {"NEW": 3, "SENT": 2})
+        *held, _, _ = stubs(db)
+        assert [stub.due_at for stub in held] == [at_ms, *(stub.created_at + 7_200_000 for stub in held[1:])]
+        assert [stub.sends for stub in held] == [0, 0, 0]
+        with db.engine().begin() as connection:
+            stub = db.tables.stub
+            assert operations.resend(connection, db.tables, [held[0].message_id]) == 1
+            connection.execute(update(stub).where(stub.c.delay_ms == 7_200_000).values(created_at=1, due_at=2))
+        running.wake()
+        await until(lambda: statuses(db) == {"NEW": 1, "SENT": 4})
+    assert stubs(db)[0].due_at == at_ms, "a resend does not hasten it"
+    stored = shared_rocketmq.messages(topic)
+    assert [message.body for message in stored] == [b"at once", b"passed", b"1", b"2"]
+    assert not any({properties.DELAY, properties.TIMER_DELAY_SEC} & set(message.properties) for message in stored)
+    assert sorted(stub.queue_offset for stub in stubs(db)[1:]) == [0, 1, 2, 3]
+
+
+async def test_relay_sleeps_until_the_next_stub_is_due(
     sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
-    outbox = Outbox(["g"], tables=sqlite_db.tables)
     with Session(sqlite_db.engine()) as session, session.begin():
-        outbox.add(session, Message(topic, b"later", properties={properties.DELAY: "18"}))
-
-    async with relay(sqlite_db, shared_rocketmq, policy=PATIENT):
-        await until(lambda: statuses(sqlite_db) == {"SENT": 1})
+        message = Message(topic, b"x", properties={properties.DELAY: "1"})
+        Outbox(tables=sqlite_db.tables).add(session, message)
+    async with relay(sqlite_db, shared_rocketmq, policy=Policy(poll_ms=3_600_000, lease_ms=3_600_000)):
+        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
     (stub,) = stubs(sqlite_db)
-    assert stub.broker is not None
-    assert stub.queue_offset is None
-    assert stub.due_at > stub.created_at + 7_200_000
+    assert stub.confirmed_at >= stub.created_at + 1000
+
+
+def test_next_due_time_is_that_of_the_relays_own_lanes(db: OutboxDatabase) -> None:
+    def next_due_ms(lanes: frozenset[int]) -> int | None:
+        with db.engine().connect() as connection:
+            return stub_claims.next_due_ms(connection, db.tables, lanes)
+
+    assert next_due_ms(ALL) is None
+    add(db, "T", [b"x"])
+    (stub,) = stubs(db)
+    due_ms = next_due_ms(frozenset({stub.lane}))
+    assert due_ms is not None
+    assert due_ms <= 0
+    assert next_due_ms(ALL - {stub.lane}) is None
+    change(db, due_at=stub.due_at + 3_600_000)
+    due_ms = next_due_ms(ALL)
+    assert due_ms is not None
+    assert 0 < due_ms <= 3_600_000
+    change(db, lease_until=stub.due_at + 7_200_000)
+    assert next_due_ms(ALL) is None
 
 
 def test_policy_refuses_invalid_values() -> None:

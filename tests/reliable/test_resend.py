@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
-from rucola.client import PullConsumer, PushConsumer
+from rucola.client import PullConsumer, PushConsumer, ReconsumeLater
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
 from rucola.reliable import operations
@@ -52,6 +52,10 @@ POLICY = Policy(max_sends=3)
         (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(500, 500)), Decision.RESEND),
         (SentStub(1, False, 0, None), GroupState(None, None), Decision.RESEND),
         (SentStub(1, False, 0, None), GroupState(0, None), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(8, 9), is_retried=True), Decision.WAIT),
+        (SentStub(3, True, 0, None), GroupState(None, None, is_retried=True), Decision.WAIT),
+        (SentStub(1, False, 24 * HOUR_MS, None), GroupState(None, None, is_retried=True), Decision.STUCK),
+        (SentStub(1, False, 0, None), GroupState(None, None, dead_letters=1, is_retried=True), Decision.DEAD),
         (SentStub(3, False, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.MANUAL),
         (SentStub(3, False, 0, AT_7), GroupState(None, GroupProgress(7, 9)), Decision.WAIT),
         (SentStub(1, True, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.MANUAL),
@@ -86,7 +90,7 @@ def test_decision_considers_every_awaited_group() -> None:
 def test_waits_double_up_to_a_limit() -> None:
     policy = Policy(retry_ms=100, max_retry_ms=1000, confirm_timeout_ms=500, jitter=0)
     assert [policy.retry_wait_ms(sends) for sends in (1, 2, 3, 4, 5, 99)] == [100, 200, 400, 800, 1000, 1000]
-    assert [policy.confirm_wait_ms(sends, 7) for sends in (1, 2, 3)] == [507, 1007, 1007]
+    assert [policy.confirm_wait_ms(sends) for sends in (1, 2, 3)] == [500, 1000, 1000]
     assert policy.check_wait_ms(1, 100 * HOUR_MS) == policy.max_check_ms
     waits = {Policy().retry_wait_ms(4) for _ in range(50)}
     assert len(waits) > 1
@@ -182,6 +186,35 @@ async def test_position_beyond_the_queues_end_counts_as_lost(
         running.wake()
         await until(lambda: stubs(sqlite_db)[0].sends == 2)
         await until(lambda: stubs(sqlite_db)[0].queue_offset == 1)
+
+
+async def test_message_that_a_group_has_returned_without_a_receipt_is_not_lost(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    """While the consumer's database is down, it fails before it writes a receipt."""
+    group = shared_rocketmq.unique("g")
+    delayed, retried = add(sqlite_db, topic, [b"delayed", b"retried"], groups=[group], shard_key="k")
+    deliveries: list[tuple[bytes, int]] = []
+
+    async def fails(message: MessageExt) -> None:
+        deliveries.append((message.body, message.reconsume_times))
+        raise ReconsumeLater(1 if message.body == b"retried" and not message.reconsume_times else 18)
+
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first)
+    consumer.subscribe(topic)
+    consumer.listen(fails)
+    policy = Policy(confirm_timeout_ms=3_600_000, poll_ms=10)
+    async with relay(sqlite_db, shared_rocketmq, policy=policy) as running:
+        async with consumer:
+            await waiting.until(lambda: (b"retried", 1) in deliveries and (b"delayed", 0) in deliveries, 30)
+        change(sqlite_db, due_at=1)
+        running.wake()
+        await until(lambda: min(stub.due_at or 0 for stub in stubs(sqlite_db)) > 1)
+    assert [(stub.message_id, stub.status, stub.sends, stub.error) for stub in stubs(sqlite_db)] == [
+        (delayed, "SENT", 1, None),
+        (retried, "SENT", 1, None),
+    ]
 
 
 async def test_received_but_never_confirmed_is_stuck(

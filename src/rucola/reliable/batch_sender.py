@@ -3,7 +3,6 @@
     with a sharding key     to the queue that SelectMessageQueueByHash selects; requests to one queue are sequential,
                             and a failure stops the later messages of its key
     without sharding key    to any queue, in concurrent requests of up to 128 messages
-    delayed                 one request per message, since a batch cannot be delayed
 
 A refused request is repeated message by message, so that one invalid message does not block the others.
 """
@@ -127,7 +126,7 @@ class _BatchRun:
             return True
         messages = [message_of(row) for row in rows]
         try:
-            results = await self._send(messages, queue, is_delayed=rows[0].delay_ms > 0)
+            results = await self._send(messages, queue)
         except (BrokerError, InvalidMessage) as error:
             if len(rows) > 1:  # find the refused message by sending each one alone
                 for row in rows:
@@ -144,10 +143,8 @@ class _BatchRun:
             self._stored(row, result)
         return True
 
-    async def _send(
-        self, messages: list[Message], queue: MessageQueue | None, *, is_delayed: bool
-    ) -> Sequence[SendResult]:
-        if is_delayed or len(messages) == 1:
+    async def _send(self, messages: list[Message], queue: MessageQueue | None) -> Sequence[SendResult]:
+        if len(messages) == 1:
             return [await self._producer.send(messages[0], queue)]
         return await self._producer.send_batch(messages, queue)
 
@@ -161,9 +158,8 @@ class _BatchRun:
                 CONFIRMED if is_settled else SENT,
                 result.queue.broker_name,
                 result.queue.queue_id,
-                # The response to a delayed message has an offset in the delay queue, not in the topic's own queue.
-                result.queue_offset if row.delay_ms == 0 else None,
-                None if is_settled else self._policy.confirm_wait_ms(row.sends, row.delay_ms),
+                result.queue_offset,
+                None if is_settled else self._policy.confirm_wait_ms(row.sends),
             )
         )
 
@@ -213,13 +209,12 @@ def _requests(rows: Sequence[Row[Any]]) -> Iterator[list[Row[Any]]]:
     """Split rows, in order, into requests of messages that can share one.
 
     Requests are filled up to `REQUEST_COUNT` messages and `REQUEST_SIZE` bytes of bodies. Alone in a request are
-    delayed messages, messages with a WAIT property (a batch has one for all), and messages to retry and dead letter
-    topics.
+    messages with a WAIT property (a batch has one for all), and messages to retry and dead letter topics.
     """
     request: list[Row[Any]] = []
     size = 0
     for row in rows:
-        is_alone = row.delay_ms > 0 or f'"{properties.WAIT}"' in row.properties or row.topic.startswith("%")
+        is_alone = f'"{properties.WAIT}"' in row.properties or row.topic.startswith("%")
         if request and (is_alone or len(request) == REQUEST_COUNT or size + len(row.body) > REQUEST_SIZE):
             yield request
             request, size = [], 0

@@ -12,6 +12,9 @@ message does not exist. `add` is a plain function and accepts every kind of tran
     a DB-API connection      of sqlite3, psycopg or PyMySQL: executed at once by a cursor of it
     django.db.connection     the same, inside transaction.atomic(); the relay of this process is woken on commit
 
+A delayed message (DELAY, TIMER_DELIVER_MS and the like) is held in its table until it is due, and then sent without a
+delay: its time is exact, its position is known, and it can be voided until then.
+
 The message id is the message's UNIQ_KEY and one of its KEYS, so a broker finds the message by either, and all copies
 share one id. Adding two messages with the same unique key fails the second transaction.
 """
@@ -19,7 +22,6 @@ share one id. Adding two messages with the same unique key fails the second tran
 from __future__ import annotations
 
 import json
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,7 +29,7 @@ from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import msgspec
-from sqlalchemy import Compiled, Connection, Row, Table, event, insert
+from sqlalchemy import ColumnElement, Compiled, Connection, Row, Table, case, event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, registry
 
@@ -39,10 +41,12 @@ from rucola.message.ids import unique_id
 from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, RETRY_PREFIX, check_group, check_topic
 from rucola.reliable.dbapi import DBAPIConnection, DriverConnection
 from rucola.reliable.errors import ReliableError
-from rucola.reliable.schema import LANES, MAX_ID_LENGTH, MAX_KEY_LENGTH, NEW, Tables
+from rucola.reliable.schema import LANES, MAX_ID_LENGTH, MAX_KEY_LENGTH, NEW, Tables, now_ms
 
 Transaction: TypeAlias = Session | AsyncSession | Connection | DBAPIConnection
 
+_TIMERS: Final = (properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC)
+_MOST_DELAY_MS: Final = 1 << 52
 _REFUSED_PROPERTIES: Final = {
     properties.TRAN_MSG: "the outbox takes the place of a transactional message",
     properties.RETRY_TOPIC: "it belongs to the broker",
@@ -124,10 +128,13 @@ class Outbox:
 
     def _add_by_driver(self, transaction: DBAPIConnection, row: dict[str, Any]) -> None:
         connection = DriverConnection(transaction)
-        if connection.driver not in self._inserts:
-            statement = insert(self.tables.stub).values(row).inline()
-            self._inserts[connection.driver] = statement.compile(dialect=connection.dialect)
-        connection.run(self._inserts[connection.driver], row)
+        statement = insert(self.tables.stub).values(row).inline()
+        if isinstance(row["delay_ms"], ColumnElement):
+            connection.execute(statement)
+        else:
+            if connection.driver not in self._inserts:
+                self._inserts[connection.driver] = statement.compile(dialect=connection.dialect)
+            connection.run(self._inserts[connection.driver], row)
         if self._after_commit:
             connection.on_commit(self.committed)
 
@@ -162,8 +169,13 @@ def lane_of(key: str) -> int:
 
 
 def message_of(row: Row[Any]) -> Message:
-    """Return the message that a stub holds, the same each time it is sent."""
+    """Return the message that a stub holds, the same each time it is sent.
+
+    It has no delay, which the outbox has ended.
+    """
     others = msgspec.json.decode(row.properties, type=dict[str, str])
+    for name in (properties.DELAY, *_TIMERS):
+        others.pop(name, None)
     message = Message(row.topic, row.body, row.tags, row._mapping["keys"], others, row.flag)
     message.unique_key = row.message_id
     return message
@@ -209,19 +221,31 @@ def _check_message(message: Message, max_message_size: int) -> str:
     return message_id
 
 
-def _delay_ms(message: Message) -> int:
-    """Return the message's delay by the default delay levels; it only postpones the first check."""
+def _delay_ms(message: Message) -> int | ColumnElement[int]:
+    """Return the time for which the outbox holds the message; levels are those of the default messageDelayLevel.
+
+    TIMER_DELIVER_MS, a point in time, is compared with the database's clock.
+    """
     texts = message.properties
+    name = next((name for name in _TIMERS if name in texts), properties.DELAY)
     try:
-        if properties.TIMER_DELIVER_MS in texts:
-            return max(0, int(texts[properties.TIMER_DELIVER_MS]) - time.time_ns() // 1_000_000)
-        if properties.TIMER_DELAY_MS in texts:
-            return int(texts[properties.TIMER_DELAY_MS])
-        if properties.TIMER_DELAY_SEC in texts:
-            return int(texts[properties.TIMER_DELAY_SEC]) * 1000
+        value = int(texts.get(name, "0"))
+        if not 0 <= value <= _MOST_DELAY_MS:
+            raise ValueError
     except ValueError:
-        raise InvalidMessage(f"a message for {message.topic} has a delay that is no number: {texts}") from None
-    return due_time_ms(parse_delay_levels(), message.delay_level, 0) if message.delay_level > 0 else 0
+        raise InvalidMessage(
+            f"a message for {message.topic} has the property {name}={texts[name]!r}: use a number from 0 to "
+            f"{_MOST_DELAY_MS}"
+        ) from None
+    match name:
+        case properties.TIMER_DELIVER_MS:
+            return case((now_ms() < value, value - now_ms()), else_=0)
+        case properties.TIMER_DELAY_MS:
+            return value
+        case properties.TIMER_DELAY_SEC:
+            return value * 1000
+        case _:
+            return due_time_ms(parse_delay_levels(), value, 0) if value else 0
 
 
 def _mapped(table: Table) -> Callable[..., Any]:

@@ -12,7 +12,8 @@ MANUAL, STUCK and DEAD raise an alert. A confirmation settles a stub from each o
 operator's command, unless the stub is CONFIRMED: a confirmation wins. An operator reopens a stub by a resend (NEW) or,
 if it is DEAD, by a redrive of its dead letter (SENT): its count of sends and all its ages then restart.
 
-A sent stub is lost for a group if the group has no receipt of it and one of these holds:
+A sent stub is lost for a group if the group has no receipt of it, has not returned it to the broker for a retry, and
+one of these holds:
 
 1. Its position is unknown.
 2. The group has committed an offset beyond its position and not beyond the end of the queue.
@@ -84,13 +85,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         # By default 1, 2, 4 … 512 s, then 10 minutes each time.
         return self._jittered(min(self.max_retry_ms, self.retry_ms * 2 ** min(sends - 1, 32)))
 
-    def confirm_wait_ms(self, sends: int, delay_ms: int = 0) -> int:
-        """Return the wait for confirmations after a send.
-
-        It doubles for each send; the message's own delay is added.
-        """
+    def confirm_wait_ms(self, sends: int) -> int:
+        """Return the wait for confirmations after a send; it doubles for each send."""
         longest = max(self.max_retry_ms, self.confirm_timeout_ms)
-        return delay_ms + self._jittered(min(longest, self.confirm_timeout_ms * 2 ** min(sends - 1, 32)))
+        return self._jittered(min(longest, self.confirm_timeout_ms * 2 ** min(sends - 1, 32)))
 
     def check_wait_ms(self, sends: int, age_ms: int) -> int:
         """Return the wait until the next check of a message in a backlog.
@@ -127,19 +125,21 @@ class GroupState(NamedTuple):
     """Knowledge about one awaited group.
 
     `received_ms_ago` is None without a receipt. `progress` is None if the position is unknown or the broker did not
-    answer. `dead_letters` is the number of copies of the message in the group's dead letter queue.
+    answer. `dead_letters` is the number of copies of the message in the group's dead letter queue. `is_retried` tells
+    whether the broker has copies that the group returned: while its database is down, it writes no receipts.
     """
 
     received_ms_ago: int | None
     progress: GroupProgress | None
     dead_letters: int = 0
+    is_retried: bool = False
 
 
 class SentStub(NamedTuple):
     """A sent, unconfirmed stub.
 
     `age_ms` counts from `add` or from the last time that an operator reopened the stub, which was `reopened_ms_ago`,
-    None if never. `position` is None if the position of the last send is unknown or that of a delay queue.
+    None if never. `position` is None if that of the last send is unknown.
     `dead_letters` counts the dead letters from before an operator reopened the DEAD stub; they do not make it DEAD
     again.
     """
@@ -203,7 +203,7 @@ def _work_ms(stub: SentStub, received_ms_ago: int) -> int:
 
 def is_lost(position: Position | None, state: GroupState) -> bool:
     """Return whether the queue can no longer deliver the message to this group."""
-    if state.received_ms_ago is not None:
+    if state.received_ms_ago is not None or state.is_retried:
         return False
     if position is None:
         return True
@@ -225,7 +225,7 @@ def may_be_dead(position: Position | None, state: GroupState) -> bool:
 
     They do if the message has left its queue, received or not.
     """
-    return state.received_ms_ago is not None or is_lost(position, state)
+    return state.received_ms_ago is not None or state.is_retried or is_lost(position, state)
 
 
 def _hours(milliseconds: int) -> str:

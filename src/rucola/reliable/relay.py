@@ -15,8 +15,8 @@ transaction that records the one before. A key that fails in a batch is not sent
 Several relays share the work by lanes; any of them may stop, crash or pause at any time. A crash leaves claims that end
 with their lease; the stubs are then sent again with the same ids.
 
-An idle relay runs less than one query per second: it polls every `poll_ms`, renews its leases, and is woken at once by
-a commit in its own process (`Outbox.on_commit`) and by PostgreSQL's NOTIFY.
+An idle relay runs less than one query per second: every `poll_ms` it asks when the next stub is due, and it renews its
+leases. It is woken at once by a commit in its own process (`Outbox.on_commit`) and by PostgreSQL's NOTIFY.
 
 While no broker can be reached, no stub is claimed or counted: the relay probes with a growing pause, up to 30 s. The
 same holds while the database is unreachable.
@@ -108,6 +108,8 @@ class Relay:
         # The batch that was claimed while another was sent, and the outcomes that are not recorded yet.
         self._ahead: ClaimedBatch | None = None
         self._outcomes: list[Outcome] = []
+        self._is_last_empty = False
+        """Whether the last claim found nothing."""
         self._stopping = False
         self._outages = Outages(logger)
         # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
@@ -183,7 +185,7 @@ class Relay:
                 if self._away_since is None:
                     pause_s = FIRST_PAUSE_S
                 if not is_full and self._away_since is None and not self._stopping:
-                    await self._wakeup.wait(self.policy.poll_ms / 1000)
+                    await self._idle()
             except DBAPIError as error:
                 # Also deadlocks and lock timeouts: the transaction was rolled back, and claims end with their lease.
                 self._outages.failed("the database", error.orig)
@@ -202,6 +204,19 @@ class Relay:
             await (self._record() if self._ahead is None else self._round())
         except DBAPIError as error:
             logger.warning("the last outcomes were not recorded; their claims end with the lease: %s", error.orig)
+
+    async def _idle(self) -> None:
+        """Wait until a stub is due, a commit wakes the relay, or the lanes must be renewed; one query for each poll."""
+        while not self._stopping and asyncio.get_running_loop().time() < self._renew_at:
+            due_ms = await self.database.run_one(stub_claims.next_due_ms, self.tables, self._lanes)
+            if due_ms is not None and due_ms <= 0:
+                if not self._is_last_empty:
+                    return
+                due_ms = None  # what is due cannot be claimed: another transaction has it, or the lane is lost
+            wait_ms = self.policy.poll_ms if due_ms is None else min(due_ms, self.policy.poll_ms)
+            if await self._wakeup.wait(wait_ms / 1000) or wait_ms == due_ms:
+                return
+            self._is_last_empty = False
 
     async def _pause(self, seconds: float) -> None:
         """Wait; a commit does not end the wait, but closing does."""
@@ -256,6 +271,7 @@ class Relay:
             )  # fmt: skip
 
         batch = await self.database.run(claim_batch)
+        self._is_last_empty = not batch.rows
         # Outcomes of a transaction that failed are recorded with the next one, if the claims still hold.
         del self._outcomes[: len(recorded)]
         return ClaimedBatch(batch, deadline, frozenset())

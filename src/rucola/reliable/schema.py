@@ -193,15 +193,13 @@ def _stub_columns() -> list[Column[Any]]:
         Column("body", _BYTES, nullable=False),
         Column("shard_key", String(MAX_KEY_LENGTH)),
         Column("lane", SmallInteger, nullable=False),
-        Column("delay_ms", BigInteger, nullable=False, server_default="0"),
+        Column("delay_ms", BigInteger, nullable=False, server_default="0"),  # from created_at to the first send
         Column("status", String(9), nullable=False),
         Column("awaiting", _TEXT, nullable=False),
         Column("sends", Integer, nullable=False, server_default="0"),
         Column("broker", String(MAX_KEY_LENGTH)),  # of the last send that was answered; NULL before
         Column("queue_id", Integer),
-        Column(
-            "queue_offset", BigInteger
-        ),  # NULL if the last send was delayed: the broker answers with an offset in its delay queue
+        Column("queue_offset", BigInteger),  # NULL if unknown
         Column("dead_letters", Integer, nullable=False, server_default="0"),  # already reported by a DEAD state
         Column("owner", String(MAX_ID_LENGTH)),
         Column("lease_until", BigInteger, nullable=False, server_default="0"),

@@ -12,7 +12,8 @@ from sqlalchemy import ARRAY, Connection, Row, Select, cast, func, select, true
 from rucola.admin import AdminClient
 from rucola.client import ClientInstance, MessageQueue, PullConsumer
 from rucola.errors import MQError, TopicNotFound
-from rucola.message.topics import dlq_topic
+from rucola.message import MessageExt, properties
+from rucola.message.topics import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from rucola.outages import Outages
 from rucola.reliable.outbox import awaited
 from rucola.reliable.policy import (
@@ -23,6 +24,7 @@ from rucola.reliable.policy import (
     Position,
     SentStub,
     decide,
+    is_lost,
     may_be_dead,
 )
 from rucola.reliable.schema import SENT, Tables, now_ms
@@ -65,6 +67,8 @@ class Checker:
                 if key not in progress:
                     progress[key] = asyncio.ensure_future(self._progress(group, position))
                 state = state._replace(progress=await progress[key])
+            if is_lost(position, state):
+                state = state._replace(is_retried=await self._is_retried(group, row.message_id))
             if may_be_dead(position, state):
                 state = state._replace(dead_letters=await self._dead_letters(group, row.message_id))
             return state
@@ -110,15 +114,27 @@ class Checker:
 
     async def _dead_letters(self, group: str, message_id: str) -> int:
         """Count the copies in the group's dead letter queue; 0 if the query fails."""
+        return len(await self._copies(dlq_topic(group), message_id, f"search of the dead letters of group {group}"))
+
+    async def _is_retried(self, group: str, message_id: str) -> bool:
+        """Return whether there are copies for the group's retries, delivered or still delayed."""
+        topic, what = retry_topic(group), f"search of the retries of group {group}"
+        if await self._copies(topic, message_id, what):
+            return True
+        delayed = await self._copies(SCHEDULE_TOPIC, message_id, what)
+        return any(copy.properties.get(properties.REAL_TOPIC) == topic for copy in delayed)
+
+    async def _copies(self, topic: str, message_id: str, what: str) -> Sequence[MessageExt]:
+        """Return the copies of a message in a topic; none if the query fails, which is logged as `what`."""
         try:
-            found = await self._admin.messages.query_by_unique_key(dlq_topic(group), message_id)
+            found = await self._admin.messages.query_by_unique_key(topic, message_id)
         except TopicNotFound:
-            return 0
+            return ()
         except MQError as error:
-            self._outages.failed(f"search of the dead letters of group {group}", error)
-            return 0
-        self._outages.succeeded(f"search of the dead letters of group {group}")
-        return len(found.messages)
+            self._outages.failed(what, error)
+            return ()
+        self._outages.succeeded(what)
+        return found.messages
 
 
 def sent_stub_of(row: Row[Any]) -> SentStub:

@@ -8,9 +8,11 @@ A claim consists of `owner` and `lease_until` of the row. `record` updates only 
 relay that was paused past its lease changes nothing (fencing). It also compares the status with the one at the claim,
 so that a concurrent confirmation or operator command is kept.
 
+A delayed stub is held until `created_at + delay_ms`: the first claim that finds it makes it due at that time.
+
 Order per key: a NEW stub may be sent only if no older stub of its key waits for its first response, except stubs of
 the same batch and of the batch in flight, which are sent before it. A MANUAL stub without a response blocks its key as
-well.
+well. A delayed stub takes its turn when it is due and blocks nothing before.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ BLOCKED_RETRY_MS = 1000
 BLOCKED_BY_MANUAL_MS = 60_000
 
 _MESSAGE = ("message_id", "topic", "tags", "keys", "properties", "flag", "body")
-_TO_SEND = ("seq", *_MESSAGE, "shard_key", "delay_ms", "status", "awaiting", "sends")
+_TO_SEND = ("seq", *_MESSAGE, "shard_key", "status", "awaiting", "sends")
 """Columns of a stub that is sent."""
 
 
@@ -102,28 +104,27 @@ def claim_batch(
     `in_flight` has the `seq` of stubs that will be sent before these.
 
     1. Select due stubs, skipping rows that another relay has locked.
-    2. Postpone NEW stubs whose key is blocked by an older one.
+    2. Postpone NEW stubs that are held, or whose key is blocked by an older one.
     3. Claim the other NEW stubs and count the send, then claim the stubs to check and to alert.
     """
     stub = tables.stub
     names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
-    names += ["queue_offset", "delay_ms", "dead_letters", "error"]
+    names += ["queue_offset", "dead_letters", "error"]
     age_ms = (now_ms() - func.coalesce(stub.c.reopened_at, stub.c.created_at) - stub.c.delay_ms).label("age_ms")
     reopened_ms_ago = (now_ms() - stub.c.reopened_at).label("reopened_ms_ago")
-    is_free: ColumnElement[bool] = (stub.c.lease_until <= now_ms()) & stub.c.lane.in_(lanes)
-    if connection.dialect.name == "postgresql":
-        # The planner has a fixed estimate for CASE. Without statistics it would underestimate the condition itself,
-        # expect fewer rows than the limit, and scan the table instead of the index.
-        is_free = case((is_free, True), else_=False)
+    is_held = _is_held(stub).label("is_held")
     due = (
-        select(age_ms, reopened_ms_ago, *(stub.c[name] for name in names), *idle_limit(connection, lease_ms))
-        .where(stub.c.due_at <= now_ms(), is_free)
+        select(age_ms, reopened_ms_ago, is_held, *(stub.c[name] for name in names), *idle_limit(connection, lease_ms))
+        .where(stub.c.due_at <= now_ms(), _is_free(connection, tables, lanes))
         .order_by(stub.c.due_at, stub.c.seq)
         .limit(limit)
         .with_for_update(skip_locked=True)  # not rendered for SQLite, which has a single writer
     )
-    rows = connection.execute(due).all()
-    # Stubs whose key is blocked do not count as claimed; postponing them keeps the front of the due index short.
+    rows: Sequence[Row[Any]] = connection.execute(due).all()
+    is_full = len(rows) == limit
+    # Held stubs and those whose key is blocked are not claimed; postponing them keeps the front of the due index short.
+    _hold(connection, tables, [row.seq for row in rows if row.status == NEW and row.is_held])
+    rows = [row for row in rows if not (row.status == NEW and row.is_held)]
     fresh = [row for row in rows if row.status == NEW and row.sends < max_sends]
     blocked = _blocked(connection, tables, fresh, in_flight)
     if blocked:
@@ -140,8 +141,18 @@ def claim_batch(
         to_check=[row for row in others if row.status == SENT],
         to_alert=[row for row in others if row.status in ALERTING],
         exhausted=[row for row in others if row.status == NEW],
-        is_full=len(rows) == limit,
+        is_full=is_full,
     )
+
+
+def next_due_ms(connection: Connection, tables: Tables, lanes: frozenset[int]) -> int | None:
+    """Return the time until the next stub of these lanes is due, 0 or less if now; None if there is none."""
+    stub = tables.stub
+    waiting = select((stub.c.due_at - now_ms()).label("wait_ms")).where(
+        stub.c.due_at.is_not(None), _is_free(connection, tables, lanes)
+    )
+    wait_ms: int | None = connection.scalar(waiting.order_by(stub.c.due_at, stub.c.seq).limit(1))
+    return wait_ms
 
 
 def claim_for_resend(
@@ -173,6 +184,29 @@ def one_of(connection: Connection, column: ColumnElement[T], values: Iterable[T]
     if connection.dialect.name == "postgresql":
         return column == any_(cast(list(values), ARRAY(column.type)))
     return column.in_(list(values))
+
+
+def _is_free(connection: Connection, tables: Tables, lanes: frozenset[int]) -> ColumnElement[bool]:
+    stub = tables.stub
+    is_free: ColumnElement[bool] = (stub.c.lease_until <= now_ms()) & stub.c.lane.in_(lanes)
+    if connection.dialect.name == "postgresql":
+        # The planner has a fixed estimate for CASE. Without statistics it would underestimate the condition itself,
+        # expect fewer rows than the limit, and scan the table instead of the index.
+        return case((is_free, True), else_=False)
+    return is_free
+
+
+def _is_held(stub: Any) -> ColumnElement[bool]:
+    """Return whether a delayed stub must not be sent yet."""
+    is_held: ColumnElement[bool] = stub.c.created_at + stub.c.delay_ms > now_ms()
+    return is_held
+
+
+def _hold(connection: Connection, tables: Tables, seqs: Sequence[int]) -> None:
+    if seqs:
+        stub = tables.stub
+        held = update(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.status == NEW)
+        connection.execute(held.values(due_at=stub.c.created_at + stub.c.delay_ms))
 
 
 def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnElement[bool]:
@@ -252,6 +286,7 @@ def _blocked(
                 older.c.status == literal(status, literal_execute=True),
                 older.c.seq < stub.c.seq,
                 older.c.broker.is_(None),
+                ~_is_held(older),
                 ~one_of(connection, older.c.seq, sent_before),
             )
             .order_by(older.c.seq)

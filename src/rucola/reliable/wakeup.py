@@ -39,14 +39,14 @@ class Wakeup:
         """
         self._background.start(self._keep_listening(url, channel), f"LISTEN {channel}")
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until woken, at most `timeout_s`."""
-        try:
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait until woken, at most `timeout_s`; return whether it was woken."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
-        except TimeoutError:
-            pass
+        is_woken = self._event.is_set()
         self._event.clear()
+        return is_woken
 
     async def close(self) -> None:
         await self._background.close()

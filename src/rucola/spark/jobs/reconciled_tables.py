@@ -102,19 +102,24 @@ def checked(evidence: Evidence, policy: Policy) -> DataFrame:
     The rows with `isDue` are what a relay would handle now. The others are SENT stubs that a group's offset has passed
     although the relay is not going to check them yet; their decision is RESEND.
     """
-    is_due = F.coalesce(F.col("dueAt") <= evidence.now_ms, F.lit(False))
+    is_due = F.coalesce(F.col("dueAt") <= evidence.now_ms, F.lit(False)) & ~_is_held(evidence)
     age_ms = evidence.now_ms - F.coalesce("reopenedAt", "createdAt") - F.col("delayMs")
     reopened_ms_ago = evidence.now_ms - F.col("reopenedAt")
     stubs = evidence.stubs.where(F.col("leaseUntil") <= evidence.now_ms).select(
         "*", age_ms.alias("ageMs"), reopened_ms_ago.alias("reopenedMsAgo"), is_due.alias("isDue")
     )
-    # A position that is unknown says nothing before the message is due: it may be delayed.
+    # A position that is unknown says nothing before the message is due.
     may_be_lost = F.col("isDue") | (F.col("brokerName").isNotNull() & F.col("queueOffset").isNotNull())
     sent = stubs.where((F.col("status") == SENT) & may_be_lost).select(*_CHECKED)
     states = _group_states(evidence, sent)
     decided = sent.join(states, "seq", "left").mapInArrow(partial(_decide, policy, evidence.now_ms), _DECIDED)
     decided = decided.where(F.col("isDue") | (F.col("decision") == RESEND))
     return decided.unionByName(_new(evidence, stubs.where("isDue"), policy))
+
+
+def _is_held(evidence: Evidence) -> Column:
+    """Return whether a stub is a delayed one that is not to be sent yet."""
+    return (F.col("status") == NEW) & (F.col("createdAt") + F.col("delayMs") > evidence.now_ms)
 
 
 def _new(evidence: Evidence, due: DataFrame, policy: Policy) -> DataFrame:
@@ -131,6 +136,7 @@ def _new(evidence: Evidence, due: DataFrame, policy: Policy) -> DataFrame:
         & F.col("status").isin(NEW, MANUAL)
         & F.col("brokerName").isNull()
         & ~F.coalesce(is_sendable, F.lit(False))
+        & ~_is_held(evidence)
     )
     oldest = blockers.groupBy("shardKey").agg(F.min("seq").alias("blockedBy"))
     fresh = due.where(F.col("status") == NEW).join(oldest, "shardKey", "left")
