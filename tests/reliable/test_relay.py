@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
-from rucola.client import Message
+from rucola.client import ConsumeFromWhere, Message, MessageExt, MessageQueue, PushConsumer
 from rucola.errors import MQError
 from rucola.message import properties
 from rucola.reliable import lane_leases, operations, stub_claims
 from rucola.reliable.database import Database
 from rucola.reliable.errors import SchemaError
+from rucola.reliable.idempotent import idempotent
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
@@ -25,6 +27,7 @@ from rucola.reliable.schema import LANES, NEW, SENT
 from rucola.reliable.stub_claims import Outcome
 from rucola.testing.rocketmq import RocketMQ
 from support.cancelling import CancelledAt
+from support.cluster import cluster
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, add, change, relay, statuses, stubs, until
 
@@ -434,3 +437,78 @@ def test_policy_refuses_invalid_values() -> None:
     for options in ({"batch": 0}, {"jitter": 1}, {"lease_ms": -1}, {"keyed_resend": "yes"}):
         with pytest.raises(MQError):
             Policy(**options)  # type: ignore[arg-type]
+
+
+def test_queue_of_a_key_is_that_of_its_newest_unconfirmed_message(db: OutboxDatabase) -> None:
+    tables, stub = db.tables, db.tables.stub
+
+    def place(body: bytes, status: str, queue_id: int | None, topic: str = "T", key: str = "k") -> None:
+        (message_id,) = add(db, topic, [body], groups=["g"], shard_key=key)
+        values = {"status": status, "due_at": None, "broker": None if queue_id is None else "b", "queue_id": queue_id}
+        with db.engine().begin() as connection:
+            connection.execute(update(stub).where(stub.c.message_id == message_id).values(**values))
+
+    def queues() -> dict[tuple[str, str], MessageQueue]:
+        with db.engine().begin() as connection:
+            rows = connection.execute(select(stub).where(stub.c.status == NEW)).all()
+            return dict(stub_claims.key_queues(connection, tables, rows))
+
+    place(b"next", NEW, None)
+    place(b"other", NEW, None, key="other")
+    place(b"confirmed", "CONFIRMED", 1)
+    place(b"void", "VOID", 2)
+    place(b"other topic", SENT, 3, topic="U")
+    place(b"never stored", "MANUAL", None)
+    assert queues() == {}
+    place(b"sent", SENT, 4)
+    assert queues() == {("T", "k"): MessageQueue("T", "b", 4)}
+    for queue_id, status in enumerate(("STUCK", "DEAD", "MANUAL"), 5):
+        place(b"later", status, queue_id)
+        assert queues() == {("T", "k"): MessageQueue("T", "b", queue_id)}
+
+
+async def test_key_waits_for_the_broker_that_has_its_unconfirmed_messages(
+    sqlite_db: OutboxDatabase, tmp_path: Path
+) -> None:
+    outbox = Outbox(["g"], tables=sqlite_db.tables)
+    keys, received = ("alice", "bob", "carol", "dave", "erin", "frank"), list[tuple[str, str]]()
+
+    def add_for_all(number: int) -> None:
+        with Session(sqlite_db.engine()) as session, session.begin():
+            for key in keys:
+                outbox.add(session, Message("T", f"{key} {number}".encode()), shard_key=key)
+
+    @idempotent(sqlite_db.engine(), "g", tables=sqlite_db.tables)
+    def listener(message: MessageExt, session: Session) -> None:
+        key, number = message.body.decode().split()
+        received.append((key, number))
+
+    async with cluster(tmp_path) as running:
+        brokers = {name: await running.start_broker(name) for name in ("a", "b")}
+        for broker in brokers.values():
+            await running.create_topic(broker, "T", 2)
+        fast = Policy(batch=4, retry_ms=1, max_retry_ms=50, poll_ms=20, jitter=0)
+        async with Relay(sqlite_db.engine(), running.namesrv, outbox=outbox, policy=fast):
+            add_for_all(0)
+            await until(lambda: statuses(sqlite_db) == {"SENT": 6})
+            first = {stub.shard_key: (stub.broker, stub.queue_id) for stub in stubs(sqlite_db)}
+            at_a = {key for key in keys if first[key][0] == "a"}
+            assert 0 < len(at_a) < 6
+            await brokers["a"].stop()
+            add_for_all(1)
+            add_for_all(2)
+            await until(lambda: statuses(sqlite_db) == {"SENT": 18 - 2 * len(at_a), "NEW": 2 * len(at_a)})
+            waiting = [stub for stub in stubs(sqlite_db) if stub.status == NEW]
+            assert {stub.shard_key for stub in waiting} == at_a
+            await until(lambda: any("T@a" in (stub.error or "") for stub in stubs(sqlite_db)))
+            brokers["a"] = await running.start_broker("a", port=brokers["a"].config.listen_port)
+            await until(lambda: statuses(sqlite_db) == {"SENT": 18})
+            assert all((stub.broker, stub.queue_id) == first[stub.shard_key] for stub in stubs(sqlite_db))
+            first_offset = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+            consumer = PushConsumer("g", running.namesrv, consume_from=first_offset, orderly=True)
+            consumer.subscribe("T")
+            consumer.listen(listener)
+            async with consumer:
+                await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 18})
+    for key in keys:
+        assert [number for name, number in received if name == key] == ["0", "1", "2"]

@@ -1,7 +1,8 @@
 """Batch sender: sends claimed stubs to brokers in as few requests as their order allows.
 
-    with a sharding key     to the queue that SelectMessageQueueByHash selects; requests to one queue are sequential,
-                            and a failure stops the later messages of its key
+    with a sharding key     to the queue with the key's unconfirmed messages, else to the one that
+                            SelectMessageQueueByHash selects; requests to one queue are sequential, and a failure stops
+                            the later messages of its key, as does a queue that no route has
     without sharding key    to any queue, in concurrent requests of up to 128 messages
 
 A refused request is repeated message by message, so that one invalid message does not block the others.
@@ -21,12 +22,14 @@ from rucola.message import properties
 from rucola.reliable.outbox import message_of
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import CONFIRMED, MANUAL, SENT
-from rucola.reliable.stub_claims import Outcome
+from rucola.reliable.stub_claims import KeyQueues, Outcome
 
 REQUEST_COUNT = 128
 REQUEST_SIZE = 1 << 20
 CONCURRENCY = 16
 ERROR_LENGTH = 1000
+QUEUE_AWAY_RETRIES = 4
+"""A stub whose queue is away waits as after so many failures; by default 8 s."""
 
 
 class BatchResult(NamedTuple):
@@ -39,6 +42,8 @@ class BatchResult(NamedTuple):
     outcomes: list[Outcome]
     unsent_keys: Set[str]
     """Sharding keys with stubs that failed or were left unsent."""
+    key_queues: KeyQueues
+    """The queues that the keys were sent to."""
     is_away: bool
     is_unrouted: bool
     error: str
@@ -51,14 +56,17 @@ class BatchSender:
         self._producer = producer
         self._policy = policy
 
-    async def send(self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str]) -> BatchResult:
+    async def send(
+        self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str], key_queues: KeyQueues
+    ) -> BatchResult:
         """Send claimed stubs in the given order.
 
         Requests not started by `deadline`, a loop time, stay unsent. So do stubs of `stopped_keys`, of which the batch
-        before has stubs that were not sent.
+        before has stubs that were not sent. `key_queues` are the queues of keys with unconfirmed messages.
         """
         run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
+        used: dict[tuple[str, str], MessageQueue] = {}
         queues = {topic: await self._queues_of(topic) for topic in {row.topic for row in rows if row.shard_key}}
         for row in rows:
             queue = None
@@ -67,7 +75,13 @@ class BatchSender:
                 if isinstance(of_topic, MQError):
                     run.failed(row, of_topic)
                     continue
-                queue = select_by_hash(row.shard_key)(of_topic)
+                key = row.topic, row.shard_key
+                queue = key_queues.get(key) or select_by_hash(row.shard_key)(of_topic)
+                if queue not in of_topic:
+                    run.without_queue(row, queue)
+                    self._producer.instance.refresh_route_soon(row.topic)
+                    continue
+                used[key] = queue
             streams.setdefault((row.topic, queue), []).append(row)
         in_parallel = asyncio.Semaphore(CONCURRENCY)
 
@@ -82,7 +96,7 @@ class BatchSender:
                     group.create_task(limited(part, queue))
         is_silent = run.answered == 0
         is_away, is_unrouted = is_silent and run.unreached > 0, is_silent and run.unrouted > 0
-        return BatchResult(run.outcomes, run.unsent_keys, is_away, is_unrouted, run.error)
+        return BatchResult(run.outcomes, run.unsent_keys, used, is_away, is_unrouted, run.error)
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue] | MQError:
         try:
@@ -183,6 +197,14 @@ class _BatchRun:
         status = MANUAL if is_hopeless else row.status
         wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
         self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
+
+    def without_queue(self, row: Row[Any], queue: MessageQueue) -> None:
+        """Leave a stub unsent, and the later ones of its key, until its queue is in the route again."""
+        self._stopped_keys.add(row.shard_key)
+        self.unsent_keys.add(row.shard_key)
+        error = f"queue {queue} has unconfirmed messages of its key and is not in the route"
+        wait_ms = self._policy.retry_wait_ms(QUEUE_AWAY_RETRIES)
+        self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=error, is_unsent=True))
 
     def _without_stopped_keys(self, rows: list[Row[Any]]) -> list[Row[Any]]:
         """Return the rows that do not follow a failed stub of the same key.

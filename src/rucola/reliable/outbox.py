@@ -87,8 +87,9 @@ class Outbox:
     ) -> str:
         """Add a message to a transaction and return its id.
 
-        The id is the message's unique key, generated if missing. Messages with the same `shard_key` are sent to one
-        queue in the order in which they were added; concurrent transactions have no order. Raises InvalidMessage,
+        The id is the message's unique key, generated if missing. Messages with the same `shard_key` are sent in the
+        order in which they were added, to one queue while any of them is unconfirmed; concurrent transactions have no
+        order. Raises InvalidMessage,
         before anything is written, for a message that no broker accepts, and ReliableError for an unsupported kind of
         transaction or a DB-API connection in autocommit mode.
         """

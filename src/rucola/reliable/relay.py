@@ -50,7 +50,7 @@ from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import MANUAL, NEW, Tables
 from rucola.reliable.stub_checks import Checker, receipts_of
-from rucola.reliable.stub_claims import Batch, Outcome
+from rucola.reliable.stub_claims import Batch, KeyQueues, Outcome
 from rucola.reliable.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -65,12 +65,13 @@ CLOSE_GRACE_MS = 10_000
 class ClaimedBatch(NamedTuple):
     """A batch and the loop time until which its stubs may be sent.
 
-    No stub of the `stopped_keys` may be sent.
+    No stub of the `stopped_keys` may be sent, and others only to the queue of their key.
     """
 
     batch: Batch
     deadline: float
     stopped_keys: Set[str]
+    key_queues: KeyQueues
 
 
 class Relay:
@@ -240,10 +241,12 @@ class Relay:
             if claimed.batch.is_full and not self._stopping:
                 self._ahead = await self._claim([row.seq for row in claimed.batch.to_send])
         finally:
-            outcomes, unsent_keys = await handling
+            outcomes, unsent_keys, key_queues = await handling
             self._outcomes += outcomes
             if self._ahead is not None:
-                self._ahead = self._ahead._replace(stopped_keys=unsent_keys)
+                # The claim did not see what was sent at the same time.
+                key_queues = {**self._ahead.key_queues, **key_queues}
+                self._ahead = self._ahead._replace(stopped_keys=unsent_keys, key_queues=key_queues)
         if self._ahead is not None and self._away_since is not None:
             # Claimed before the outage was noticed: no send is tried or counted.
             batch, self._ahead = self._ahead.batch, None
@@ -274,7 +277,7 @@ class Relay:
         self._is_last_empty = not batch.rows
         # Outcomes of a transaction that failed are recorded with the next one, if the claims still hold.
         del self._outcomes[: len(recorded)]
-        return ClaimedBatch(batch, deadline, frozenset())
+        return ClaimedBatch(batch, deadline, frozenset(), batch.key_queues)
 
     async def _record(self) -> None:
         """Write all outcomes in one statement, which also releases the claims."""
@@ -283,12 +286,13 @@ class Relay:
             await self.database.run_one(stub_claims.record, self.tables, self.owner, recorded)
             del self._outcomes[: len(recorded)]
 
-    async def _handle(self, claimed: ClaimedBatch) -> tuple[list[Outcome], Set[str]]:
-        """Check, send and alert; return the outcomes and the keys with unsent stubs.
+    async def _handle(self, claimed: ClaimedBatch) -> tuple[list[Outcome], Set[str], KeyQueues]:
+        """Check, send and alert; return the outcomes, the keys with unsent stubs, and the queues of those sent.
 
         The outcomes are not recorded yet.
         """
         unsent_keys: Set[str] = frozenset()
+        key_queues = claimed.key_queues
         batch = claimed.batch
         outcomes = [
             Outcome(row.seq, NEW, MANUAL, wait_ms=0) for row in batch.exhausted
@@ -296,13 +300,14 @@ class Relay:
         # 1. Check sent stubs; lost ones join those to send.
         to_send: list[Row[Any]] = list(batch.to_send)
         if batch.to_check:
-            resent, checked = await self._check(batch.to_check)
+            resent, queues, checked = await self._check(batch.to_check)
             to_send += resent
+            key_queues = {**queues, **key_queues}
             outcomes += checked
         # 2. Send, and note whether any broker answered.
         if to_send:
-            sending = await self._sender.send(to_send, claimed.deadline, claimed.stopped_keys)
-            unsent_keys = sending.unsent_keys
+            sending = await self._sender.send(to_send, claimed.deadline, claimed.stopped_keys, key_queues)
+            unsent_keys, key_queues = sending.unsent_keys, sending.key_queues
             outcomes += sending.outcomes
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
             is_away = sending.is_away or (sending.is_unrouted and not await self._addresses())
@@ -310,17 +315,19 @@ class Relay:
         # 3. Raise alerts, at most one per kind and interval; the others stay due.
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
-        return outcomes, unsent_keys
+        return outcomes, unsent_keys, key_queues
 
-    async def _check(self, rows: Sequence[Row[Any]]) -> tuple[Sequence[Row[Any]], list[Outcome]]:
+    async def _check(self, rows: Sequence[Row[Any]]) -> tuple[Sequence[Row[Any]], KeyQueues, list[Outcome]]:
         receipts = await self.database.run_one(receipts_of, self.tables, rows)
         resend, outcomes = await self._checker.check(rows, receipts)
         if not resend:
-            return [], outcomes
-        lease_ms = self.policy.lease_ms
-        return await self.database.run(
-            stub_claims.claim_for_resend, self.tables, self.owner, resend, lease_ms
-        ), outcomes
+            return [], {}, outcomes
+
+        def claim(connection: Connection) -> tuple[Sequence[Row[Any]], KeyQueues]:
+            claimed = stub_claims.claim_for_resend(connection, self.tables, self.owner, resend, self.policy.lease_ms)
+            return claimed, stub_claims.key_queues(connection, self.tables, claimed)
+
+        return *await self.database.run(claim), outcomes
 
     async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
         outcomes = []

@@ -12,13 +12,14 @@ A delayed stub is held until `created_at + delay_ms`: the first claim that finds
 
 Order per key: a NEW stub may be sent only if no older stub of its key waits for its first response, except stubs of
 the same batch and of the batch in flight, which are sent before it. A MANUAL stub without a response blocks its key as
-well. A delayed stub takes its turn when it is due and blocks nothing before.
+well. A delayed stub takes its turn when it is due and blocks nothing before. `key_queues` finds the queue that has the
+unconfirmed messages of a key: the next ones must follow them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from sqlalchemy import (
@@ -38,14 +39,18 @@ from sqlalchemy import (
     update,
 )
 
+from rucola.client import MessageQueue
 from rucola.reliable.database import idle_limit
-from rucola.reliable.schema import ALERTING, MANUAL, NEW, SENT, Tables, now_ms
+from rucola.reliable.schema import ALERTING, CONFIRMED, MANUAL, NEW, SENT, Tables, now_ms
 
 T = TypeVar("T")
 
 BLOCKED_RETRY_MS = 1000
 """Minimum wait of a stub whose key is blocked by an older stub; longer if that stub is due later."""
 BLOCKED_BY_MANUAL_MS = 60_000
+
+KeyQueues: TypeAlias = Mapping[tuple[str, str], MessageQueue]
+"""The queue that a key's messages go to, by topic and sharding key."""
 
 _MESSAGE = ("message_id", "topic", "tags", "keys", "properties", "flag", "body")
 _TO_SEND = ("seq", *_MESSAGE, "shard_key", "status", "awaiting", "sends")
@@ -80,6 +85,8 @@ class Batch(NamedTuple):
     to_alert: Sequence[Row[Any]]
     exhausted: Sequence[Row[Any]]
     """NEW stubs that have reached `max_sends`."""
+    key_queues: KeyQueues
+    """The queues of keys in `to_send` that have unconfirmed messages."""
     is_full: bool
     """Whether the limit was reached, so that more stubs may be due."""
 
@@ -141,6 +148,7 @@ def claim_batch(
         to_check=[row for row in others if row.status == SENT],
         to_alert=[row for row in others if row.status in ALERTING],
         exhausted=[row for row in others if row.status == NEW],
+        key_queues=key_queues(connection, tables, to_send),
         is_full=is_full,
     )
 
@@ -161,6 +169,33 @@ def claim_for_resend(
     """Count another send of claimed stubs and return them with their messages."""
     stub = tables.stub
     return _claim_to_send(connection, tables, owner, seqs, lease_ms, (stub.c.owner == owner) & (stub.c.status == SENT))
+
+
+def key_queues(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> KeyQueues:
+    """Return the queue of the newest stored and unconfirmed message of each key in `rows`, if there is one."""
+    seqs = {(row.topic, row.shard_key): row.seq for row in rows if row.shard_key is not None}
+    if not seqs:
+        return {}
+    stub = tables.stub
+
+    def newest(status: str) -> ScalarSelect[int]:
+        stored = stub.alias(f"stored_{status.lower()}")
+        is_of_key = (stored.c.shard_key == stub.c.shard_key) & (stored.c.topic == stub.c.topic)
+        found = select(stored.c.seq).where(is_of_key, _has_status(stored, status), stored.c.broker.is_not(None))
+        return found.order_by(stored.c.seq.desc()).limit(1).scalar_subquery()
+
+    # As in `_blocked`, the index ends each search at its first row.
+    columns = map(newest, (SENT, *ALERTING))
+    found = connection.execute(select(*columns).where(one_of(connection, stub.c.seq, seqs.values())))
+    stored = [max(filter(None, of_key)) for of_key in found if any(of_key)]
+    if not stored:
+        return {}
+    names = ("topic", "shard_key", "broker", "queue_id")
+    queues = select(*(stub.c[name] for name in names)).where(one_of(connection, stub.c.seq, stored))
+    return {
+        (row.topic, row.shard_key): MessageQueue(row.topic, row.broker, row.queue_id)
+        for row in connection.execute(queues)
+    }
 
 
 def record(connection: Connection, tables: Tables, owner: str, outcomes: Sequence[Outcome]) -> int:
@@ -194,6 +229,13 @@ def _is_free(connection: Connection, tables: Tables, lanes: frozenset[int]) -> C
         # expect fewer rows than the limit, and scan the table instead of the index.
         return case((is_free, True), else_=False)
     return is_free
+
+
+def _has_status(stub: Any, status: str) -> ColumnElement[bool]:
+    """Return a condition that every database finds in the index of unsettled keys; SQLite needs its own condition."""
+    is_unsettled = stub.c.status != literal(CONFIRMED, literal_execute=True)
+    has_status: ColumnElement[bool] = (stub.c.status == literal(status, literal_execute=True)) & is_unsettled
+    return has_status
 
 
 def _is_held(stub: Any) -> ColumnElement[bool]:
@@ -283,7 +325,7 @@ def _blocked(
             select(older.c.seq)
             .where(
                 older.c.shard_key == stub.c.shard_key,
-                older.c.status == literal(status, literal_execute=True),
+                _has_status(older, status),
                 older.c.seq < stub.c.seq,
                 older.c.broker.is_(None),
                 ~_is_held(older),
