@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
 from rucola.cli.main import main
-from rucola.client import Message, ReconsumeLater
+from rucola.client import Message, MessageQueue, Producer, ReconsumeLater
 from rucola.message import MessageExt, properties
 from rucola.reliable import KeyedResend, Outbox, Policy, Relay, idempotent
 from rucola.reliable.metrics import ReliableCollector
@@ -64,22 +64,22 @@ WORDS = {
 }
 
 
-def fill(connection: Connection, db: OutboxDatabase, topic: str, begin: int, end: int) -> None:
+def fill(connection: Connection, db: OutboxDatabase, queue: MessageQueue, begin: int, end: int) -> None:
     """Insert rows with the numbers `begin` to `end`. The oldest 2000 settled ones may be purged."""
-    words = {**WORDS[db.name], "p": db.tables.prefix, "topic": topic}
+    words = {**WORDS[db.name], "p": db.tables.prefix, "topic": queue.topic}
     words["source"] = words["source"].format(begin=begin, end=end)
 
     def by_kind(settled: str, new: str, lost: str, manual: str, waits: str) -> str:
         return KIND.format(n=words["n"], settled=settled, new=new, lost=lost, manual=manual, waits=waits)
 
-    n, now = words["n"], words["now"]
+    n, now, broker = words["n"], words["now"], f"'{queue.broker_name}'"
     at = f"CASE WHEN {n} <= 2000 THEN {n} ELSE {now} - {n} END"
     words |= {
         "at": at,
         "status": by_kind("'CONFIRMED'", "'NEW'", "'SENT'", "'MANUAL'", "'SENT'"),
         "awaiting": by_kind("','", "',g,'", "',g,'", "',g,'", "',g,'"),
         "sends": by_kind("1", "0", "1", "9", "1"),
-        "broker": by_kind("'b'", "NULL", "'b'", "NULL", "'b'"),
+        "broker": by_kind(broker, "NULL", broker, "NULL", broker),
         "offset": by_kind(n, "NULL", "NULL", "NULL", n),
         "due_at": by_kind("NULL", "1", "2", "3", f"{now} + 60000 + {n}"),
         "confirmed_at": by_kind(at, "NULL", "NULL", "NULL", "NULL"),
@@ -261,14 +261,16 @@ async def test_no_hot_statement_reads_a_whole_table(
 ) -> None:
     db, topic = new_db(database, ""), shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic, 4)
+    async with Producer("p", shared_rocketmq.namesrv) as producer:
+        queue = (await producer.queues(topic))[0]
     engine, is_postgresql = db.engine(), database == "postgresql"
     with engine.begin() as connection:
         if is_postgresql:
             keep_statistics(connection, db)
-        fill(connection, db, topic, 1, 1000)
+        fill(connection, db, queue, 1, 1000)
         analyze(connection, db)  # these statistics are stale as soon as the others are there
     with engine.begin() as connection:
-        fill(connection, db, topic, 1001, ROWS)
+        fill(connection, db, queue, 1001, ROWS)
         assert connection.exec_driver_sql(f"SELECT count(*) FROM {db.tables.stub.name}").scalar() == ROWS
 
     with collected(db.tables.prefix) as statements:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from rucola.client import MessageExt, ReconsumeLater
 from rucola.message import properties
+from rucola.reliable import operations
 from rucola.reliable.errors import LeaseLost, ReliableError, SchemaError
 from rucola.reliable.idempotent import IdempotentFunction, UnknownMessage, idempotent
 from rucola.reliable.receipts import confirm
@@ -446,7 +447,7 @@ def with_redis(ledger: Ledger, server: DatabaseServer, **options: Any) -> Idempo
     return ledger.listener(redis=RedisClaims(server.url, backoff_s=0), **options)
 
 
-def test_redis_key_exists_only_while_the_listener_runs(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+def test_redis_key_holds_a_token_until_the_message_is_done(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
     import redis
 
     client = redis.Redis.from_url(redis_server.url)
@@ -462,7 +463,8 @@ def test_redis_key_exists_only_while_the_listener_runs(sqlite_ledger: Ledger, re
     listener = with_redis(sqlite_ledger, redis_server, handler=handler)
     listener(message_with("m1"))
     assert held == [b"rucola:claim:billing:m1"]
-    assert client.keys() == []
+    assert client.get("rucola:claim:billing:m1") == b"done"
+    assert 0 < client.pttl("rucola:claim:billing:m1") <= 60_000
     assert sqlite_ledger.effects() == ["x"]
 
 
@@ -480,16 +482,52 @@ def test_key_of_another_worker_is_never_deleted(sqlite_ledger: Ledger, redis_ser
     assert client.get("rucola:claim:billing:m1") == b"another worker's"
 
 
-def test_done_message_is_acknowledged_while_its_key_is_held(
-    sqlite_ledger: Ledger, redis_server: DatabaseServer
-) -> None:
+def test_redis_spares_duplicates_every_query(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:
     import redis
 
-    listener = with_redis(sqlite_ledger, redis_server)
-    listener(message_with("m1"))
-    redis.Redis.from_url(redis_server.url).set("rucola:claim:billing:m1", "left over")
-    listener(message_with("m1"))
+    ledger = postgresql_ledger
+    client = redis.Redis.from_url(redis_server.url)
+    held: list[int] = []
+
+    def handler(message: MessageExt, session: Session) -> None:
+        ledger.apply(message, session)
+        before = len(statements)
+        with pytest.raises(ReconsumeLater):
+            listener(message)
+        held.append(len(statements) - before)
+
+    listener = with_redis(ledger, redis_server, handler=handler)
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
+    statements = count_round_trips(ledger.engine)
+    listener(message_with(message_id))
+    assert held == [0]
+    before = len(statements)
+    listener(message_with(message_id))
+    assert len(statements) == before
+    client.flushall()
+    listener(message_with(message_id))
+    assert len(statements) > before, "the database alone knows it for ever"
+    assert client.get(f"rucola:claim:billing:{message_id}") == b"done"
+    assert (listener.counts.done, listener.counts.held, listener.counts.duplicates) == (1, 1, 2)
+    assert ledger.effects() == ["x"]
+
+
+def test_redis_does_not_remember_void_and_failed_messages(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    import redis
+
+    client = redis.Redis.from_url(redis_server.url, decode_responses=True)
+    (message_id,) = add(sqlite_ledger.db, "T", [b"x"], groups=[GROUP])
+    with sqlite_ledger.engine.begin() as connection:
+        operations.void(connection, sqlite_ledger.db.tables, [message_id])
+    listener = sqlite_ledger.listener(redis=RedisClaims(client, backoff_s=0))
+    listener(message_with(message_id))
+    assert client.keys() == []
+    with sqlite_ledger.engine.begin() as connection:
+        operations.resend(connection, sqlite_ledger.db.tables, [message_id])
+    listener(message_with(message_id))
+    listener(message_with(message_id))
     assert sqlite_ledger.effects() == ["x"]
+    assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
 
 
 def flushed(server: DatabaseServer) -> None:
@@ -556,7 +594,10 @@ async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
         await listener(message_with("m1"))
     gate.set()
     await first
-    assert client.keys() == []
+    assert client.get("rucola:claim:billing:m1") == b"done"
+    before = listener.counts.duplicates
+    await listener(message_with("m1"))
+    assert listener.counts.duplicates == before + 1
 
 
 async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:

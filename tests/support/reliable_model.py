@@ -25,6 +25,7 @@ from rucola.message import properties
 from rucola.reliable import Outbox, Tables
 from rucola.reliable.errors import LeaseLost
 from rucola.reliable.idempotent import Step, UnknownMessage, _Options, _SyncListener
+from rucola.reliable.redis_claims import KeyState
 
 GROUP = "billing"
 LEASE_MS = 3_600_000
@@ -54,8 +55,13 @@ class Keys:
 
     def bind(self, is_async: bool) -> None: ...
 
-    def take(self, key: str, token: str, lease_ms: int) -> bool:
-        return self.held.setdefault(key, token) == token
+    def take(self, key: str, token: str, lease_ms: int) -> KeyState:
+        holder = self.held.setdefault(key, token)
+        return KeyState.TAKEN if holder == token else KeyState.DONE if holder == "done" else KeyState.HELD
+
+    def finish(self, key: str, token: str) -> None:
+        if self.held.get(key) == token:
+            self.held[key] = "done"
 
     def release(self, key: str, token: str) -> None:
         if self.held.get(key) == token:

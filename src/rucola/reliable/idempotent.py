@@ -8,7 +8,7 @@
 
 Steps of one delivery (`_steps`):
 
-    1. Take the key in Redis, if configured. If another worker holds it, continue with 3.
+    1. Take the key in Redis, if configured. Done: acknowledge. Held: raise ReconsumeLater.
     2. Insert the receipt and claim it. If the claim fails, continue with 3.
     3. (No claim.) Done: confirm and acknowledge. Void: drop. Held: raise ReconsumeLater, never acknowledge.
     4. In one transaction: the listener's effect; the `done` row; deletion of the receipt, fenced by the claim's token;
@@ -16,7 +16,7 @@ Steps of one delivery (`_steps`):
     5. After an error: if the `done` row exists, the commit was applied although it reported an error, or another worker
        took over: acknowledge.
        Otherwise release the claim and raise, so that the broker delivers again.
-    6. Release the Redis key.
+    6. Mark the Redis key as done, or release it.
 
 If the stubs are in another database than the business (`ledger`), step 4 commits the effect and `done`, and the
 confirmation follows in a second transaction. If it is lost, the stub becomes due and is sent again, and step 3
@@ -55,7 +55,7 @@ from rucola.reliable.database import Database
 from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.receipts import AlreadyDone, ClaimState, GroupDelivery, Voided
-from rucola.reliable.redis_claims import RedisClaims
+from rucola.reliable.redis_claims import KeyState, RedisClaims
 from rucola.reliable.schema import MAX_ID_LENGTH, Tables
 
 logger = logging.getLogger(__name__)
@@ -223,40 +223,41 @@ class _Listener:
         if not self._is_checked:
             yield from self._check_tables()
         # Step 1. None: Redis did not answer, so the database alone decides.
-        has_key = self._redis is not None and (yield Step("take", (key, delivery.token, self._lease_ms)))
+        state = None
+        if self._redis is not None:
+            state = yield Step("take", (key, delivery.token, self._lease_ms))
+        if state is KeyState.DONE:
+            self.counts.duplicates += 1
+            return
+        if state is KeyState.HELD:
+            self.counts.held += 1
+            raise ReconsumeLater
+        is_done = False
         try:
-            is_ours = has_key is not False or self._redis is None
-            # Step 2. Redis does not know done messages: a held key leads to a query of the state, else to a claim.
-            if is_ours:
-                is_ours = yield Step(
-                    "ledger", (receipts.claim, self._tables, delivery, self._lease_ms, self._is_one_database)
-                )
-            # With a separate ledger, `done` is in the business database and must be queried there.
-            if not is_ours or (not self._is_one_database and (yield from self._is_done(delivery))):
-                yield from self._resolve_unclaimed(delivery)
-                return
-            yield from self._work(message, delivery, key)
+            # Step 2. With a separate ledger, `done` is in the business database and must be queried there.
+            claim = (receipts.claim, self._tables, delivery, self._lease_ms, self._is_one_database)
+            is_ours = yield Step("ledger", claim)
+            if is_ours and (self._is_one_database or not (yield from self._is_done(delivery))):
+                is_done = yield from self._work(message, delivery, key)
+            else:
+                is_done = yield from self._resolve_unclaimed(delivery)
         finally:
-            if has_key:
-                yield Step("release", (key, delivery.token))
+            if state is KeyState.TAKEN:
+                yield Step("finish" if is_done else "release", (key, delivery.token))
 
-    def _work(self, message: MessageExt, delivery: GroupDelivery, key: str) -> Steps:
+    def _work(self, message: MessageExt, delivery: GroupDelivery, key: str) -> Generator[Step, Any, bool]:
+        """Run the listener under a claim; return whether the message is done, False if it is void."""
         try:
             has_stub = yield Step("business", (message, delivery, key))
         except AlreadyDone:
-            yield from self._settle(delivery)
-            return
+            return (yield from self._settle(delivery))
         except Voided:
-            logger.info("message %s is void: dropped", delivery.message_id)
-            self.counts.duplicates += 1
-            yield Step("ledger", (receipts.forget, self._tables, delivery))
-            return
+            return (yield from self._drop(delivery))
         except BaseException:
             # Step 5. The connection may have failed after the server applied the commit.
             if (yield from self._was_committed(delivery)):
                 logger.warning("the transaction of message %s failed, but the message is done", delivery.message_id)
-                yield from self._settle(delivery)
-                return
+                return (yield from self._settle(delivery))
             self.counts.failed += 1
             yield Step("try_ledger", (receipts.release, self._tables, delivery))
             raise
@@ -265,30 +266,37 @@ class _Listener:
             has_stub = yield Step("confirm", (delivery,))
         if not has_stub:
             self._warn_about_missing_stub(delivery)
+        return True
 
-    def _resolve_unclaimed(self, delivery: GroupDelivery) -> Steps:
-        """Handle a delivery without a claim, according to the message's state."""
+    def _resolve_unclaimed(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
+        """Handle a delivery without a claim; return whether the message is done, False if it is void."""
         state = yield Step("ledger", (receipts.state, self._tables, delivery, self._is_one_database))
         if not self._is_one_database and (yield from self._is_done(delivery)):
             state = ClaimState.DONE
         match state:
             case ClaimState.DONE:
-                yield from self._settle(delivery)
+                return (yield from self._settle(delivery))
             case ClaimState.VOID:
-                logger.info("message %s is void: dropped", delivery.message_id)
-                self.counts.duplicates += 1
-                yield Step("ledger", (receipts.forget, self._tables, delivery))
+                return (yield from self._drop(delivery))
             case _:
                 self.counts.held += 1
                 raise ReconsumeLater
 
-    def _settle(self, delivery: GroupDelivery) -> Steps:
+    def _settle(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
         """Acknowledge a message that is done.
 
         Its stub is confirmed and its receipt deleted, in case that was lost.
         """
         self.counts.duplicates += 1
         yield Step("confirm", (delivery,))
+        return True
+
+    def _drop(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
+        """Acknowledge a message that is void."""
+        logger.info("message %s is void: dropped", delivery.message_id)
+        self.counts.duplicates += 1
+        yield Step("ledger", (receipts.forget, self._tables, delivery))
+        return False
 
     def _is_done(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
         return bool((yield Step("business_one", (receipts.is_done, self._tables, delivery))))
@@ -381,6 +389,8 @@ class _AsyncListener(_Listener):
         match step.kind:
             case "take":
                 return await self._claims.take_async(*step.arguments)
+            case "finish":
+                return await asyncio.shield(self._claims.finish_async(*step.arguments))
             case "release":
                 return await asyncio.shield(self._claims.release_async(*step.arguments))
             case "business":
@@ -476,6 +486,9 @@ class _SyncListener(_Listener):
             case "take":
                 assert self._redis is not None
                 return self._redis.take(*step.arguments)
+            case "finish":
+                assert self._redis is not None
+                return self._redis.finish(*step.arguments)
             case "release":
                 assert self._redis is not None
                 return self._redis.release(*step.arguments)

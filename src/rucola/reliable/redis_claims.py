@@ -1,16 +1,20 @@
-"""Claims in Redis, checked before the database's, so that most duplicates need no database query.
+"""Claims in Redis, taken before the database's, so that duplicates need no database query.
 
-They are an optimization: the database's claim decides. If Redis is down, slow, flushed or has evicted the key, more
-deliveries reach the database and nothing else changes. After a failure Redis is not used for `BACKOFF_S`, so that an
-outage does not cost every message a timeout.
+    a duplicate of a message that is done     acknowledged, for `done_ms` after it was done
+    a duplicate of one that a worker has      delivered again later
 
-The key holds the worker's token, so that only the worker that set it renews and deletes it (compare-and-delete).
+They are an optimization: only the database's claim lets a worker begin, and a message is marked as done after its
+commit. If Redis is down, slow, flushed or has evicted the key, more deliveries reach the database and nothing else
+changes. After a failure Redis is not used for `BACKOFF_S`, so that an outage does not cost every message a timeout.
+
+The key holds the worker's token, so that only the worker that set it renews, marks and deletes it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from enum import Enum
 from typing import Any, Final
 
 from redis import Redis
@@ -26,18 +30,40 @@ BACKOFF_S: Final = 5.0
 TIMEOUT_S: Final = 0.5
 SUBJECT: Final = "a call of Redis (meanwhile, the database alone decides)"
 
+DONE_MS: Final = 60_000
+"""Time for which a done message is remembered: duplicates of lost responses and rebalances arrive within it."""
+
+_DONE: Final = "done"
+
 # Scripts run atomically in Redis: between a GET and a PEXPIRE of the client the key could change its owner.
+_TAKE: Final = (
+    "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return ARGV[1] end "
+    "return redis.call('get', KEYS[1])"
+)
+_FINISH: Final = (
+    f"if redis.call('get', KEYS[1]) == ARGV[1] then redis.call('set', KEYS[1], '{_DONE}', 'PX', ARGV[2]) "
+    "return 1 end return 0"
+)
 _RENEW: Final = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
 )
 _RELEASE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
+class KeyState(Enum):
+    """State of a message's key when a worker tried to take it."""
+
+    TAKEN = "TAKEN"
+    HELD = "HELD"
+    """By another worker."""
+    DONE = "DONE"
+
+
 class RedisClaims:
     """Claims in a Redis, given as a URL or a redis-py client.
 
     For async listeners the client is an asyncio client. A client that is passed in should have a short
-    `socket_timeout`.
+    `socket_timeout`. A done message is remembered for `done_ms`, which takes some 150 bytes of Redis for each.
     """
 
     def __init__(
@@ -46,10 +72,12 @@ class RedisClaims:
         *,
         prefix: str = "rucola:claim:",
         backoff_s: float = BACKOFF_S,
+        done_ms: int = DONE_MS,
     ) -> None:
         self._client: Any = client
         self._prefix = prefix
         self._backoff_s = backoff_s
+        self._done_ms = done_ms
         # Monotonic time until which Redis is not used. Threads race on it without harm: at worst one more call fails.
         self._backoff_until = 0.0
         self._outages = Outages(logger)
@@ -66,52 +94,51 @@ class RedisClaims:
     def key(self, group: str, message_id: str) -> str:
         return f"{self._prefix}{group}:{message_id}"
 
-    def take(self, key: str, token: str, lease_ms: int) -> bool | None:
-        """Set the key if free; return whether that succeeded, None if Redis does not respond."""
-        return self._ask(lambda: self._client.set(key, token, nx=True, px=lease_ms) is not None)
+    def take(self, key: str, token: str, lease_ms: int) -> KeyState | None:
+        """Set the key if free; return its state, None if Redis does not respond."""
+        return _state(self._call(_TAKE, key, token, lease_ms), token)
 
-    def renew(self, key: str, token: str, lease_ms: int) -> bool | None:
-        return self._ask(lambda: bool(self._client.eval(_RENEW, 1, key, token, lease_ms)))
+    def renew(self, key: str, token: str, lease_ms: int) -> None:
+        self._call(_RENEW, key, token, lease_ms)
 
-    def release(self, key: str, token: str) -> bool | None:
-        return self._ask(lambda: bool(self._client.eval(_RELEASE, 1, key, token)))
+    def finish(self, key: str, token: str) -> None:
+        """Mark the message as done, if the key is still held."""
+        self._call(_FINISH, key, token, self._done_ms)
 
-    async def take_async(self, key: str, token: str, lease_ms: int) -> bool | None:
+    def release(self, key: str, token: str) -> None:
+        self._call(_RELEASE, key, token)
+
+    async def take_async(self, key: str, token: str, lease_ms: int) -> KeyState | None:
         """Set the key as `take` does, on an event loop."""
-        try:
-            if self._is_backing_off():
-                return None
-            return self._answered(await self._client.set(key, token, nx=True, px=lease_ms) is not None)
-        except (RedisError, OSError) as error:
-            self._failed(error)
-            return None
+        return _state(await self._call_async(_TAKE, key, token, lease_ms), token)
 
-    async def renew_async(self, key: str, token: str, lease_ms: int) -> bool | None:
-        try:
-            if self._is_backing_off():
-                return None
-            return self._answered(bool(await self._client.eval(_RENEW, 1, key, token, lease_ms)))
-        except (RedisError, OSError) as error:
-            self._failed(error)
-            return None
+    async def renew_async(self, key: str, token: str, lease_ms: int) -> None:
+        await self._call_async(_RENEW, key, token, lease_ms)
 
-    async def release_async(self, key: str, token: str) -> bool | None:
-        try:
-            if self._is_backing_off():
-                return None
-            return self._answered(bool(await self._client.eval(_RELEASE, 1, key, token)))
-        except (RedisError, OSError) as error:
-            self._failed(error)
-            return None
+    async def finish_async(self, key: str, token: str) -> None:
+        await self._call_async(_FINISH, key, token, self._done_ms)
 
-    def _ask(self, question: Any) -> bool | None:
-        try:
-            return None if self._is_backing_off() else self._answered(bool(question()))
-        except (RedisError, OSError) as error:
-            self._failed(error)
-            return None
+    async def release_async(self, key: str, token: str) -> None:
+        await self._call_async(_RELEASE, key, token)
 
-    def _answered(self, answer: bool) -> bool:
+    def _call(self, script: str, key: str, *arguments: str | int) -> Any:
+        """Run a script; None if Redis does not respond."""
+        if self._is_backing_off():
+            return None
+        try:
+            answer = self._client.eval(script, 1, key, *arguments)
+        except (RedisError, OSError) as error:
+            return self._failed(error)
+        self._outages.succeeded(SUBJECT)
+        return answer
+
+    async def _call_async(self, script: str, key: str, *arguments: str | int) -> Any:
+        if self._is_backing_off():
+            return None
+        try:
+            answer = await self._client.eval(script, 1, key, *arguments)
+        except (RedisError, OSError) as error:
+            return self._failed(error)
         self._outages.succeeded(SUBJECT)
         return answer
 
@@ -122,3 +149,11 @@ class RedisClaims:
         if not self._is_backing_off():
             self._outages.failed(SUBJECT, error)
         self._backoff_until = time.monotonic() + self._backoff_s
+
+
+def _state(answer: bytes | str | None, token: str) -> KeyState | None:
+    """Return the state that a key's value tells; a client may decode values."""
+    value = answer.decode() if isinstance(answer, bytes) else answer
+    if value is None:
+        return None
+    return KeyState.TAKEN if value == token else KeyState.DONE if value == _DONE else KeyState.HELD
