@@ -26,7 +26,7 @@ from support.databases import OutboxDatabase
 from support.outbox import until
 
 ROWS = 1_000_000
-SMALL = ("lane", "relay", "version")
+SMALL = ("lane", "ledger", "relay", "version")
 """Tables with a handful of rows."""
 VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 

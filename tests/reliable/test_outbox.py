@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import psycopg
 import pymysql
 import pytest
-from sqlalchemy import Row, select
+from sqlalchemy import Column, Integer, MetaData, Row, Table, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from rucola.client import Message
 from rucola.errors import InvalidMessage
+from rucola.message import properties
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.outbox import Outbox, lane_of, message_of
 from rucola.reliable.schema import LANES
@@ -53,6 +55,74 @@ def test_rolled_back_savepoint_discards_its_messages(db: OutboxDatabase) -> None
         savepoint.rollback()
         outbox.add(session, Message("T", b"after"))
     assert [stub.body for stub in stubs(db)] == [b"before", b"after"]
+
+
+async def test_sessions_of_a_registry_are_those_of_the_moment(db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=db.tables)
+    session = scoped_session(sessionmaker(db.engine()))
+    outbox.add(session, Message("T", b"rolled back"))
+    session.rollback()
+    outbox.add(session, Message("T", b"scoped"))
+    session.commit()
+    session.remove()
+    async_session = async_scoped_session(async_sessionmaker(db.async_engine()), asyncio.current_task)
+    outbox.add(async_session, Message("T", b"async scoped"))
+    await async_session.commit()
+    await async_session.remove()
+    assert [stub.body for stub in stubs(db)] == [b"scoped", b"async scoped"]
+
+
+def test_session_with_binds_must_have_one_for_the_stubs(sqlite_db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=sqlite_db.tables)
+    orders = Table("orders", MetaData(), Column("id", Integer))
+    with Session(binds={orders: sqlite_db.engine()}) as session:
+        with pytest.raises(ReliableError, match=r"outbox\.tables\.stub"):
+            outbox.add(session, Message("T", b"x"))
+        session.commit()
+    with Session(binds={orders: sqlite_db.engine(), outbox.tables.stub: sqlite_db.engine()}) as session:
+        outbox.add(session, Message("T", b"x"))
+        session.commit()
+    assert len(stubs(sqlite_db)) == 1
+
+
+def test_raw_connection_of_an_engine_is_that_of_its_driver(db: OutboxDatabase) -> None:
+    outbox = Outbox(tables=db.tables)
+    raw = db.engine().raw_connection()
+    try:
+        if db.name == "sqlite":
+            raw.cursor().execute("BEGIN")
+        outbox.add(raw, Message("T", b"rolled back"))
+        raw.rollback()
+        outbox.add(raw, Message("T", b"raw", properties={properties.TIMER_DELIVER_MS: "4000000000000"}))
+        raw.commit()
+    finally:
+        raw.close()
+    (stub,) = stubs(db)
+    assert (stub.body, stub.created_at + stub.delay_ms) == (b"raw", 4_000_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"shard_key": 5}, InvalidMessage, "shard_key 5"),
+        ({"shard_key": b"k"}, InvalidMessage, "shard_key b'k'"),
+        ({"groups": [5]}, ReliableError, "groups has 5"),
+        ({"groups": [None, "g"]}, ReliableError, "groups has None"),
+    ],
+)
+def test_arguments_of_other_types_are_named(
+    sqlite_db: OutboxDatabase, options: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    outbox = Outbox(tables=sqlite_db.tables)
+    with Session(sqlite_db.engine()) as session, pytest.raises(error, match=named):
+        outbox.add(session, Message("T", b"x"), **options)
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "1" + "0" * 30])
+@pytest.mark.parametrize("name", [properties.DELAY, properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC])
+def test_delay_that_is_no_time_is_refused(sqlite_db: OutboxDatabase, name: str, value: str) -> None:
+    with Session(sqlite_db.engine()) as session, pytest.raises(InvalidMessage, match=f"{name}|delay level"):
+        Outbox(tables=sqlite_db.tables).add(session, Message("T", b"x", properties={name: value}))
 
 
 async def add_async(db: OutboxDatabase, outbox: Outbox) -> None:

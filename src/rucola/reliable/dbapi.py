@@ -16,6 +16,7 @@ from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.pool import PoolProxiedConnection
 
 from rucola.reliable.errors import ReliableError
 
@@ -60,7 +61,10 @@ _DRIVERS: Final = {
     "psycopg": _Driver(_make_psycopg_dialect(paramstyle="pyformat"), _is_autocommit_psycopg),
     "pymysql": _Driver(MySQLDialect_pymysql(paramstyle="pyformat"), _is_autocommit_pymysql),
 }
-SUPPORTED: Final = "a connection of sqlite3, psycopg or PyMySQL, or Django's connection over one of these"
+SUPPORTED: Final = (
+    "a Session, AsyncSession or Connection of SQLAlchemy, a connection of sqlite3, psycopg or PyMySQL, or Django's "
+    "connection over one of these"
+)
 
 
 class DriverResult(NamedTuple):
@@ -87,6 +91,8 @@ class DriverConnection:
     """
 
     def __init__(self, connection: DBAPIConnection) -> None:
+        if isinstance(connection, PoolProxiedConnection):  # of engine.raw_connection()
+            connection = connection.dbapi_connection or connection
         self._connection: Any = connection
         self._django: Any = None
         if type(connection).__module__.startswith("django."):

@@ -2,14 +2,15 @@
 
     with Session(engine) as session, session.begin():
         session.add(order)
-        outbox.add(session, Message("Orders", b"..."), shard_key=order.id)
+        outbox.add(session, Message("Orders", b"..."), shard_key=str(order.id))
 
 If the transaction commits, the message will be sent. If the transaction or a savepoint around `add` rolls back, the
 message does not exist. `add` is a plain function and accepts every kind of transaction:
 
-    Session, AsyncSession    the stub joins the session's unit of work: stubs of one flush share an INSERT
+    Session, AsyncSession    the stub joins the session's unit of work: stubs of one flush share an INSERT; also the
+                             session of a scoped_session or async_scoped_session, such as Flask-SQLAlchemy's db.session
     Connection               executed at once; `await connection.run_sync(outbox.add, message)` for AsyncConnection
-    a DB-API connection      of sqlite3, psycopg or PyMySQL: executed at once by a cursor of it
+    a DB-API connection      of sqlite3, psycopg or PyMySQL, or `engine.raw_connection()`: executed at once by a cursor
     django.db.connection     the same, inside transaction.atomic(); the relay of this process is woken on commit
 
 A delayed message (DELAY, TIMER_DELIVER_MS and the like) is held in its table until it is due, and then sent without a
@@ -30,8 +31,9 @@ from zlib import crc32
 
 import msgspec
 from sqlalchemy import ColumnElement, Compiled, Connection, Row, Table, case, event, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import Session, registry
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, registry, scoped_session
 
 from rucola.client.producer.send_request import MAX_MESSAGE_SIZE, check_labels
 from rucola.errors import InvalidMessage
@@ -43,7 +45,9 @@ from rucola.reliable.dbapi import DBAPIConnection, DriverConnection
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.schema import LANES, MAX_ID_LENGTH, MAX_KEY_LENGTH, NEW, Tables, now_ms
 
-Transaction: TypeAlias = Session | AsyncSession | Connection | DBAPIConnection
+Transaction: TypeAlias = (
+    Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any] | Connection | DBAPIConnection
+)
 
 _TIMERS: Final = (properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC)
 _MOST_DELAY_MS: Final = 1 << 52
@@ -94,17 +98,18 @@ class Outbox:
         transaction or a DB-API connection in autocommit mode.
         """
         row = self._row(message, shard_key, self.groups if groups is None else groups)
-        match transaction:
+        target = transaction() if isinstance(transaction, (scoped_session, async_scoped_session)) else transaction
+        match target:
             case Session():
-                self._add_to_session(transaction, row)
+                self._add_to_session(target, row)
             case AsyncSession():
-                self._add_to_session(transaction.sync_session, row)
+                self._add_to_session(target.sync_session, row)
             case Connection():
-                transaction.execute(insert(self.tables.stub).values(row))
+                target.execute(insert(self.tables.stub).values(row))
             case AsyncConnection():
                 raise ReliableError("use `await connection.run_sync(outbox.add, message)` with an AsyncConnection")
             case _:
-                self._add_by_driver(transaction, row)
+                self._add_by_driver(target, row)
         message_id: str = row["message_id"]
         return message_id
 
@@ -122,6 +127,13 @@ class Outbox:
             callback()
 
     def _add_to_session(self, session: Session, row: dict[str, Any]) -> None:
+        try:
+            session.get_bind(self._stub)  # type: ignore[arg-type]  # a mapped class
+        except UnboundExecutionError:
+            raise ReliableError(
+                "the session is bound to no database for the outbox's tables: add them to its binds, as in "
+                "Session(binds={Order: engine, outbox.tables.stub: engine})"
+            ) from None
         session.add(self._stub(**row))
         if self._after_commit and session not in self._sessions:
             self._sessions.add(session)
@@ -141,6 +153,8 @@ class Outbox:
 
     def _row(self, message: Message, shard_key: str | None, groups: Iterable[str]) -> dict[str, Any]:
         message_id = _check_message(message, self.max_message_size)
+        if shard_key is not None and not isinstance(shard_key, str):
+            raise InvalidMessage(f"shard_key {shard_key!r:.40} is no text: write shard_key=str(...)")
         if shard_key is not None and not 0 < len(shard_key) <= MAX_KEY_LENGTH:
             raise InvalidMessage(f"shard_key {shard_key[:40]!r}: it must have 1 to {MAX_KEY_LENGTH} characters")
         own_columns = {properties.TAGS, properties.KEYS, properties.UNIQ_KEY}
@@ -190,10 +204,12 @@ def awaited(awaiting: str) -> tuple[str, ...]:
 def _awaiting(groups: Iterable[str]) -> str:
     if isinstance(groups, str):
         raise ReliableError(f"groups is the text {groups!r}: give a list of groups")
-    names = sorted(set(groups))
+    names = set(groups)
     for group in names:
+        if not isinstance(group, str):
+            raise ReliableError(f"groups has {group!r:.40}, which is no text: give names of groups")
         check_group(group)
-    return "".join(f",{group}" for group in names) + ","
+    return "".join(f",{group}" for group in sorted(names)) + ","
 
 
 def _check_message(message: Message, max_message_size: int) -> str:
