@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from rucola.cli.main import main
 from rucola.client import Message
 from rucola.reliable import Outbox, Tables
 from rucola.reliable.migration import VERSION
-from support.servers import run, server
+from support.servers import RUCOLA, run, server
+from support.waiting import wait_until
 
 
 class Shop:
@@ -201,11 +203,21 @@ def test_relay_refuses_alerts_that_would_not_arrive_and_wrong_names(
     assert words in shop.ask("relay", "-n", "127.0.0.1:1", *options, code=2)
 
 
-def test_relay_names_a_database_that_it_cannot_reach(shop: Shop) -> None:
+@pytest.mark.slow
+def test_relay_names_a_database_that_it_waits_for(tmp_path: Path) -> None:
     url = "postgresql+psycopg://nobody:secret@127.0.0.1:1/x"
-    said = shop.ask("relay", "-n", "127.0.0.1:1", "--database", url, code=1)
-    assert "nobody:***@127.0.0.1:1/x: " in said
-    assert "check the URL" in said
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        arguments = [*RUCOLA, "reliable", "relay", "-n", "127.0.0.1:1", "--database", url]
+        waiting = subprocess.Popen(arguments, stdout=output, stderr=output)
+        try:
+            wait_until(lambda: b"the database failed" in log.read_bytes())
+            assert waiting.poll() is None
+        finally:
+            waiting.terminate()
+            waiting.wait(30)
+    assert "port 1 failed" in log.read_text()
+    assert "secret" not in log.read_text()
 
 
 def test_migrate_creates_nothing(shop: Shop, tmp_path: Path) -> None:

@@ -445,6 +445,32 @@ def test_purge_of_many_rows_is_bounded_by_rows(server_db: OutboxDatabase) -> Non
     assert [counted(server_db, table) for table in (tables.stub, tables.done, tables.receipt)] == [1, 1, 1]
 
 
+async def test_relay_that_starts_before_its_database_waits_for_it(
+    server_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(server_db, topic, [b"x"])
+    async with through_proxy(server_db) as (proxy, behind):
+        proxy.refuse()
+        opened = Relay(behind.engine(), shared_rocketmq.namesrv, tables=server_db.tables)
+        opening = asyncio.create_task(opened.open())
+        await until(lambda: "the database failed" in caplog.text)
+        assert not opening.done()
+        await proxy.accept()
+        await opening
+        await until(lambda: statuses(server_db) == {"CONFIRMED": 1})
+        await opened.close()
+
+
+async def test_relay_does_not_wait_for_a_database_that_refuses_it(
+    server_db: OutboxDatabase, shared_rocketmq: RocketMQ
+) -> None:
+    url = server_db.engine().url
+    for refused in (url.set(database="missing"), url.set(username="nobody", password="wrong")):
+        with pytest.raises(DBAPIError):
+            async with Relay(refused, shared_rocketmq.namesrv, tables=server_db.tables):
+                pass
+
+
 async def test_outage_of_the_database_makes_the_relay_pause_longer_and_log_two_lines(
     server_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -327,6 +327,18 @@ async def test_alerts_are_digests_with_one_per_kind_and_interval(
     assert "and 30 more" in alert.text()
 
 
+async def test_alert_counts_all_messages_that_are_due_however_many_batches_they_fill(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ
+) -> None:
+    told = RecordingSink()
+    add(db, "T", [b"x"] * 45)
+    change(db, status="DEAD", due_at=1)
+
+    async with relay(db, shared_rocketmq, alerts=Alerts([told]), policy=Policy(batch=10, poll_ms=10)):
+        await until(lambda: all(stub.due_at is None for stub in stubs(db)))
+    assert [(alert.kind, alert.count) for alert in told.alerts] == [("DEAD", 45)]
+
+
 async def failing_then_working(db: OutboxDatabase, rocketmq: RocketMQ) -> list[str]:
     order: list[str] = []
 
@@ -359,7 +371,7 @@ def server(server: socketserver.BaseServer) -> Iterator[int]:
     thread.join()
 
 
-ALERT = digest("DEAD", ["A", "B"], [None, "in the dead letter queue of group g"])
+ALERT = digest("DEAD", ["A", "B"], [None, "in the dead letter queue of group g"], 2)
 
 
 async def deliver(sink: Sink) -> bool:

@@ -159,7 +159,7 @@ class Alerts:
         return not any(kind == alert.kind for _, kind in self._failed)
 
 
-def digest(kind: str, message_ids: Sequence[str], details: Sequence[str | None]) -> Alert:
-    """Return one alert for messages in the same state."""
+def digest(kind: str, message_ids: Sequence[str], details: Sequence[str | None], count: int) -> Alert:
+    """Return one alert for `count` messages in the same state, of which some are given."""
     detail = next(filter(None, details), "")
-    return Alert(kind, len(message_ids), tuple(message_ids[:SHOWN]), detail)
+    return Alert(kind, count, tuple(message_ids[:SHOWN]), detail)

@@ -24,6 +24,9 @@ IDLE_TIMEOUT_S: Final = 30
 AUTOCOMMIT: Final = "AUTOCOMMIT"
 """Isolation level for single statements, which need no BEGIN and COMMIT: each of them would be a round trip."""
 
+_MARIADB_AWAY: Final = (1040, 1053, 2002, 2003, 2006, 2013)
+"""Too many connections; shutdown in progress; cannot connect, by socket or by TCP; gone away; lost connection."""
+
 
 def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> list[ColumnElement[str]]:
     """Return columns that limit how long this transaction may wait for its client.
@@ -97,6 +100,27 @@ class Database:
     def _run_sync(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         with self.connect_sync() as connection:
             return _run_at(connection, level, work, *args, **kwargs)
+
+    async def is_away(self, error: DBAPIError) -> bool:
+        """Return whether the server is stopped, starting or unreachable, after a connection failed.
+
+        Otherwise it answers, and refuses user, password or database: waiting would not help.
+        """
+        return await asyncio.to_thread(self._is_away, error)
+
+    def _is_away(self, error: DBAPIError) -> bool:
+        if error.connection_invalidated:
+            return True
+        match self.dialect_name:
+            case "postgresql":
+                from psycopg import pq
+
+                conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+                return pq.PGconn.ping(conninfo.encode()) in (pq.Ping.REJECT, pq.Ping.NO_RESPONSE)
+            case "sqlite":
+                return getattr(error.orig, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+            case _:
+                return bool(error.orig and error.orig.args and error.orig.args[0] in _MARIADB_AWAY)
 
     async def close(self) -> None:
         """Close the connections of an engine created here."""

@@ -395,7 +395,9 @@ def _old_rows(
     since = now_ms() - older_than_ms
 
     def is_kept(table: Table) -> ColumnElement[bool]:
-        return exists().where(stub.c.message_id == table.c.message_id, is_stub_kept)
+        # With LIMIT, it is a search of the index for each row. EXISTS could become a join that reads whole tables.
+        found = select(literal(1)).where(stub.c.message_id == table.c.message_id, is_stub_kept)
+        return found.limit(1).scalar_subquery().is_not(None)
 
     return [
         (stub, stub.c.confirmed_at, stub.c.confirmed_at <= since),
@@ -413,7 +415,7 @@ def _old_done_of_ledgers(
     old = select(*key).where(
         done.c.done_at <= now_ms() - older_than_ms,
         _is_of_ledger(tables),
-        ~exists().where(stub.c.message_id == done.c.message_id),
+        select(literal(1)).where(stub.c.message_id == done.c.message_id).limit(1).scalar_subquery().is_(None),
     )
     page = old.order_by(*key).limit(PURGE_ROWS)
     while rows := connection.execute(page).all():

@@ -77,8 +77,8 @@ class ClaimedBatch(NamedTuple):
 class Relay:
     """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it, on one event loop.
 
-    `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. Opening raises
-    SchemaError if the tables are missing or of another version.
+    `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. Opening waits while
+    the database's server is away, and raises SchemaError if the tables are missing or of another version.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class Relay:
         self._outcomes: list[Outcome] = []
         self._is_last_empty = False
         """Whether the last claim found nothing."""
+        # By state, `seq` and `due_at` of stubs in the last alert that every sink has accepted.
+        self._told: dict[str, set[tuple[int, int]]] = {}
         self._stopping = False
         self._outages = Outages(logger)
         # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
@@ -132,7 +134,7 @@ class Relay:
         """Check the tables and start the background task. If this fails, everything is closed again."""
         async with AsyncExitStack() as opening:
             opening.push_async_callback(self.database.close)
-            await self.database.run(migration.check, self.tables)
+            await self._check_tables()
             if self._owns_producer:
                 await opening.enter_async_context(self._producer)
             self._admin = await opening.enter_async_context(AdminClient(self._producer.instance.connection))
@@ -148,6 +150,22 @@ class Relay:
             opening.push_async_callback(self._background.close, CLOSE_GRACE_MS)
             self._background.start(self._keep_relaying(), f"relay {self.owner}")
             self._running = opening.pop_all()
+
+    async def _check_tables(self) -> None:
+        """Check the tables as soon as the database's server is there."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self.database.run(migration.check, self.tables)
+            except DBAPIError as error:
+                if not await self.database.is_away(error):
+                    raise
+                self._outages.failed("the database", error.orig)
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            else:
+                self._outages.succeeded("the database")
+                return
 
     async def close(self) -> None:
         """Finish the current batch, release the lanes and close.
@@ -330,14 +348,22 @@ class Relay:
         return *await self.database.run(claim), outcomes
 
     async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
+        """Raise one alert for all due stubs of a kind, whether in this batch or not; later batches find them told."""
         outcomes = []
         for kind in sorted({row.status for row in rows}):
             of_kind = [row for row in rows if row.status == kind]
-            wait_ms: int | None = self._alerts.wait_ms(kind)
-            if wait_ms == 0:
-                alert = digest(kind, [row.message_id for row in of_kind], [row.error for row in of_kind])
-                wait_ms = None if await self._alerts.raise_alert(alert) else self._alerts.interval_ms
-            outcomes += [Outcome(row.seq, kind, kind, wait_ms=wait_ms) for row in of_kind]
+            told = self._told.setdefault(kind, set())
+            untold = [row for row in of_kind if (row.seq, row.due_at) not in told]
+            if untold and self._alerts.wait_ms(kind) == 0:
+                due = await self.database.run_one(stub_claims.due_alerts, self.tables, self._lanes, kind)
+                due |= {(row.seq, row.due_at) for row in of_kind}
+                ids, errors = [row.message_id for row in untold], [row.error for row in untold]
+                if await self._alerts.raise_alert(digest(kind, ids, errors, len(due - told))):
+                    told = self._told[kind] = due
+            wait_ms = max(1, self._alerts.wait_ms(kind))
+            for row in of_kind:
+                is_told = (row.seq, row.due_at) in told
+                outcomes.append(Outcome(row.seq, kind, kind, wait_ms=None if is_told else wait_ms))
         return outcomes
 
     async def _note_reachability(self, is_away: bool, error: str) -> None:

@@ -49,6 +49,8 @@ BLOCKED_RETRY_MS = 1000
 """Minimum wait of a stub whose key is blocked by an older stub; longer if that stub is due later."""
 BLOCKED_BY_MANUAL_MS = 60_000
 
+ALERTED_TOGETHER = 100_000
+
 KeyQueues: TypeAlias = Mapping[tuple[str, str], MessageQueue]
 """The queue that a key's messages go to, by topic and sharding key."""
 
@@ -116,7 +118,7 @@ def claim_batch(
     """
     stub = tables.stub
     names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
-    names += ["queue_offset", "dead_letters", "error"]
+    names += ["queue_offset", "dead_letters", "error", "due_at"]
     age_ms = (now_ms() - func.coalesce(stub.c.reopened_at, stub.c.created_at) - stub.c.delay_ms).label("age_ms")
     reopened_ms_ago = (now_ms() - stub.c.reopened_at).label("reopened_ms_ago")
     is_held = _is_held(stub).label("is_held")
@@ -161,6 +163,15 @@ def next_due_ms(connection: Connection, tables: Tables, lanes: frozenset[int]) -
     )
     wait_ms: int | None = connection.scalar(waiting.order_by(stub.c.due_at, stub.c.seq).limit(1))
     return wait_ms
+
+
+def due_alerts(connection: Connection, tables: Tables, lanes: frozenset[int], status: str) -> set[tuple[int, int]]:
+    """Return `seq` and `due_at` of the due stubs of these lanes with a status, at most `ALERTED_TOGETHER`."""
+    stub = tables.stub
+    due = select(stub.c.seq, stub.c.due_at).where(
+        stub.c.due_at <= now_ms(), stub.c.lane.in_(lanes), stub.c.status == status
+    )
+    return {(row.seq, row.due_at) for row in connection.execute(due.limit(ALERTED_TOGETHER))}
 
 
 def claim_for_resend(

@@ -154,10 +154,11 @@ def relay(
 
 
 async def _relay(database: Database, namesrv_addr: str, **options: Any) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with Relay(database, namesrv_addr, **options) as running:
+        # From here on; while a relay waits for its database, a signal ends it at once.
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         # SQLAlchemy's modules live until the end. Each collection that scanned them delayed a message by 45 ms, which
         # made most of the time from commit to broker at p99.
         gc.freeze()
