@@ -58,6 +58,7 @@ def make_scenario(db: OutboxDatabase, folder: Path) -> LogSources:
     put_stub(db, "GONE-VOID", status=VOID, **at(8))
     put_stub(db, "GONE-KEYED", **at(9), shard_key="k")
     put_stub(db, "BEYOND", **at(50))
+    put_stub(db, "BEYOND-LATER", due_at=now + HOUR_MS, **at(50))
     put_stub(db, "YOUNG", created_at=now, due_at=now + HOUR_MS, **at(60))
     put_stub(db, "NO-QUEUE", status=CONFIRMED, awaiting=",", **at(0, queue_id=1))
     put_stub(db, "EXPIRED", status=STUCK, **at(2))
@@ -79,6 +80,7 @@ NEVER_STORED = {
     ("GONE-KEYED", "absent"),
     ("EARLY", "absent"),
     ("BEYOND", "beyond the end"),
+    ("BEYOND-LATER", "beyond the end"),
     ("NO-QUEUE", "beyond the end"),
 }
 NEVER_RECEIVED = {
@@ -103,7 +105,7 @@ def check_lists(found: Mapping[str, Any], out: Path) -> None:
     assert rows(out, "never_received", "messageId", "group", "state") == NEVER_RECEIVED
     assert rows(out, "without_stub", "kind", "messageId") == WITHOUT_STUB
     assert {tuple(row.values()) for row in found["unknown"]} == UNKNOWN
-    assert [found["lists"][name]["messages"] for name in LISTS] == [5, 5, 4, 2]
+    assert [found["lists"][name]["messages"] for name in LISTS] == [5, 6, 4, 2]
 
 
 def source_of(db: OutboxDatabase) -> TableSource:

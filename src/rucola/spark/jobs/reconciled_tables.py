@@ -237,11 +237,10 @@ def missing(evidence: Evidence) -> DataFrame:
     offset = F.col("queueOffset")
     is_covered = F.exists("ranges", lambda each: (each["first"] <= offset) & (offset <= each["last"]))
     end = _end(evidence)
-    # A store is read a moment after its messages were acknowledged: a send of this moment is not due yet.
-    is_settled = (F.col("status") != SENT) | (F.col("dueAt") <= evidence.now_ms)
+    # Ends are read after the stubs, so whatever was acknowledged is before them.
     reason = (
         F.when(F.coalesce(is_covered, F.lit(False)), ABSENT)
-        .when((offset >= end) & is_settled, BEYOND)
+        .when(offset >= end, BEYOND)
         .when(end.isNull() & (offset > F.array_max("ranges.last")), UNARCHIVED)
         .when(F.col("ranges").isNotNull() | end.isNotNull(), EXPIRED)
         .otherwise(UNCOVERED)
