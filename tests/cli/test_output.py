@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from rucola.cli import output
 from rucola.cli.admin.messages import TRACK_COLUMNS
-from rucola.cli.output import Column, optional, to_json, whole
+from rucola.cli.output import Column, optional, time_text, to_json, whole
 
 
 class Renamed(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -166,6 +166,11 @@ def test_times_are_broken_into_two_lines_and_not_cut() -> None:
     assert lines[first].count("2013-01-01") == 2
     assert lines[first + 1].split() == ["05:15:00,000"] * 2
     assert plain(shown(TRACK_COLUMNS, [row], "--wide").stdout).count(TIME) == 2
+
+
+@pytest.mark.parametrize("timestamp_ms", [2**63 - 1, 1_700_000_000_000_000])
+def test_a_number_that_is_no_time_is_printed_as_it_is(timestamp_ms: int) -> None:
+    assert time_text(timestamp_ms) == str(timestamp_ms)
 
 
 def test_a_name_is_shortened_in_its_middle() -> None:

@@ -138,4 +138,5 @@ async def test_a_body_that_cannot_be_decompressed_is_returned_as_stored(
         (queue,) = await consumer.queues("T")
         messages = (await consumer.pull(queue, 0)).messages
         assert [message.body for message in messages] == [b"first", b"no zlib", b"last"]
+        assert [message.body_error is not None for message in messages] == [False, True, False]
         assert "offset 1" in caplog.text

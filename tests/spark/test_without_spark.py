@@ -6,11 +6,14 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -21,8 +24,9 @@ from rucola.spark import session
 from rucola.spark.jobs import archive, audit, compact, replay, search
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import read_lake
+from rucola.spark.lake import parquet_files, read_lake
 from rucola.spark.lake.key_index import read_keys
+from rucola.spark.lake.lookup import messages_of
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
 from rucola.spark.session import SMALL_SIZE, AnySession, LazySession
 from rucola.spark.source.schema import COLUMNS
@@ -51,7 +55,11 @@ def fill(store: SmallStore, count: int, seed: int = 2013) -> None:
             "DELAY": pick.choice(["3", "18", "99", "junk"]),
         }
         given = {name: value for name, value in given.items() if pick.random() < 0.7}
-        store.put(topic, pick.randrange(3), body, at_ms=at_ms, **given)
+        # A few bodies are no zlib stream, and a few times are no times: microseconds, the largest number.
+        odd = pick.random() < 0.1
+        born_ms = pick.choice([at_ms * 1000, 2**63 - 1, -1]) if pick.random() < 0.1 else at_ms
+        at_ms = 2**63 - 1 if pick.random() < 0.03 else at_ms
+        store.put(topic, pick.randrange(3), body, at_ms=at_ms, born_ms=born_ms, sys_flag=int(odd), **given)
 
 
 def rows_of(spark: SparkSession, lake: Path) -> list[Any]:
@@ -97,10 +105,12 @@ def test_archive_and_compaction_equal_those_of_spark(
     assert {(file.entries, file.least, file.most) for file in snapshots[0].keys} == {
         (file.entries, file.least, file.most) for file in snapshots[1].keys
     }
-    # Each way compacts what the other one has written.
+    # Each way compacts what the other one has written; a store time that is none is alone on its day.
     for jobs, lake in ((HERE, in_spark), (spark, here)):
+        files = Counter((file.topic, file.date) for file in read_snapshot(lake).rows)
+        several = sum(file.rows for file in read_snapshot(lake).rows if files[file.topic, file.date] > 1)
         summary = compact.run(jobs, lake, min_files=2)
-        assert (summary.rows, summary.replaced_key_files, summary.key_files) == (len(rows), 3, 1)
+        assert (summary.rows, summary.replaced_key_files, summary.key_files) == (several, 3, 1)
         assert rows_of(spark, lake) == rows
         assert index_entries_of(spark, lake) == entries
         assert all(file.path.startswith(f"topic={file.path[6:].split('/')[0]}") for file in read_snapshot(lake).rows)
@@ -153,6 +163,23 @@ def test_counts_and_rows_equal_those_of_spark(spark: SparkSession, small_store: 
             assert counts[0] == counts[1]
 
 
+def test_files_of_an_earlier_version_are_read(small_store: SmallStore, tmp_path: Path) -> None:
+    """They lack the columns that are null for nearly all messages."""
+    fill(small_store, 20)
+    archive.run(HERE, small_store.path, tmp_path / "lake")
+    new = ("bodyError", "bornTimestampRaw", "storeTimestampRaw")
+    for path in (tmp_path / "lake").glob("topic=*/*/*.parquet"):
+        older = tmp_path.joinpath("older", *path.parts[-3:])
+        older.parent.mkdir(parents=True)
+        table = pq.read_table(path, partitioning=None)
+        pq.write_table(table.drop_columns(list(new)), older)
+        (rows,) = parquet_files.read_staged_rows(older, tuple(COLUMNS))
+        (expected,) = parquet_files.read_staged_rows(path, tuple(COLUMNS))
+        assert rows.drop_columns(list(new)).equals(expected.drop_columns(list(new)))
+        assert all(rows[name].null_count == len(rows) for name in new)
+        assert len(messages_of(pa.Table.from_batches([rows.drop_columns(list(new))]))) == len(rows)
+
+
 def test_damage_is_reported_without_spark(small_store: SmallStore, tmp_path: Path) -> None:
     places = [small_store.put() for _ in range(3)]
     small_store.overwrite(places[1] + 88, b"X")
@@ -170,8 +197,6 @@ def test_many_rows_are_split_into_several_files(
     small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is buffered is bounded; keys are cut by their hash."""
-    from rucola.spark.lake import parquet_files
-
     monkeypatch.setattr(parquet_files, "_MAX_BUFFERED", 1)
     monkeypatch.setattr(parquet_files, "ENTRIES_PER_FILE", 100)
     monkeypatch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", 40)

@@ -29,12 +29,14 @@ class SmallStore:
         body: bytes = b"body",
         *,
         at_ms: int = 1_700_000_000_000,
+        born_ms: int | None = None,
         sys_flag: int = 0,
         dispatch: bool = True,
         **pairs: str,
     ) -> int:
         """Append a message and return its physical offset; keyword arguments are its properties."""
-        inner = MessageInner(topic, queue_id, body, properties.join(pairs), 0, sys_flag, at_ms, HOST)
+        born_ms = at_ms if born_ms is None else born_ms
+        inner = MessageInner(topic, queue_id, body, properties.join(pairs), 0, sys_flag, born_ms, HOST)
         queue_offset = self.next_offsets.get((topic, queue_id), 0)
         size = len(record.encode(inner, queue_offset, self.end, at_ms, HOST))
         left = FILE_SIZE - self.end % FILE_SIZE

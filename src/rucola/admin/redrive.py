@@ -294,4 +294,4 @@ def _copy(message: MessageExt, topic: str, *, keep_origin: bool) -> Message:
     copied = {name: value for name, value in message.properties.items() if name not in excluded}
     copied[properties.UNIQ_KEY] = message.msg_id
     copied[REDRIVEN_FROM] = message.offset_msg_id
-    return Message(topic, message.body, properties=copied, flag=message.flag)
+    return Message(topic, message.body, properties=copied, flag=message.flag, body_flags=message.body_flags)

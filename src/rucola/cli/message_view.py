@@ -15,7 +15,8 @@ from rucola.cli.output import LAYOUT, printable, time_text
 def message_json(message: MessageExt) -> dict[str, Any]:
     """Return all fields as a dict.
 
-    A body that is not printable UTF-8 text is in `bodyBase64` instead of `body`.
+    A body that is not printable UTF-8 text is in `bodyBase64` instead of `body`. `bodyError` says why a body is as
+    stored, if it cannot be decompressed.
     """
     fields: dict[str, Any] = {
         "topic": message.topic,
@@ -38,6 +39,8 @@ def message_json(message: MessageExt) -> dict[str, Any]:
         "preparedTransactionOffset": message.prepared_transaction_offset,
         "properties": message.properties,
     }
+    if message.body_error is not None:
+        fields["bodyError"] = message.body_error
     text = _text_of(message.body)
     if text is None:
         fields["bodyBase64"] = base64.b64encode(message.body).decode("ascii")
@@ -49,7 +52,7 @@ def message_json(message: MessageExt) -> dict[str, Any]:
 def message_text(message: MessageExt) -> str:
     """Return the lines of mqadmin, followed by the body, which mqadmin writes to a file."""
     body = _text_of(message.body)
-    lines = {
+    lines: dict[str, object] = {
         "OffsetID": message.offset_msg_id,
         "Message ID": message.msg_id,
         "Topic": message.topic,
@@ -65,8 +68,10 @@ def message_text(message: MessageExt) -> str:
         "Store Host": message.store_host,
         "System Flag": message.sys_flag,
         "Properties": "{" + ", ".join(f"{name}={value}" for name, value in message.properties.items()) + "}",
-        "Message Body": f"{len(message.body)} bytes that are not text" if body is None else body,
     }
+    if message.body_error is not None:
+        lines["Body Error"] = f"{message.body_error}; shown as stored"
+    lines["Message Body"] = f"{len(message.body)} bytes that are not text" if body is None else body
     return "\n".join(
         f"{name + ':':<20} {printable(str(value), keep=LAYOUT if name == 'Message Body' else '')}"
         for name, value in lines.items()

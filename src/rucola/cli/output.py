@@ -25,6 +25,8 @@ _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
 """Width to which names and texts may be shortened."""
+_END_OF_TIMES_MS: Final = 253_402_214_400_000
+"""The last day of the year 9999, after which local times have no four-digit year."""
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?")
 _TIME_OF_DAY_WIDTH: Final = len("05:15:00,000")
 
@@ -232,10 +234,12 @@ def printable(text: str, keep: str = "") -> str:
 def time_text(timestamp_ms: int) -> str:
     """Format a timestamp in local time as `2013-01-01 05:15:00,000`.
 
-    Empty for "never", which is 0 or negative.
+    Empty for "never", which is 0 or negative; the number itself for one that is no time before the year 10000.
     """
     if timestamp_ms <= 0:
         return ""
+    if timestamp_ms >= _END_OF_TIMES_MS:
+        return str(timestamp_ms)
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
 

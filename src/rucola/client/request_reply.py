@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from rucola.client.clock import now_ms
 from rucola.errors import InvalidMessage, RemoteProtocolError
 from rucola.message import Message, MessageExt, properties
-from rucola.message.compression import decompress
+from rucola.message.compression import read_body
 from rucola.message.host import encode_host
 from rucola.message.topics import reply_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -81,7 +81,13 @@ def request_message(message: Message, correlation_id: str, client_id: str, timeo
         properties.REPLY_TO_CLIENT: client_id,
         properties.TTL: str(round(timeout_ms)),
     }
-    return Message(message.topic, message.body, properties=message.properties | added, flag=message.flag)
+    return Message(
+        message.topic,
+        message.body,
+        properties=message.properties | added,
+        flag=message.flag,
+        body_flags=message.body_flags,
+    )
 
 
 def reply_message(request: MessageExt, body: bytes) -> Message:
@@ -108,9 +114,9 @@ def _reply_of(command: RemotingCommand) -> MessageExt:
     header = command.decode_header(ReplyMessageRequestHeader)
     try:
         store_host = encode_host(header.store_host)
-        body = decompress(command.body, header.sys_flag)
     except InvalidMessage as error:
         raise RemoteProtocolError(f"a reply cannot be decoded: {error}") from None
+    body, body_error = read_body(command.body, header.sys_flag)
     pairs = properties.parse(header.properties)
     pairs[properties.ARRIVE_TIME] = str(now_ms())
     return MessageExt(
@@ -132,4 +138,5 @@ def _reply_of(command: RemotingCommand) -> MessageExt:
         reconsume_times=header.reconsume_times,
         prepared_transaction_offset=0,
         store_host_bytes=store_host,
+        body_error=body_error,
     )

@@ -94,6 +94,8 @@ class Values:
         """
         if self._codec is None:
             return
+        if message.body_error is not None:
+            raise InvalidBody(f"message {message.msg_id} of topic {message.topic}: {message.body_error}")
         try:
             message.value = self._codec.decode(message.body)
         except Exception as error:

@@ -5,8 +5,11 @@ The broker stores and forwards such a body unchanged; CRC and size in the record
 
     zlib  a zlib stream (RFC 1950)      LZ4  an LZ4 frame, not a block      ZSTD  a Zstandard frame
 
-A few compressed bytes can expand to gigabytes, so `decompress` bounds size and ratio (`ExpansionLimits`). Every reader
-of messages uses it: clients, the command line, the store tools and Spark.
+A few compressed bytes can expand to gigabytes, so `decompress` bounds size and ratio (`ExpansionLimits`).
+
+Brokers accept any body with these bits, so an intact record can have one that is not compressed as they say. Every
+reader of messages calls `read_body`, which returns such a body as it is stored, with the reason: clients, the command
+line, the store tools and Spark. The reason is called `body_error` in Python, `bodyError` in JSON and columns.
 
 Counterpart of the package org.apache.rocketmq.common.compression.
 """
@@ -105,6 +108,14 @@ def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: i
             return bytes(lz4.frame.compress(body, compression_level=level))
         case CompressionType.ZSTD:
             return zstandard.ZstdCompressor(level=level).compress(body)
+
+
+def read_body(stored: bytes | memoryview, sys_flag: int) -> tuple[bytes, str | None]:
+    """Return the body of a record and None, or the body as stored and the reason why it cannot be decompressed."""
+    try:
+        return decompress(stored, sys_flag), None
+    except InvalidMessage as error:
+        return bytes(stored), str(error)
 
 
 def decompress(body: bytes | memoryview, sys_flag: int, limits: ExpansionLimits | None = None) -> bytes:

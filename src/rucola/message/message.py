@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rucola.errors import InvalidMessage
-from rucola.message import ids, properties
+from rucola.message import ids, properties, sysflag
 
 
 class HasProperties:
@@ -85,9 +85,11 @@ class Message(HasProperties):
 
     Raises InvalidMessage for values of other types. `tags`, `keys`, `unique_key` and `delay_level` are stored in
     `properties`. `flag` is a 32-bit number of the application, which the system carries and does not interpret.
+    `body_flags` are the bits of sysFlag that describe a body which is compressed already, 0 for every other one. A
+    message with them is not compressed again, nor sent in a batch.
     """
 
-    __slots__ = ("body", "flag", "properties", "topic")
+    __slots__ = ("body", "body_flags", "flag", "properties", "topic")
 
     def __init__(
         self,
@@ -97,9 +99,11 @@ class Message(HasProperties):
         keys: str | Iterable[str] | None = None,
         properties: dict[str, str] | None = None,
         flag: int = 0,
+        body_flags: int = 0,
     ) -> None:
         self.topic = topic
         self.body = body
+        self.body_flags = body_flags
         self.properties: dict[str, str] = dict(properties) if properties else {}
         for name, value in self.properties.items():
             if not isinstance(name, str) or not isinstance(value, str):
@@ -119,11 +123,12 @@ class Message(HasProperties):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
             return NotImplemented
-        return (self.topic, self.body, self.properties, self.flag) == (
+        return (self.topic, self.body, self.properties, self.flag, self.body_flags) == (
             other.topic,
             other.body,
             other.properties,
             other.flag,
+            other.body_flags,
         )
 
     __hash__ = None  # type: ignore[assignment]  # messages are mutable
@@ -134,7 +139,8 @@ class MessageExt(HasProperties):
     """A decoded record: the message and the fields that the broker added.
 
     `body` is decompressed unless `decode` was called with `decompress=False`; `stored_size` and `body_crc` are size and
-    CRC of the body as stored. Hosts are `address:port`, timestamps milliseconds since 1970.
+    CRC of the body as stored. A body that cannot be decompressed is as stored, and `body_error` says why. Hosts are
+    `address:port`, timestamps milliseconds since 1970.
     """
 
     topic: str
@@ -155,8 +161,15 @@ class MessageExt(HasProperties):
     reconsume_times: int
     prepared_transaction_offset: int
     store_host_bytes: bytes = field(repr=False)
+    body_error: str | None = None
+    """Why `body` could not be decompressed and is as stored; None for every other message."""
     value: Any = field(default=None, repr=False, compare=False)
     """The decoded body, if the consumer has the option `value`, see `rucola.client.values`."""
+
+    @property
+    def body_flags(self) -> int:
+        """The `body_flags` with which a copy of the message is sent (see Message)."""
+        return sysflag.body_flags(self.sys_flag) if self.body_error else 0
 
     @property
     def offset_msg_id(self) -> str:

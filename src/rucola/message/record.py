@@ -49,7 +49,7 @@ from isal.isal_zlib import crc32
 from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
-from rucola.message.compression import decompress as decompress_body
+from rucola.message.compression import read_body
 from rucola.message.host import decode_host
 from rucola.message.message import MessageExt, MessageInner, MessageInnerBatch
 from rucola.message.properties import MAX_PROPERTIES_SIZE
@@ -388,21 +388,21 @@ def peek(buffer: Buffer, position: int = 0) -> Peek:
 def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_crc: bool = True) -> MessageExt:
     """Decode the record at `position`; bytes after it are ignored.
 
-    With `decompress=False` the body stays as stored, so that `encode` reproduces the record. The result owns its bytes.
-    Raises InvalidMessage, which names the position, for an incomplete record, a CRC mismatch or a body that cannot be
-    decompressed.
+    With `decompress=False` the body stays as stored, so that `encode` reproduces the record. A body that cannot be
+    decompressed stays so as well, and `body_error` has the reason. The result owns its bytes. Raises InvalidMessage,
+    which names the position, for an incomplete record or a CRC mismatch.
     """
     fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
     (
         size, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_host_bytes,
         store_timestamp, store_host_bytes, reconsume_times, prepared_transaction_offset, stored_size,
     ) = fields  # fmt: skip
-    body = bytes(buffer[body_begin : topic_begin - 1])
+    body, body_error = bytes(buffer[body_begin : topic_begin - 1]), None
     if check_crc and body_crc(body) != crc:
         raise _invalid(position, f"the body's CRC is {body_crc(body)}, but the record has {crc}")
+    if decompress and sys_flag & sysflag.COMPRESSED:
+        body, body_error = read_body(body, sys_flag)
     try:
-        if decompress and sys_flag & sysflag.COMPRESSED:
-            body = decompress_body(body, sys_flag)
         born_host, store_host = decode_host(born_host_bytes), decode_host(store_host_bytes)
     except InvalidMessage as error:
         raise _invalid(position, str(error)) from error
@@ -425,6 +425,7 @@ def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_
         reconsume_times,
         prepared_transaction_offset,
         store_host_bytes,
+        body_error,
     )
 
 

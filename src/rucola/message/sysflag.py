@@ -52,6 +52,11 @@ def is_dispatched(sys_flag: int) -> bool:
     return not sys_flag & TRANSACTION_PREPARED
 
 
+def body_flags(sys_flag: int) -> int:
+    """Return the bits that describe the body: whether and how it is compressed."""
+    return sys_flag & (COMPRESSED | COMPRESSION_MASK)
+
+
 def host_sizes(sys_flag: int) -> tuple[int, int]:
     """Return the sizes of bornHost and storeHost in bytes, port included.
 

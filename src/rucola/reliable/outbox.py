@@ -222,6 +222,8 @@ def _check_message(message: Message, max_message_size: int) -> str:
         raise InvalidMessage(f"topic {message.topic} belongs to the broker: an application cannot send to it")
     if not isinstance(message.body, (bytes, bytearray, memoryview)) or not 0 < len(message.body) <= max_message_size:
         raise InvalidMessage(f"the body of a message for {message.topic} must be 1 to {max_message_size} bytes")
+    if message.body_flags:
+        raise InvalidMessage(f"a message for {message.topic} is compressed already (body_flags): add its plain body")
     for name, why in _REFUSED_PROPERTIES.items():
         if name in message.properties:
             raise InvalidMessage(f"a message for {message.topic} has the property {name}: {why}")

@@ -223,9 +223,18 @@ def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
         "body": message.body,
         "keys": message.keys.split() if message.keys else None,
         "properties": list(message.properties.items()),
-        "bornTimestamp": message.born_timestamp * 1000,
-        "storeTimestamp": message.store_timestamp * 1000,
+        **_times("bornTimestamp", message.born_timestamp),
+        **_times("storeTimestamp", message.store_timestamp),
     }
+
+
+def _times(name: str, timestamp_ms: int) -> dict[str, int | None]:
+    """Return a timestamp in microseconds, or null and the number as stored if it is no time."""
+    from rucola.spark.source.schema import LAST_TIME_MS
+
+    if 0 <= timestamp_ms <= LAST_TIME_MS:
+        return {name: timestamp_ms * 1000}
+    return {name: None, f"{name}Raw": timestamp_ms}
 
 
 @command("redriveDlq")

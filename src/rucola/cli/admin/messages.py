@@ -169,7 +169,9 @@ async def _resend(client: AdminClient, ids: list[str]) -> list[SendResult]:
     messages = [await client.messages.get(msg_id) for msg_id in ids]
     async with Producer(TOOLS_PRODUCER, client.connection) as producer:
         return [
-            await producer.send(Message(one.topic, one.body, properties=one.properties, flag=one.flag))
+            await producer.send(
+                Message(one.topic, one.body, properties=one.properties, flag=one.flag, body_flags=one.body_flags)
+            )
             for one in messages
         ]
 

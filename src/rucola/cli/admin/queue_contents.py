@@ -37,7 +37,8 @@ def _line(message: MessageExt, charset: str, with_body: bool) -> str:
         f"MSGID: {message.msg_id} {message.topic}@{message.queue_id}:{message.queue_offset} "
         f"{time_text(message.store_timestamp)} TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
     )
-    return f"{head} BODY: " + printable(body, keep="\t\n")
+    error = f" BODY ERROR: {printable(message.body_error)}" if message.body_error is not None else ""
+    return f"{head}{error} BODY: " + printable(body, keep="\t\n")
 
 
 def _show(message: MessageExt, as_json: bool, charset: str, with_body: bool) -> None:

@@ -15,7 +15,7 @@ A PullConsumer does not take part in rebalance, and brokers do not count it as a
 
 Corresponds to `DefaultMQPullConsumer` and `PullAPIWrapper` of Apache RocketMQ 4.9.8. Deliberate differences: MIN_OFFSET
 and MAX_OFFSET are part of the result, not of each message's properties; a body that cannot be decompressed is returned
-as stored, with its sysFlag, while Apache loses the rest of the pull.
+as stored, with `body_error`, while Apache loses the rest of the pull.
 """
 
 from __future__ import annotations
@@ -340,12 +340,11 @@ def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[M
         try:
             message = record.decode(records, position)
         except InvalidMessage as error:
-            # A single body that cannot be decompressed must not affect the other messages.
-            try:
-                message = record.decode(records, position, decompress=False)
-            except InvalidMessage:
-                raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
-            logger.warning("%s, offset %d: the body is returned as stored: %s", queue, message.queue_offset, error)
+            raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
+        if message.body_error is not None:
+            logger.warning(
+                "%s, offset %d: the body is returned as stored: %s", queue, message.queue_offset, message.body_error
+            )
         messages.append(message)
         position += message.store_size
         size += len(message.body)

@@ -142,8 +142,8 @@ def build_request(
     """
     unique_key = _check_message(message, queue, max_message_size)
     check_labels(message, max_delay_level)
-    body, sys_flag = message.body, 0
-    if len(body) >= compress_threshold:
+    body, sys_flag = message.body, message.body_flags
+    if len(body) >= compress_threshold and not sys_flag:
         body, sys_flag = compress(body, CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
     joined = properties.join(message.properties).decode()
     is_reply = message.properties.get(properties.MSG_TYPE) == REPLY_MESSAGE_FLAG
@@ -245,6 +245,8 @@ def _check_batchable(message: Message, first: Message, wait: str | None) -> None
         raise InvalidMessage(f"a batch has one topic: found {first.topic} and {message.topic}")
     if message.properties.get(properties.WAIT) != wait:
         raise InvalidMessage(f"the messages of a batch for {first.topic} differ in their property {properties.WAIT}")
+    if message.body_flags:
+        raise InvalidMessage(f"a message for {message.topic} that is compressed already (body_flags): send it alone")
     if message.delay_level > 0:
         raise InvalidMessage(f"a message for {message.topic} with a delay level cannot go in a batch: send it alone")
     if message.topic.startswith(RETRY_PREFIX):

@@ -123,7 +123,13 @@ class TransactionProducer(Producer):
         if message.delay_level:
             raise InvalidMessage(f"a transactional message for {message.topic} cannot have a delay level")
         added = {properties.TRAN_MSG: "true", properties.PGROUP: self.group}
-        half = Message(message.topic, message.body, properties=message.properties | added, flag=message.flag)
+        half = Message(
+            message.topic,
+            message.body,
+            properties=message.properties | added,
+            flag=message.flag,
+            body_flags=message.body_flags,
+        )
         with self._call():
             result = await self._send(half, None, Deadline(timeout_ms))
             message.unique_key = half.unique_key

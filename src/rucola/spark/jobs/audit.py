@@ -63,6 +63,7 @@ def facts(messages: DataFrame) -> DataFrame:
     """Reduce messages to the counted values: position, times, size, kind, group and a body hash."""
     topic = F.col("topic")
     retry, dead = topic.startswith(RETRY_PREFIX), topic.startswith(DLQ_PREFIX)
+    stored = F.coalesce(F.unix_millis("storeTimestamp"), F.lit(0))
     return messages.select(
         "brokerName",
         "topic",
@@ -73,8 +74,9 @@ def facts(messages: DataFrame) -> DataFrame:
         "keys",
         "reconsumeTimes",
         F.col("storeSize").alias("size"),
-        F.unix_millis("storeTimestamp").alias("storedMs"),
-        F.unix_millis("bornTimestamp").alias("bornMs"),
+        stored.alias("storedMs"),
+        # A message whose born time is no time has no latency: it counts as stored when it was born.
+        F.coalesce(F.unix_millis("bornTimestamp"), stored).alias("bornMs"),
         # 64 bits: of a billion different bodies, about 0.03 pairs collide and would count as repeats.
         F.xxhash64("body", F.length("body")).alias("bodyHash"),
         F.when(retry, "retry").when(dead, "dead letter").otherwise("message").alias("kind"),

@@ -24,6 +24,7 @@ from rucola.spark.source.array_conversions import (
     combined,
     ints,
     mask,
+    milliseconds,
     repeated,
     scalar,
     strings,
@@ -57,13 +58,14 @@ def facts(messages: pa.RecordBatch) -> pa.Table:
     slices = pc.utf8_slice_codeunits(topic, len(RETRY_PREFIX)), pc.utf8_slice_codeunits(topic, len(DLQ_PREFIX))
     group = pc.if_else(mask(retry), slices[0], pc.if_else(mask(dead), slices[1], pa.nulls(len(topic), pa.string())))
     level = values_of(pairs, properties.DELAY)
+    stored, born = milliseconds(messages["storeTimestamp"]), milliseconds(messages["bornTimestamp"])
     names = ["brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes"]
     return pa.table(
         {
             **{name: messages[name] for name in names},
             "size": messages["storeSize"],
-            "storedMs": arrow(ints(messages["storeTimestamp"].view(pa.int64())) // 1000),
-            "bornMs": arrow(ints(messages["bornTimestamp"].view(pa.int64())) // 1000),
+            "storedMs": arrow(stored),
+            "bornMs": arrow(np.where(bools(messages["bornTimestamp"].is_valid()), born, stored)),
             # Python salts the hash of bytes per process; it is only compared within this one.
             "bodyHash": arrow(np.fromiter(map(hash, messages["body"].to_pylist()), np.int64, len(messages))),
             "kind": kind,

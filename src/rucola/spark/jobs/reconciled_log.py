@@ -176,5 +176,5 @@ def log_sources(
 def _facts(messages: DataFrame, number: int) -> DataFrame:
     return messages.select(
         F.lit(number).alias("number"), "brokerName", "topic", "queueId", "queueOffset",
-        F.unix_millis("storeTimestamp").alias("storedMs"), F.col("msgId").alias("messageId"),
+        F.coalesce(F.unix_millis("storeTimestamp"), F.lit(0)).alias("storedMs"), F.col("msgId").alias("messageId"),
     )  # fmt: skip

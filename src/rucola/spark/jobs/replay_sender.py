@@ -49,7 +49,18 @@ T = TypeVar("T")
 SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
 """Task that sends the rows of one queue in a chunk; returns the acknowledged part and the error that ended it."""
 
-COLUMNS: Final = ("brokerName", "topic", "queueId", "commitLogOffset", "body", "properties", "flag", "msgId")
+COLUMNS: Final = (
+    "brokerName",
+    "topic",
+    "queueId",
+    "commitLogOffset",
+    "body",
+    "properties",
+    "flag",
+    "msgId",
+    "bodyError",
+    "sysFlag",
+)
 """Columns that a replay reads: the content to send, and the position of the message in the source."""
 
 CHUNK_ROWS: Final = 4096

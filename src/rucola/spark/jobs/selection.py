@@ -26,7 +26,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.spark.lake.snapshot import RowFile
-from rucola.spark.source.array_conversions import Array, bools, ints, mask, strings, values_of
+from rucola.spark.source.array_conversions import Array, bools, ints, mask, milliseconds, strings, values_of
 from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
 
@@ -126,9 +126,11 @@ class Selection:
             maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
             found[found] = [is_wanted(each) for each in maps]
         if self.starting_timestamp is not None:
-            found &= ints(rows["storeTimestamp"].view(pa.int64())) >= self.starting_timestamp * 1000
+            found &= milliseconds(rows["storeTimestamp"]) >= self.starting_timestamp
         if self.ending_timestamp is not None:
-            found &= ints(rows["storeTimestamp"].view(pa.int64())) < self.ending_timestamp * 1000
+            found &= milliseconds(rows["storeTimestamp"]) < self.ending_timestamp
+        if self.starting_timestamp is not None or self.ending_timestamp is not None:
+            found &= bools(rows["storeTimestamp"].is_valid())
         return found
 
     def _conditions(self, *, by_date: bool) -> Iterator[Column]:

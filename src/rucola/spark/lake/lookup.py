@@ -32,7 +32,7 @@ from rucola.spark.lake import parquet_files
 from rucola.spark.lake.data_files import open_parquet, row_group_bounds
 from rucola.spark.lake.key_index import key_hash
 from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
-from rucola.spark.source.array_conversions import Array, arrow, ints, repeated
+from rucola.spark.source.array_conversions import Array, arrow, ints, milliseconds, repeated
 
 CandidateOffsets = Mapping[tuple[str, str], Array]
 """Physical offsets at which a message may be, ascending, by (topic, date)."""
@@ -146,7 +146,7 @@ def messages_of(rows: pa.Table) -> list[ArchivedMessage]:
     """
     for name in ("bornTimestamp", "storeTimestamp"):
         index = rows.schema.get_field_index(name)
-        rows = rows.set_column(index, name, _in_microseconds(rows[name]))
+        rows = rows.set_column(index, name, arrow(milliseconds(rows[name])))
     return [_archived_message(row) for row in rows.to_pylist(maps_as_pydicts="lossy")]
 
 
@@ -182,7 +182,7 @@ def newest(
         for group, batch in enumerate(parquet_files.read_file(root, file, needed)):
             rows = np.flatnonzero(matches(batch))
             if len(rows):
-                stored = ints(batch["storeTimestamp"].view(pa.int64()))
+                stored = milliseconds(batch["storeTimestamp"])
                 yield _MatchingRows(root, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
 
     return _newest(_newest_date_first(files), rows_in, lambda _: True, most)
@@ -230,7 +230,7 @@ def _newest(
 class _MatchingRows:
     """Rows of one row group that may match.
 
-    `stored` has their store times in microseconds, `offsets` their physical offsets.
+    `stored` has their store times in milliseconds, `offsets` their physical offsets.
     """
 
     root: Path
@@ -251,7 +251,7 @@ def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRow
     """Yield the rows of a file that have one of these physical offsets."""
     names = ["storeTimestamp", "commitLogOffset"]
     for group, rows, table in _matching_groups(root, file, "commitLogOffset", offsets, names):
-        stored = ints(_in_microseconds(table["storeTimestamp"]))
+        stored = milliseconds(table["storeTimestamp"])
         yield _MatchingRows(root, file, group, rows, stored, ints(table["commitLogOffset"]))
 
 
@@ -278,10 +278,6 @@ def _has_between(wanted: Array, least: int, most: int) -> bool:
     return index < len(wanted) and int(wanted[index]) <= most
 
 
-def _in_microseconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
-    return times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-
-
 def _archived_message(row: Mapping[str, Any]) -> ArchivedMessage:
     message = MessageExt(
         topic=row["topic"],
@@ -295,12 +291,19 @@ def _archived_message(row: Mapping[str, Any]) -> ArchivedMessage:
         sys_flag=row["sysFlag"],
         body_crc=body_crc(row["body"]),
         stored_size=len(row["body"]),
-        born_timestamp=row["bornTimestamp"] // 1000,
+        born_timestamp=_raw_or(row, "bornTimestamp"),
         born_host=row["bornHost"],
-        store_timestamp=row["storeTimestamp"] // 1000,
+        store_timestamp=_raw_or(row, "storeTimestamp"),
         store_host=row["storeHost"],
         reconsume_times=row["reconsumeTimes"],
         prepared_transaction_offset=row["preparedTransactionOffset"],
         store_host_bytes=encode_host(row["storeHost"]),
+        body_error=row.get("bodyError"),
     )
     return ArchivedMessage(message, row["brokerName"])
+
+
+def _raw_or(row: Mapping[str, Any], name: str) -> int:
+    """Return a time in milliseconds, or the number as stored if it is no time."""
+    raw: int | None = row.get(f"{name}Raw")
+    return row[name] if raw is None else raw

@@ -27,9 +27,9 @@ from rucola.spark.lake.key_index import ENTRIES_PER_FILE, HASH_BITS
 from rucola.spark.lake.snapshot import KeyFile, RowFile
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
-from rucola.spark.source.array_conversions import arrow, ints, mask, repeated
+from rucola.spark.source.array_conversions import arrow, ints, mask, milliseconds, repeated
 
-_MICROSECONDS_PER_DAY: Final = 86_400_000_000
+_MILLISECONDS_PER_DAY: Final = 86_400_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024
 _MAX_OPENED_FILES: Final = 1000
 """The number of files that are opened to measure their contents. More files count as large."""
@@ -76,10 +76,12 @@ def read_staged_rows(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatc
 def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield the row groups of a file, with the topic, which the file lacks."""
     schema = columns.schema_of(tuple(names))
-    stored = [name for name in schema.names if name != "topic"]
+    stored = [name for name in schema.names if name != "topic" and name in opened.schema_arrow.names]
     for group in range(opened.num_row_groups):
         table = opened.read_row_group(group, stored or ["queueId"])
-        arrays = {name: _cast(table[name], schema.field(name).type) for name in stored}
+        # A file of an earlier version lacks columns that are null for nearly all messages.
+        arrays = {field.name: pa.nulls(len(table), field.type) for field in schema if field.name not in stored}
+        arrays |= {name: _cast(table[name], schema.field(name).type) for name in stored}
         if "topic" in schema.names:
             arrays["topic"] = repeated(topic, len(table))
         yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
@@ -109,7 +111,10 @@ def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
-    """Write messages, with all columns, to `topic=.../date=...` below a directory."""
+    """Write messages, with all columns, to `topic=.../date=...` below a directory.
+
+    The date of a message whose storeTimestamp is null is 1970-01-01.
+    """
     buffered: dict[tuple[str, date], list[pa.RecordBatch]] = {}
     size = number = 0
 
@@ -156,7 +161,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordB
     """Yield rows of each topic and date in order, with the columns of row files."""
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
-    days = ints(batch["storeTimestamp"].view(pa.int64())) // _MICROSECONDS_PER_DAY
+    days = milliseconds(batch["storeTimestamp"]) // _MILLISECONDS_PER_DAY
     # The partition of a row as one integer: day * number of topics + topic code.
     partitions = days * len(names) + ints(topics.indices)
     rows = batch.select(list(_ROW_COLUMNS))

@@ -66,6 +66,12 @@ def ints(array: pa.Array | pa.ChunkedArray) -> Array:
     return np.frombuffer(data, kind, len(array), array.offset * kind.itemsize) if len(array) else np.empty(0, kind)
 
 
+def milliseconds(times: pa.Array | pa.ChunkedArray) -> Array:
+    """Return timestamps as milliseconds since 1970, null as 0."""
+    found = combined(times).cast(pa.timestamp("us", "UTC")).view(pa.int64())
+    return np.where(bools(found.is_valid()), ints(found), 0) // 1000
+
+
 def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of a table as one array, copied if it has several chunks."""
     if not isinstance(column, pa.ChunkedArray):

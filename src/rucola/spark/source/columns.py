@@ -9,16 +9,16 @@ Decoding a record in Python takes some ten microseconds, so no step here iterate
     ids               hexadecimal by a table, two bytes per look-up
 
 Irregular values are handled row by row, without slowing the others: compressed bodies by
-`rucola.message.compression.decompress`, malformed properties by `rucola.message.properties.parse`. The CRC of a body is
+`rucola.message.compression.read_body`, malformed properties by `rucola.message.properties.parse`. The CRC of a body is
 the only regular work with a call per record. The result equals that of `rucola.message.record.decode`, which tests
 verify for generated records.
 
-A record that contradicts the format, whose CRC is wrong or whose body cannot be decompressed is excluded from the batch
-and reported as a `DamagedRecord`.
+A record that contradicts the format or whose CRC is wrong is excluded from the batch and reported as a `DamagedRecord`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -26,9 +26,11 @@ import numpy as np
 import pyarrow as pa
 
 from rucola.message import properties
-from rucola.spark.source.array_conversions import arrow, mask, repeated
+from rucola.spark.source.array_conversions import Array, arrow, repeated, strings
 from rucola.spark.source.record_layout import BodiesTooLarge, DamagedRecord, Records
-from rucola.spark.source.schema import COLUMNS, CORRUPT
+from rucola.spark.source.schema import COLUMNS, CORRUPT, LAST_TIME_MS
+
+_log = logging.getLogger(__name__)
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
@@ -67,11 +69,11 @@ def decode(
     """Yield the named columns of `SCHEMA`, in that order, together with the records found damaged.
 
     Yields one batch, or several if the decompressed bodies exceed `record_layout.MAX_BODIES_SIZE`. Bodies are examined
-    only if `body` is among the columns: a wrong CRC (with `check_crc`) or a failed decompression excludes the row.
+    only if `body` or `bodyError` is among the columns: a wrong CRC (with `check_crc`) excludes the row.
     """
     damaged: list[DamagedRecord] = []
-    bodies = None
-    if "body" in columns:
+    made: dict[str, pa.Array] = {}
+    if "body" in columns or "bodyError" in columns:
         # 1. Exclude records whose body has the wrong CRC.
         if check_crc:
             wrong = records.body_crcs() != records.heads["body_crc"]
@@ -80,7 +82,7 @@ def decode(
             records = records.where(~wrong)
         # 2. Decompress. Bodies that are too large together are decoded in halves, without checking the CRC again.
         try:
-            bodies, broken = records.bodies()
+            made["body"], errors = records.bodies()
         except BodiesTooLarge:
             first = np.arange(len(records)) < len(records) // 2
             for half in (records.where(first), records.where(~first)):
@@ -88,19 +90,24 @@ def decode(
                     yield batch, damaged + found
                     damaged = []
             return
-        # 3. Exclude records whose body cannot be decompressed.
-        if broken:
-            wrong = np.isin(np.arange(len(records)), list(broken))
-            addresses = records.addresses(wrong).tolist()
-            damaged += [DamagedRecord(at, why) for at, why in zip(addresses, broken.values(), strict=True)]
-            records, bodies = records.where(~wrong), bodies.filter(mask(~wrong))
+        # 3. Tell which bodies are as stored.
+        made["bodyError"] = pa.nulls(len(records), pa.string())
+        if errors:
+            _log.warning(
+                "%d bodies cannot be decompressed and are returned as stored (column bodyError); the first: %s",
+                len(errors), next(iter(errors.values())),
+            )  # fmt: skip
+            reasons = strings([reason.encode() for reason in errors.values()])
+            number = np.full(len(records), -1, np.int32)
+            number[list(errors)] = np.arange(len(errors))
+            made["bodyError"] = reasons.take(arrow(number, number >= 0))
     # 4. Make the other columns of the records that are left.
-    arrays = [bodies if name == "body" else _column(name, records, broker_name) for name in columns]
+    arrays = [made[name] if name in made else _column(name, records, broker_name) for name in columns]
     yield _batch(arrays, columns, len(records)), damaged
 
 
 def _column(name: str, records: Records, broker_name: str) -> pa.Array:
-    """Make one column other than `body`, which `decode` makes because it can find damage."""
+    """Make one column other than `body` and `bodyError`, which `decode` makes because it can find damage."""
     match name:
         case "topic":
             return records.topics.dictionary_decode()
@@ -122,12 +129,29 @@ def _column(name: str, records: Records, broker_name: str) -> pa.Array:
             return records.hosts("store_host")
         case "bornTimestamp" | "storeTimestamp":
             # From milliseconds to microseconds; the view changes the type without a copy.
-            return arrow(records.heads[_NUMBERS[name]].astype(np.int64) * 1000).view(TIMESTAMP)
+            number, is_time = _milliseconds(name, records)
+            if is_time.all():
+                return arrow(number * 1000).view(TIMESTAMP)
+            return arrow(np.where(is_time, number, 0) * 1000, is_time).view(TIMESTAMP)
+        case "bornTimestampRaw" | "storeTimestampRaw":
+            number, is_time = _milliseconds(name.removesuffix("Raw"), records)
+            return pa.nulls(len(records), pa.int64()) if is_time.all() else arrow(number, ~is_time)
         case _ if name == CORRUPT:
             return pa.nulls(len(records), pa.string())
         case _:
             numbers = records.heads[_NUMBERS[name]]
             return arrow(numbers.astype(numbers.dtype.newbyteorder("=")))
+
+
+def _milliseconds(name: str, records: Records) -> tuple[Array, Array]:
+    """Return the stored numbers of a timestamp column, and which of them are times."""
+    number = records.heads[_NUMBERS[name]].astype(np.int64)
+    return number, is_time(number)
+
+
+def is_time(milliseconds: Array) -> Array:
+    """Tell which numbers are a time that the timestamp columns can hold."""
+    return (milliseconds >= 0) & (milliseconds <= LAST_TIME_MS)
 
 
 def corrupt_rows(

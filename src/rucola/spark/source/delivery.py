@@ -103,4 +103,4 @@ def split_requests(messages: Sequence[Message], most: int = MESSAGES_PER_REQUEST
 def _may_be_batched(message: Message) -> bool:
     if message.topic.startswith(RETRY_PREFIX) or not _NOT_IN_BATCHES.isdisjoint(message.properties):
         return False
-    return len(message.body) < COMPRESS_THRESHOLD
+    return len(message.body) < COMPRESS_THRESHOLD and not message.body_flags

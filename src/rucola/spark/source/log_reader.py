@@ -341,6 +341,8 @@ def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) ->
     """
     stored = records.heads["store_timestamp"]
     found = np.ones(len(records), np.bool_)
+    if chosen.starting_timestamp is not None or chosen.ending_timestamp is not None:
+        found &= columns.is_time(stored)
     if chosen.starting_timestamp is not None:
         found &= stored >= chosen.starting_timestamp
     if chosen.ending_timestamp is not None:

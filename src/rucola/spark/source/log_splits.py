@@ -27,6 +27,7 @@ from rucola.errors import InvalidMessage, StoreError
 from rucola.message.record import peek
 from rucola.spark.source.log_boundaries import next_record, queue_log_end, search_queue
 from rucola.spark.source.options import ReadOptions
+from rucola.spark.source.schema import LAST_TIME_MS
 from rucola.store.directory_reader import StoreReader
 
 TARGET_SIZE: Final = 128 * 1024 * 1024
@@ -218,7 +219,7 @@ def drop_other_times(reader: StoreReader, splits: list[LogSplit], options: ReadO
 
 
 def _first_store_time(reader: StoreReader, split: LogSplit) -> int | None:
-    """Return the storeTimestamp of a split's first message, None if it is unreadable."""
+    """Return the storeTimestamp of a split's first message, None if it is unreadable or no time."""
     address = split.begin
     if split.queues is not None:
         units = [reader.units(each.topic, each.queue_id, each.begin, each.begin + 1) for each in split.queues]
@@ -226,7 +227,8 @@ def _first_store_time(reader: StoreReader, split: LogSplit) -> int | None:
     for file in reader.commit_log_files:
         if file.begin <= address < file.begin + file.size:
             try:
-                return peek(reader.buffer(file), address - file.begin).store_timestamp
+                time = peek(reader.buffer(file), address - file.begin).store_timestamp
+                return time if 0 <= time <= LAST_TIME_MS else None
             except InvalidMessage:
                 return None
     return None

@@ -51,11 +51,12 @@ class EncodedMessages:
 
 
 def encode_rows(rows: pa.RecordBatch) -> EncodedMessages:
-    """Encode rows that have the columns body, properties, flag and msgId, all without nulls."""
+    """Encode rows that have the columns body, properties, flag and msgId, all without nulls, and bodyError."""
     bodies, unique_keys = rows["body"], rows["msgId"]
-    # 1. Empty bodies are invalid and large ones worth compressing: both are sent as single messages.
+    # 1. Empty bodies are invalid, large ones worth compressing, and those that are as stored have a sysFlag: all of
+    # these are sent as single messages.
     body_sizes = _sizes(bodies)
-    is_small = (body_sizes > 0) & (body_sizes < COMPRESS_THRESHOLD)
+    is_small = (body_sizes > 0) & (body_sizes < COMPRESS_THRESHOLD) & bools(rows["bodyError"].is_null())
     if not is_small.all():
         bodies = pc.if_else(mask(is_small), bodies, _NOTHING)
     # 2. Property strings, with the unique keys.

@@ -526,7 +526,8 @@ def _columns(names: list[str] | None, include_body: bool | None, corrupt_records
     """Return the columns to read. Raises ConfigError for unknown, repeated or contradicting ones."""
     additional = (CORRUPT,) if corrupt_records is CorruptRecords.COLUMN else ()
     if names is None:
-        return (*(name for name in COLUMNS if name != "body" or include_body is not False), *additional)
+        of_bodies = {"body", "bodyError"} if include_body is False else set()
+        return (*(name for name in COLUMNS if name not in of_bodies), *additional)
     for name in names:
         if name not in COLUMNS:
             raise ConfigError(f"option columns names {name!r}; the columns are {', '.join(COLUMNS)}")

@@ -29,9 +29,8 @@ import pyarrow.compute as pc
 from isal.isal_zlib import crc32
 
 from rucola import speed
-from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
-from rucola.message.compression import decompress
+from rucola.message.compression import read_body
 from rucola.message.host import decode_host
 from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer, body_crcs
 from rucola.spark.source.array_conversions import Array, arrow, ints, mask, strings
@@ -127,7 +126,7 @@ class Records:
         return np.fromiter(map(crc32, bodies), np.uint32, len(self)) & np.uint32(0x7FFFFFFF)
 
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:
-        """Return the decompressed bodies, and the reason for each row whose body cannot be decompressed.
+        """Return the bodies, and for each row whose body cannot be decompressed and is as stored the reason.
 
         Raises BodiesTooLarge if several bodies exceed `MAX_BODIES_SIZE` together.
         """
@@ -137,18 +136,17 @@ class Records:
         if not len(compressed):
             return stored, {}
         plain: list[bytes] = []
-        broken: dict[int, str] = {}
+        errors: dict[int, str] = {}
         size = stored.nbytes
         for row in compressed.tolist():
-            try:
-                plain.append(decompress(stored[row].as_buffer(), int(flags[row])))
-            except InvalidMessage as error:
-                plain.append(b"")
-                broken[row] = str(error)
-            size += len(plain[-1])
+            body, error = read_body(stored[row].as_buffer(), int(flags[row]))
+            plain.append(body)
+            if error is not None:
+                errors[row] = error
+            size += len(body)
             if size > MAX_BODIES_SIZE and len(self) > 1:
                 raise BodiesTooLarge
-        return replace_rows(stored, compressed, strings(plain, pa.binary())), broken
+        return replace_rows(stored, compressed, strings(plain, pa.binary())), errors
 
     def hosts(self, field: str) -> pa.StringArray:
         """Return `born_host` or `store_host` of each record as address:port.

@@ -14,6 +14,8 @@ Columns of a row, of which only `body` is required:
     shardingKey  string; rows with the same key go to the same queue, selected as by `rucola.client.select_by_hash`
     queueId      int or bigint; the queue, if there is no shardingKey (see `delivery.matching_queue`)
     brokerName   string; the broker of that queue, if several have the topic
+    bodyError    string; if it is not null, the body is sent as it was stored, compressed as `sysFlag` says
+    sysFlag      int or bigint
 
 Other columns of `schema.COLUMNS` describe a stored message and are ignored, so that rows can be written as they were
 read.
@@ -28,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from rucola.client import Message
 from rucola.errors import ConfigError, InvalidMessage
-from rucola.message import properties
+from rucola.message import properties, sysflag
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.schema import COLUMNS
 
@@ -44,6 +46,8 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "shardingKey": ("string",),
     "queueId": ("int", "bigint"),
     "brokerName": ("string",),
+    "bodyError": ("string",),
+    "sysFlag": ("int", "bigint"),
 }
 
 COPIED_PROPERTIES: Final = frozenset({properties.KEYS, properties.TAGS, properties.UNIQ_KEY})
@@ -96,6 +100,7 @@ def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition
         keys=row.get("keys"),
         properties=own,
         flag=row.get("flag") or 0,
+        body_flags=sysflag.body_flags(row.get("sysFlag") or 0) if row.get("bodyError") is not None else 0,
     )
     if row.get("msgId"):
         message.unique_key = row["msgId"]

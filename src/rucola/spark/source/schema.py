@@ -30,13 +30,21 @@ COLUMNS: Final[Mapping[str, str]] = {
     "storeHost": "string",
     "reconsumeTimes": "int",
     "preparedTransactionOffset": "bigint",
+    "bodyError": "string",
+    "bornTimestampRaw": "bigint",
+    "storeTimestampRaw": "bigint",
 }
 """Name and type of every column, in order.
 
-`body` is decompressed. `tags` is null without a tag, `keys` without keys. `msgId` is the producer's unique key, or the
-offsetMsgId of a message without one. Timestamps are UTC with millisecond resolution.
+`body` is decompressed; if that is impossible it is as stored, and `bodyError` says why. `tags` is null without a tag,
+`keys` without keys. `msgId` is the producer's unique key, or the offsetMsgId of a message without one. Timestamps
+are UTC with millisecond resolution. A number that is no time from 1970 to 2262, which Spark, pandas and Python all
+have, is a null timestamp and is in `bornTimestampRaw` or `storeTimestampRaw`. The last three columns are null for every
+other message.
 """
 
+LAST_TIME_MS: Final = (2**63 - 1) // 10**6
+"""The last time of pandas, in 2262. Earlier than 1970 or later than this, a number of milliseconds is no time here."""
 
 CORRUPT: Final = "_corrupt"
 """The additional column of corruptRecords=column: NULL for a message, the reason for a damaged record."""

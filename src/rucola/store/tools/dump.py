@@ -5,7 +5,8 @@
     storedBodyLength storedBodySha256 tagsCode cq
 
 Properties are sorted by name. Length and SHA-256 of the body are given twice: decompressed, and as stored. tagsCode and
-cq ("topic|queueId|queueOffset") are those of the ConsumeQueue unit that points at the record; null if none does.
+cq ("topic|queueId|queueOffset") are those of the ConsumeQueue unit that points at the record; null if none does. A body
+that cannot be decompressed counts as stored, and a further field bodyError has the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt
-from rucola.message.compression import decompress
+from rucola.message.compression import read_body
 from rucola.message.record import decode
 from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import ScanEnd
@@ -31,7 +32,7 @@ def dump(
 ) -> Iterator[dict[str, Any]]:
     """Yield all of the store's messages as dicts with the fields above, in that order.
 
-    `body_fields` returns further fields for a decompressed body. `progress` gets (bytes done, bytes in total) of the
+    `body_fields` returns further fields for a body. `progress` gets (bytes done, bytes in total) of the
     log. If the log is damaged, raises StoreCorrupt after all messages before the damage.
     """
     with StoreReader(path) as reader:
@@ -81,7 +82,7 @@ def message_row(
 
     `unit` is its (cq, tags code), if it has one.
     """
-    body = decompress(message.body, message.sys_flag)
+    body, body_error = read_body(message.body, message.sys_flag)
     row: dict[str, Any] = {
         "commitLogOffset": message.physical_offset,
         "topic": message.topic,
@@ -107,4 +108,6 @@ def message_row(
         "tagsCode": unit[1] if unit else None,
         "cq": unit[0] if unit else None,
     }
+    if body_error is not None:
+        row["bodyError"] = body_error
     return row if body_fields is None else row | body_fields(body)

@@ -12,7 +12,8 @@ The access path depends on the query:
 not dispatched yet) and keys that are missing from a damaged index.
 
 Index entries have whole seconds and hashes only, so every condition is compared with the message itself. Bodies are
-compared after decompression: text as its UTF-8 bytes, a regular expression on the bytes.
+compared after decompression: text as its UTF-8 bytes, a regular expression on the bytes. One that cannot be
+decompressed is compared as stored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from rucola.errors import StoreCorrupt
 from rucola.message import MessageExt
-from rucola.message.compression import decompress
+from rucola.message.compression import read_body
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode, peek
 from rucola.message.topics import DUE_TIME_TOPICS
@@ -88,8 +89,8 @@ class SearchQuery:
 
 
 def body_of(message: MessageExt) -> bytes:
-    """Return the decompressed body of a message that has it as stored."""
-    return decompress(message.body, message.sys_flag)
+    """Return the decompressed body of a message that has it as stored, or the stored one if it cannot be."""
+    return read_body(message.body, message.sys_flag)[0]
 
 
 def grep(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None = None) -> Iterator[MessageExt]:
