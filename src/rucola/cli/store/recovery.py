@@ -89,10 +89,7 @@ def _print_repair(done: RepairResult) -> None:
             [(one.begin, one.end, one.why, " ".join(one.messages) or "none known") for one in done.left_out],
         )
         click.echo()
-    if done.mended:
-        print_table(("#At", "#Mended"), done.mended)
-        click.echo()
-    for line in (*done.moved, *done.config):
+    for line in done.config:
         click.echo(line)
     whole = "the log had no damage" if done.clean else f"{done.lost} known to be lost"
     click.echo(f"{done.out}: {done.kept} messages from {done.begin} to {done.end}; {whole}")

@@ -3,16 +3,16 @@
 Every valid record keeps its bytes and its physical offset, so offsetMsgIds stay valid, and its queue offset, so
 consumer offsets keep their meaning. The log of a store without damage is copied unchanged.
 
-Damage is replaced:
+Nothing is inferred: a record that fails a check, or contradicts the other records of its queue, is listed and not
+corrected (see `salvage` and `placeholders`). What is lost is replaced:
 
-    a hole within a file       by records of the same total size, so that any broker can walk the log. First a
-                               placeholder for each lost message whose queue offset is known: an empty message of the
-                               same topic, queue and queueOffset with a property REPAIRED that says why. Consumers that
-                               filter by tag never get it; others get it in place of the lost message. The rest are
-                               fillers of at most 4 MiB, marked as rolled back, so that no queue and no index points
-                               at them
+    a hole within a file       by records of the same total size, so that any broker can walk the log. First
+                               placeholders for lost messages whose queue offset is known, so that all others keep
+                               theirs: an empty message of the topic, queue and queueOffset with a property REPAIRED
+                               that says why. Consumers that filter by tag never get it; others get it in place of the
+                               lost message. The rest are fillers of at most 4 MiB, marked as rolled back, so that no
+                               queue and no index points at them
     a hole up to a file's end  by placeholders and a blank
-    a wrong field that is redundant    by the right value (see `salvage` and `queue_reconstruction`)
     everything after the last valid record    by zeros: the log ends there
 
 For example, records of T-0 with queue offsets 3, 4 and 5 follow each other, and that with 4 is damaged:
@@ -40,7 +40,7 @@ from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt, StoreError
 from rucola.files import make_directory, replace_file, sync_directory
 from rucola.message import MessageInner, properties, sysflag
-from rucola.message.record import BLANK_MAGIC, FRAME, MIN_RECORD_SIZE, encode, peek
+from rucola.message.record import BLANK_MAGIC, FRAME, MIN_RECORD_SIZE, encode
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
@@ -49,8 +49,8 @@ from rucola.store.features import detect_multi_dispatch
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.multi_dispatch import MultiDispatch
+from rucola.store.tools.placeholders import LostMessage, Plan, plan_placeholders
 from rucola.store.tools.progress import ProgressCallback
-from rucola.store.tools.queue_reconstruction import Reconstruction, RecordLocation, SurvivingUnits, reconstruct_queues
 from rucola.store.tools.rebuild import RebuildResult, build, detect_config
 from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
 from rucola.system_calls import copy_bytes
@@ -71,7 +71,7 @@ class LostRange:
     """A range of physical offsets that the copy lacks, why, and the lost messages.
 
     Messages whose queue offset is known are listed, as "topic|queueId|queueOffset": those between others of their
-    queue, and those with a unit.
+    queue, and those with a unit. After the end of the log the latter may be of an earlier recovery.
     """
 
     begin: int
@@ -91,10 +91,6 @@ class RepairResult:
     kept: int
     rebuilt: RebuildResult
     left_out: list[LostRange] = field(default_factory=list)
-    mended: list[tuple[int, str]] = field(default_factory=list)
-    """Corrected fields: (physical offset, damage)."""
-    moved: list[str] = field(default_factory=list)
-    """Lost messages whose queue offset could not be kept, so that later messages of the queue moved up."""
     config: list[str] = field(default_factory=list)
     """Config files that were restored from their .bak or left out, as sentences."""
 
@@ -106,7 +102,7 @@ class RepairResult:
     @property
     def clean(self) -> bool:
         """Whether there was nothing to repair in the log."""
-        return not (self.left_out or self.mended or self.moved)
+        return not self.left_out
 
 
 def repair(
@@ -137,24 +133,20 @@ def repair(
             f"{source} has light message queues, whose queue offsets a repair cannot keep; read its messages with "
             "`rucola store dump` or `grep`"
         )
-    # 1. Find the valid records and what has to be corrected.
+    # 1. Find the intact records, and what is missing between them.
     file_size = settings.mapped_file_size_commit_log if settings else 0
     found = salvage(source / "commitlog", file_size, _step(progress, 0))
-    units = SurvivingUnits(source / "consumequeue")
-    try:
-        reconstruction = reconstruct_queues(found, units)
-    finally:
-        units.close()
+    plan = plan_placeholders(found, source / "consumequeue")
     # 2. Write log, queues, index, checkpoint and config files to a temporary directory.
     staging = out.with_name(out.name + ".tmp")
     if staging.exists():
         shutil.rmtree(staging)
     make_directory(staging / "commitlog")
-    _write_log(source / "commitlog", staging / "commitlog", found, reconstruction, _step(progress, 1))
+    _write_log(source / "commitlog", staging / "commitlog", found, plan, _step(progress, 1))
     settings = settings or _detect_config(source)
     rebuilt = build(staging / "commitlog", staging, settings, _step(progress, 2))
     _write_checkpoint(staging, found, settings.max_hash_slot_num)
-    kept = found.messages - len(reconstruction.strays)
+    kept = found.messages - (len(plan.holes) - len(found.holes))
     result = RepairResult(source, out, found.begin, found.end, kept, rebuilt)
     result.config = list(_copy_config(source / "config", staging / "config"))
     # 3. Give it its name.
@@ -163,7 +155,7 @@ def repair(
     staging.rename(out)
     sync_directory(out.parent)
     rebuilt.path = out
-    _report(result, found, reconstruction)
+    result.left_out = list(_left_out(found, plan))
     return result
 
 
@@ -174,35 +166,24 @@ def _step(progress: ProgressCallback | None, number: int) -> ProgressCallback | 
     return lambda done, total: progress(number * total + done, 3 * total)
 
 
-def _report(result: RepairResult, found: SalvagedLog, reconstruction: Reconstruction) -> None:
-    """Fill in the lists of a result."""
-    for hole in reconstruction.holes:
-        messages = [str(lost) for lost in reconstruction.placeholders.get(hole.begin, [])]
-        result.left_out.append(LostRange(hole.begin, hole.end, hole.why, messages))
+def _left_out(found: SalvagedLog, plan: Plan) -> Iterator[LostRange]:
+    for hole in plan.holes:
+        yield LostRange(hole.begin, hole.end, hole.why, list(map(str, plan.lost.get(hole.begin, []))))
+    after = list(map(str, plan.lost.get(found.end, [])))
     if found.tail is not None:
-        result.left_out.append(
-            LostRange(found.tail.begin, found.tail.end, f"after the end of the log: {found.tail.why}")
-        )
+        yield LostRange(found.tail.begin, found.tail.end, f"after the end of the log: {found.tail.why}", after)
+    elif after:
+        yield LostRange(found.end, found.end, "after the end of the log: only ConsumeQueues have these messages", after)
     for physical_offset in found.skipped:
         why = "a record that is older than those before it: an earlier recovery had cut it off"
-        result.left_out.append(LostRange(physical_offset, physical_offset, why))
-    result.mended = [(at, why) for at, (_, why) in found.corrections.items()]
-    result.mended += [
-        (claimed.physical_offset, f"it claimed to be {claimed}, and is {actual}")
-        for claimed, actual in reconstruction.corrections
-    ]
-    result.mended.sort()
-    for gap in reconstruction.gaps:
-        result.moved.append(f"{gap} is lost and no hole has room for it; later messages of its queue moved up by one")
+        yield LostRange(physical_offset, physical_offset, why)
 
 
 # the log -------------------------------------------------------------------------------------------------------------
 
 
-def _write_log(
-    source: Path, target: Path, found: SalvagedLog, reconstruction: Reconstruction, progress: ProgressCallback | None
-) -> None:
-    """Copy the log file by file, and write corrections, placeholders and fillers over the copies."""
+def _write_log(source: Path, target: Path, found: SalvagedLog, plan: Plan, progress: ProgressCallback | None) -> None:
+    """Copy the log file by file, and write placeholders and fillers over the holes of the copies."""
     begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
     for number, begin in enumerate(begins, 1):
         end = begin + found.file_size
@@ -210,15 +191,9 @@ def _write_log(
         try:
             if (source / file_name(begin)).exists():
                 _copy(source / file_name(begin), file, min(end, found.end) - begin)
-            for at, (data, _) in found.corrections.items():
-                if begin <= at < end:
-                    file.map[at - begin : at - begin + len(data)] = data
-            for _, actual in reconstruction.corrections:
-                if begin <= actual.physical_offset < end:
-                    _set_location(file, actual)
-            for hole in reconstruction.holes:
+            for hole in plan.holes:
                 if begin <= hole.begin < end:
-                    _fill(file, hole, reconstruction.placeholders.get(hole.begin, []), found)
+                    _fill(file, hole, plan.placeholders.get(hole.begin, []), found)
             file.flush()
         finally:
             file.close()
@@ -233,18 +208,7 @@ def _copy(path: Path, file: MappedFile, size: int) -> None:
         copy_bytes(source, target, size)
 
 
-def _set_location(file: MappedFile, location: RecordLocation) -> None:
-    """Set topic, queue id and queueOffset of the record at a location to the location's."""
-    position = location.physical_offset - file.begin
-    (topic, queue_id), data = location.queue, file.map
-    topic_at = peek(data, position).body_end + 1
-    data[position + 12 : position + 16] = queue_id.to_bytes(4, "big")
-    data[position + 20 : position + 28] = location.queue_offset.to_bytes(8, "big")
-    data[position + 39] &= ~sysflag.TRANSACTION_PREPARED & 0xFF  # a prepared message would be in no queue
-    data[topic_at : topic_at + len(topic.encode())] = topic.encode()
-
-
-def _fill(file: MappedFile, hole: Hole, placeholders: list[RecordLocation], found: SalvagedLog) -> None:
+def _fill(file: MappedFile, hole: Hole, placeholders: list[LostMessage], found: SalvagedLog) -> None:
     """Write placeholders and fillers over a hole, or a blank if it ends its file."""
     at, to_file_end = hole.begin, hole.end == file.end
     timestamp = hole.timestamp or found.first_timestamp

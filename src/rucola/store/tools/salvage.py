@@ -1,4 +1,4 @@
-"""Salvage: find every valid record of a damaged log, and the holes between them.
+"""Salvage: find every intact record of a damaged log, and the holes between them.
 
 The log is scanned up to the first invalid record. From there the bytes are searched for the magic number of a record;
 the scan continues at the first one that belongs to a valid record: it states its own physical offset, its sizes are
@@ -7,15 +7,11 @@ consistent, and its body matches its CRC. The bytes in between are a hole. For e
     0         100       200            300       400
     valid     valid     CRC differs    valid     valid         hole: 200 to 300
 
-Three fields of a record are redundant: its size, its magic number and its physical offset. If correcting one of them
-turns a hole into one valid record, the record is corrected and there is no hole. An impossible store time is corrected
-as well.
-
 After the end of a log there may be records that a recovery cut off long ago, since Apache's broker leaves them on disk.
 Therefore, in the last file that is not empty, records after a hole are skipped if they are older than those before it.
 (Compared with the smaller store time of the last two records before the hole, as one of them could be damaged, too.)
 
-Queues are not checked here; see `queue_reconstruction`.
+Queues are not checked here; see `placeholders`.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from typing import Final, NamedTuple
 
 from rucola.errors import InvalidMessage, StoreError
 from rucola.message import MessageExt, sysflag
-from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer, decode
+from rucola.message.record import MESSAGE_MAGIC, MIN_RECORD_SIZE, decode
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.consume_queue import check_queue_name
 from rucola.store.mapped_file import MappedFile, file_paths
@@ -40,17 +36,11 @@ QueueName = tuple[str, int]
 """(topic, queue id)."""
 
 _MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
-_SMALLEST: Final = MIN_RECORD_SIZE + 1
-"""The size of a record with a topic of one letter. No hole is smaller, since it held a record."""
-_PHYSICAL_OFFSET_AT: Final = 28
-_STORE_TIMESTAMP_AT: Final = 56
-LATEST_MS: Final = 253_402_214_400_000
-"""The last day of the year 9999; a later store time is damaged."""
 _ZEROS: Final = "zeros"
 
 
 class Hole(NamedTuple):
-    """A range of physical offsets, in one file, without a valid record, and why.
+    """A range of physical offsets, in one file, without an intact record, and why.
 
     `timestamp` is the store time of the last record before it, 0 if there is none.
     """
@@ -63,7 +53,7 @@ class Hole(NamedTuple):
 
 @dataclass(slots=True)
 class QueueRecords:
-    """Columns of the records that claim one queue, in log order: 20 bytes per record."""
+    """Columns of the records of one queue, in log order: 20 bytes per record."""
 
     physical_offsets: array[int] = field(default_factory=lambda: array("q"))
     queue_offsets: array[int] = field(default_factory=lambda: array("q"))
@@ -84,10 +74,6 @@ class SalvagedLog:
     holes: list[Hole] = field(default_factory=list)
     """The holes before `end`, in order."""
     queues: dict[QueueName, QueueRecords] = field(default_factory=dict)
-    corrections: dict[int, tuple[bytes, str]] = field(default_factory=dict)
-    """Bytes to be overwritten: {physical offset: (new bytes, why)}."""
-    undispatched: dict[int, tuple[QueueName, int, int]] = field(default_factory=dict)
-    """Prepared and rolled-back messages, which are in no queue: {physical offset: (queue, queue offset, size)}."""
     skipped: list[int] = field(default_factory=list)
     """Physical offsets of records that an earlier recovery had cut off."""
     tail: Hole | None = None
@@ -97,7 +83,7 @@ class SalvagedLog:
 def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | None = None) -> SalvagedLog:
     """Read the log in `directory` from front to back.
 
-    Needs about 24 bytes of memory per message. With `file_size` 0 it is the distance between two file names, or the
+    Needs about 20 bytes of memory per message. With `file_size` 0 it is the distance between two file names, or the
     size of the only file. Raises StoreError if there is no log.
     """
     paths = {int(path.name): path for path in file_paths(directory)}
@@ -167,9 +153,8 @@ class _Salvager:
             file.close()
 
     def _walk(self, file: MappedFile, size: int, file_end: int) -> Iterator[Hole]:
-        position = 0
-        while position < size:
-            # 1. The valid records, up to the end of the file or of the log.
+        position: int | None = 0
+        while position is not None and position < size:
             stop = self._add_run(file, position)
             at = stop.physical_offset - file.begin
             if at >= size:
@@ -180,20 +165,11 @@ class _Salvager:
             if stop.damage is None and file.is_zero_from(at):
                 yield Hole(file.begin + at, file_end, _ZEROS, self._times[1])
                 return
-            # 2. An invalid record: correct it, if that makes it fit exactly before the next valid one.
             why = stop.damage or "zeros, followed by other bytes"
-            following = self._next_valid(file, at)
-            corrected = self._correct(file, at, following if following is not None else size)
-            if corrected:
-                position = at + corrected
-                continue
-            # 3. Otherwise a hole.
-            if following is None:
-                yield Hole(file.begin + at, file_end, why, self._times[1])
-                return
-            yield Hole(file.begin + at, file.begin + following, why, self._times[1])
-            position = following
-        if size < self._found.file_size:
+            position = self._next_valid(file, at)
+            hole_end = file_end if position is None else file.begin + position
+            yield Hole(file.begin + at, hole_end, why, self._times[1])
+        if position is not None and size < self._found.file_size:
             why = f"the file ends after {size} of {self._found.file_size} bytes"
             yield Hole(file.begin + size, file_end, why, self._times[1])
 
@@ -204,16 +180,12 @@ class _Salvager:
                 return item
             for at in item.positions.tolist():
                 try:
-                    message = _valid_record(file, at)
-                    if 0 < self._found.file_size - at - message.store_size < BLANK_SIZE:
-                        raise InvalidMessage("the record leaves no room for the blank that ends a file")
+                    self._add(_intact_record(file, at, self._found.file_size, check_crc=False))
                 except InvalidMessage as error:
                     return ScanEnd(file.begin + at, str(error))
-                self._add(message)
         raise AssertionError("a scan ends with a ScanEnd")
 
     def _add(self, message: MessageExt) -> None:
-        """Add one valid record."""
         found = self._found
         found.end = message.physical_offset + message.store_size
         found.messages += 1
@@ -221,23 +193,21 @@ class _Salvager:
         found.last_timestamp = message.store_timestamp
         found.store_host = message.store_host_bytes
         self._times = [self._times[1], message.store_timestamp]
-        if not sysflag.is_dispatched(message.sys_flag):
-            name = message.topic, message.queue_id
-            found.undispatched[message.physical_offset] = (name, message.queue_offset, message.store_size)
-            return
-        queue = found.queues.setdefault((message.topic, message.queue_id), QueueRecords())
-        queue.physical_offsets.append(message.physical_offset)
-        queue.queue_offsets.append(message.queue_offset)
-        queue.sizes.append(message.store_size)
+        if sysflag.is_dispatched(message.sys_flag):
+            queue = found.queues.setdefault((message.topic, message.queue_id), QueueRecords())
+            queue.physical_offsets.append(message.physical_offset)
+            queue.queue_offsets.append(message.queue_offset)
+            queue.sizes.append(message.store_size)
 
     def _next_valid(self, file: MappedFile, position: int) -> int | None:
         """Return the next valid record's position after the invalid one at `position`, or None."""
         # In the last file, an older record than those before is from a tail that an earlier recovery had cut off.
-        floor = min(self._times) if file.begin == self._last_begin else 0
-        at = file.map.find(_MAGIC, position + _SMALLEST + 4)
+        floor = min(self._times) if file.begin == self._last_begin else -(1 << 63)
+        # No hole is smaller than the smallest record with a topic, since it held one.
+        at = file.map.find(_MAGIC, position + MIN_RECORD_SIZE + 1 + 4)
         while at >= 0:
             try:
-                message = _valid_record(file, at - 4)
+                message = _intact_record(file, at - 4, self._found.file_size)
             except InvalidMessage:
                 pass
             else:
@@ -247,82 +217,15 @@ class _Salvager:
             at = file.map.find(_MAGIC, at + 1)
         return None
 
-    def _correct(self, file: MappedFile, position: int, following: int) -> int:
-        """Correct one field of the invalid record at `position`; return its size, 0 if impossible.
 
-        `following` is the position of the next valid record. Each trial replaces one field; the first whose result is a
-        valid record, with something at its end that can follow a record, is taken.
-        """
-        if following - position < _SMALLEST:
-            return 0
-        for size, field_at, value, why in self._trials(file, position, following):
-            if not _SMALLEST <= size <= following - position or not _can_end_at(file, position + size, following):
-                continue
-            data = bytearray(file.map[position : position + size])
-            data[field_at : field_at + len(value)] = value
-            at = file.begin + position
-            try:
-                message = decode_valid_record(bytes(data), 0, at)
-            except InvalidMessage:
-                continue
-            self._add(message)
-            self._found.corrections[at + field_at] = (value, why)
-            return size
-        return 0
-
-    def _trials(self, file: MappedFile, position: int, following: int) -> Iterator[tuple[int, int, bytes, str]]:
-        """Yield each possible correction: (record size, position of the field in it, new bytes, why)."""
-        claimed, magic = FRAME.unpack_from(file.map, position)
-        at = file.begin + position
-        address = at.to_bytes(8, "big")
-        own = file.map[position + _PHYSICAL_OFFSET_AT : position + _PHYSICAL_OFFSET_AT + 8]
-        timestamp = int.from_bytes(file.map[position + _STORE_TIMESTAMP_AT : position + _STORE_TIMESTAMP_AT + 8], "big")
-        if timestamp > LATEST_MS and self._times[1]:
-            value = self._times[1].to_bytes(8, "big")
-            why = "its store time was after the year 9999; it has that of the record before"
-            yield claimed, _STORE_TIMESTAMP_AT, value, why
-        if magic != MESSAGE_MAGIC and magic != BLANK_MAGIC:
-            yield claimed, 4, _MAGIC, f"its magic number was {magic:#010x}"
-        if own != address:
-            why = f"its physical offset was {int.from_bytes(own, 'big', signed=True)}"
-            yield claimed, _PHYSICAL_OFFSET_AT, address, why
-        for size in {following - position, _size_of_parts(file, position)} - {claimed}:
-            if 0 < size <= following - position:
-                yield size, 0, size.to_bytes(4, "big"), f"its size was {claimed}"
-
-
-def _can_end_at(file: MappedFile, position: int, following: int) -> bool:
-    """Tell whether a record can end at `position`: another one, a blank or zeros follow."""
-    if position in (following, file.size):
-        return True
-    magic = FRAME.unpack_from(file.map, position)[1] if position + FRAME.size <= file.size else -1
-    return magic in (MESSAGE_MAGIC, BLANK_MAGIC) or file.is_zero_from(position)
-
-
-def _size_of_parts(file: MappedFile, position: int) -> int:
-    """Return the summed size of the parts of a record with IPv4 hosts."""
-    mapped = file.map
-    try:
-        topic_at = position + HEAD_SIZE + int.from_bytes(mapped[position + 84 : position + HEAD_SIZE], "big")
-        properties_at = topic_at + 1 + int(mapped[topic_at])
-    except IndexError:
-        return 0
-    properties_size = int.from_bytes(mapped[properties_at : properties_at + 2], "big")
-    return int(properties_at + 2 + properties_size - position)
-
-
-def _valid_record(file: MappedFile, position: int) -> MessageExt:
-    return decode_valid_record(file.map, position, file.begin + position)
-
-
-def decode_valid_record(buffer: Buffer, position: int, physical_offset: int) -> MessageExt:
-    """Return the record at `position` if it is valid in every respect. Raises InvalidMessage."""
-    message = decode(buffer, position)
-    if message.physical_offset != physical_offset:
+def _intact_record(file: MappedFile, position: int, file_size: int, *, check_crc: bool = True) -> MessageExt:
+    """Return the record at `position`, its body as stored. Raises InvalidMessage for what no broker stores."""
+    message = decode(file.map, position, decompress=False, check_crc=check_crc)
+    if message.physical_offset != file.begin + position:
         raise InvalidMessage(f"the record states physical offset {message.physical_offset}")
     check_queue_name(message.topic, message.queue_id)
-    if not 0 <= message.store_timestamp < LATEST_MS:
-        raise InvalidMessage(f"storeTimestamp is {message.store_timestamp}")
-    if message.queue_offset < 0:
+    if message.queue_offset < 0 or (message.queue_offset and not sysflag.is_dispatched(message.sys_flag)):
         raise InvalidMessage(f"queueOffset is {message.queue_offset}")
+    if 0 < file_size - position - message.store_size < BLANK_SIZE:
+        raise InvalidMessage("the record leaves no room for the blank that ends a file")
     return message
