@@ -252,6 +252,28 @@ async def test_a_deleted_topic_is_lost_data_not_a_missing_broker(tmp_path: Path)
         assert len(await asyncio.to_thread(query.run)) == 20
 
 
+async def test_queues_that_a_topic_no_longer_has_are_no_missing_broker(tmp_path: Path) -> None:
+    """If they were read to their end. They keep their offsets, in case the topic grows again."""
+    async with broker_pair(tmp_path) as pair:
+        await pair.send(16)
+        query = pair.query()
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        await pair.running.create_topic(pair.b, "T", queues=1)
+        await pair.send(8, "broker-a")
+        await asyncio.to_thread(query.start)
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+        await pair.running.create_topic(pair.b, "T")
+        await pair.send(16)
+        await pair.running.create_topic(pair.b, "T", queues=1)
+        with pytest.raises(RemotingError, match="broker-b does not let these queues be read"):
+            await asyncio.to_thread(query.run)
+        await pair.running.create_topic(pair.b, "T")
+        await asyncio.to_thread(query.run)
+        assert query.ids == sorted(pair.sent)
+
+
 async def test_a_temporarily_unreadable_queue_keeps_its_offset(tmp_path: Path) -> None:
     async with broker_pair(tmp_path) as pair:
         await pair.send(8)

@@ -49,7 +49,7 @@ def fill(store: SmallStore, count: int, seed: int = 2013) -> None:
         given = {
             "UNIQ_KEY": f"U{pick.randrange(count)}",
             "KEYS": pick.choice(["k1 k1 k2", "é", f"k{n}"]),
-            "TAGS": pick.choice("AB"),
+            "TAGS": pick.choice(["A", "B c"]),
             "n": str(n),
             "RETRY_TOPIC": "T",
             "DELAY": pick.choice(["3", "18", "99", "junk"]),
@@ -148,6 +148,7 @@ def test_counts_and_rows_equal_those_of_spark(spark: SparkSession, small_store: 
         Selection(("T", "é"), tags="A", expression="n > 100"),
         Selection(keys=("k1", "é", "U7"), starting_timestamp=MIDNIGHT_MS - 49_000_000),
         Selection(ending_timestamp=MIDNIGHT_MS, expression="n IS NULL"),
+        Selection(tags="B c || none"),
     )
     for source in (small_store.path, tmp_path / "lake"):
         for selection in selections:

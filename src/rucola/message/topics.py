@@ -1,4 +1,4 @@
-"""Names of topics and groups: syntax and reserved names.
+"""Names of topics and groups: syntax and reserved names; expressions of tags.
 
 A name consists of letters, digits and `% | _ -`. A topic has at most 127 characters, because a record stores the length
 of its topic in one signed byte; a group has at most 255.
@@ -104,3 +104,21 @@ def _check(what: str, name: str, max_length: int) -> None:
         raise InvalidMessage(f"the {what} {name!r} has {len(name)} characters; {max_length} are allowed")
     if not _is_name(name):
         raise InvalidMessage(f"the {what} {name!r} contains other characters than letters, digits and % | _ -")
+
+
+_SQL92: Final = re.compile(r"\S\s+(=|<>|<=?|>=?|IN|IS|AND|OR|NOT|BETWEEN)\s+\S", re.IGNORECASE)
+"""Operators of SQL92 between words, as in `price > 3`, which no expression of tags has."""
+
+
+def check_tags(expression: str) -> None:
+    """Raise InvalidMessage for an expression that looks like another language than tags joined by `||`.
+
+    Brokers accept any text as a tag, so `a && b` would be one tag, which no message has.
+    """
+    if not isinstance(expression, str):
+        raise InvalidMessage(f"subscription {expression!r} is no text: write `TagA || TagB` or `*`")
+    if "&&" in expression or "|" in expression.replace("||", "") or _SQL92.search(expression):
+        raise InvalidMessage(
+            f"subscription {expression!r}: tags can only be joined by `||`, as in `TagA || TagB`; conditions "
+            "over properties need expression_type SQL92"
+        )

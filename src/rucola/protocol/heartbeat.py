@@ -9,9 +9,6 @@ Corresponds to `HeartbeatData`, `ConsumerData`, `SubscriptionData` and `FilterAP
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from msgspec import field
 
 from rucola.errors import InvalidMessage
@@ -162,24 +159,6 @@ def subscription(
         code_set=[string_hash(tag) for tag in tags],
         sub_version=version,
     )
-
-
-_SQL92: Final = re.compile(r"\S\s+(=|<>|<=?|>=?|IN|IS|AND|OR|NOT|BETWEEN)\s+\S", re.IGNORECASE)
-"""Operators of SQL92 between words, as in `price > 3`, which no expression of tags has."""
-
-
-def check_tags(expression: str) -> None:
-    """Raise InvalidMessage for an expression that looks like another language than tags joined by `||`.
-
-    Brokers accept any text as a tag, so `a && b` would be one tag, which no message has.
-    """
-    if not isinstance(expression, str):
-        raise InvalidMessage(f"subscription {expression!r} is no text: write `TagA || TagB` or `*`")
-    if "&&" in expression or "|" in expression.replace("||", "") or _SQL92.search(expression):
-        raise InvalidMessage(
-            f"subscription {expression!r}: tags can only be joined by `||`, as in `TagA || TagB`; conditions "
-            "over properties need expression_type SQL92"
-        )
 
 
 def _name(value: str | int, names: tuple[str, ...]) -> str:

@@ -32,7 +32,7 @@ from rucola.client.group_client import GroupClient
 from rucola.client.instance import UNREACHABLE, ClientInstance
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, record
-from rucola.message.topics import check_topic
+from rucola.message.topics import check_tags, check_topic
 from rucola.protocol import heartbeat
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -362,5 +362,5 @@ def _with_subscribed_tags(messages: list[MessageExt], subscription: Subscription
 def _subscription_of(topic: str, subscription: str | SubscriptionData) -> SubscriptionData:
     if isinstance(subscription, SubscriptionData):
         return subscription
-    heartbeat.check_tags(subscription)
+    check_tags(subscription)
     return heartbeat.subscription(topic, subscription)

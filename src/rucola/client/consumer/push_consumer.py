@@ -57,8 +57,8 @@ from rucola.client.stats import ConsumeCounters, ConsumerStats
 from rucola.client.values import Values
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
-from rucola.message.topics import check_topic
-from rucola.protocol.heartbeat import SUB_ALL, check_tags, subscription
+from rucola.message.topics import check_tags, check_topic
+from rucola.protocol.heartbeat import SUB_ALL, subscription
 from rucola.protocol.queue import MessageQueue
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.tls import ClientTls

@@ -204,7 +204,8 @@ def run_live(
     with open_lake(lake) as target:
         # Ask again under the lock: another run may have archived since, and the queues that the lake has have to be
         # looked up even if their brokers are no longer registered.
-        found = source.bounds([queue for queue in _archived_queues(target) if is_chosen(parsed, queue)])
+        archived_queues = _archived_queues(target).items()
+        found = source.bounds({queue: offset for queue, offset in archived_queues if is_chosen(parsed, queue)})
         refuse_missing(parsed, found, _REMEDY)
         result = ArchiveResult(name_server, str(target.root), missing=tuple(found.describe_missing()))
         names = sorted({origin.broker_name for origin in found.ranges})
@@ -225,15 +226,15 @@ def run_live(
         return _publish(target, result, staged, progress)
 
 
-def _archived_queues(lake: LakeWriter) -> list[BrokerQueue]:
-    """Return the queues of live brokers in the lake."""
-    return [
-        BrokerQueue(topic, name, int(queue_id))
+def _archived_queues(lake: LakeWriter) -> dict[BrokerQueue, int]:
+    """Return the queues of live brokers in the lake, each with its next queue offset."""
+    return {
+        BrokerQueue(topic, name, int(queue_id)): offset
         for name, progress in lake.progress().items()
         if progress.is_live
         for topic, queues in progress.queues.items()
-        for queue_id in queues
-    ]
+        for queue_id, offset in queues.items()
+    }
 
 
 def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, int]]) -> dict[str, str]:

@@ -8,7 +8,8 @@ stopped broker. Such queues are known from elsewhere: the option requiredBrokers
 of a stream, the progress of an archive. A known queue that is in no route is
 
     unavailable  if its master is not registered, or if the route still has the broker but does not let the queue be
-                 read (perm, readQueueNums)
+                 read (perm, readQueueNums). If the queue is in the route for neither reads nor writes, and was read to
+                 its end, the broker does not count as missing: the topic has fewer queues now
     deleted      if its master was registered before and after the route was requested, and the route does not have the
                  broker: the topic was deleted there. Comparing both times excludes a broker that registered in between.
 
@@ -29,6 +30,7 @@ from rucola.spark.source.log_splits import CLOCK_SLACK_MS
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.pull_partitions import PullPartition, consumer_of, pack, record_sizes
 from rucola.spark.source.source_offsets import (
+    NO_OFFSETS,
     BrokerQueue,
     OffsetRanges,
     Offsets,
@@ -52,14 +54,15 @@ class LiveSource:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
+    def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
         """Return the bounds of every chosen queue, and brokers missing for other `known` queues.
 
         Raises TopicNotFound or ConfigError if the options name topics or queues that do not exist.
         """
-        return asyncio.run(self._bounds({origin for origin in known if isinstance(origin, BrokerQueue)}))
+        queues = {origin: offset for origin, offset in known.items() if isinstance(origin, BrokerQueue)}
+        return asyncio.run(self._bounds(queues))
 
-    async def _bounds(self, known: set[BrokerQueue]) -> SourceBounds:
+    async def _bounds(self, known: Mapping[BrokerQueue, int]) -> SourceBounds:
         options = self._options
         assigned = {
             BrokerQueue(topic, name, queue_id) for topic, name, queue_id in options.assigned or () if name is not None
@@ -70,27 +73,31 @@ class LiveSource:
             routes = await self._routes(consumer, known)
             listed = {_queue_key(queue) for route in routes.values() for queue in route.read_queues}
             # The configuration of an ordered topic names its brokers, including those that are not registered.
-            ordered = {_queue_key(queue) for route in routes.values() for queue in route.write_queues}
-            ordered = {queue for queue in ordered if queue.broker_name not in routes[queue.topic].brokers}
+            writable = {_queue_key(queue) for route in routes.values() for queue in route.write_queues}
+            ordered = {queue for queue in writable if queue.broker_name not in routes[queue.topic].brokers}
             # 2. Ask the masters of the chosen queues for bounds.
             chosen = sorted(queue for queue in listed if is_chosen(options, queue))
             ranges, missing = await _queue_bounds(consumer, chosen)
             # 3. Find expected queues that are in no route. Masters count as registered if they were before and after.
-            absent = {queue for queue in (known | assigned | ordered) - listed if is_chosen(options, queue)}
+            absent = {queue for queue in (known.keys() | assigned | ordered) - listed if is_chosen(options, queue)}
             if absent:
                 registered &= await consumer.registered_masters()
+            unreadable = {queue for queue in absent & known.keys() if _has_broker(routes, queue)}
+            ends, _ = await _queue_bounds(consumer, sorted(unreadable - writable))
         # 4. Tell missing brokers from deleted queues.
         unavailable: set[Origin] = {queue for queue in chosen if queue not in ranges}
         for name in options.required_brokers - registered - {origin.broker_name for origin in ranges}:
             missing.setdefault(name, _UNREGISTERED)
         for queue in absent:
-            route = routes.get(queue.topic)
             if queue.broker_name not in registered:
                 missing.setdefault(queue.broker_name, _UNREGISTERED)
                 unavailable.add(queue)
-            elif queue in known and route is not None and queue.broker_name in route.brokers:
-                missing.setdefault(queue.broker_name, _UNREADABLE)
-                unavailable.add(queue)
+            elif queue in unreadable:
+                end = ends[queue][1] if queue in ends else None
+                if end is None or known[queue] < end:
+                    missing.setdefault(queue.broker_name, _UNREADABLE)
+                if end is None or known[queue] <= end:  # otherwise the topic was deleted and created again
+                    unavailable.add(queue)
         if not missing:
             self._check_named(ranges, routes)
         return SourceBounds(ranges, missing, frozenset(unavailable))
@@ -176,6 +183,11 @@ class LiveSource:
     def count(self, ranges: OffsetRanges, most: int) -> int:
         """Return the number of messages in the ranges."""
         return sum(end - begin for begin, end in ranges.values())
+
+
+def _has_broker(routes: Mapping[str, TopicRoute], queue: BrokerQueue) -> bool:
+    route = routes.get(queue.topic)
+    return route is not None and queue.broker_name in route.brokers
 
 
 def _queue_key(queue: MessageQueue) -> BrokerQueue:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final
 
 from rucola.errors import InvalidMessage
-from rucola.message.topics import check_group, check_topic
+from rucola.message.topics import check_group, check_tags, check_topic
 
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -150,12 +150,16 @@ def is_skip(text: str) -> bool:
 
 
 def parse_tags(text: str) -> frozenset[str] | None:
-    """Parse a tag expression `TagA || TagB`. Return None for `*`, all tags."""
+    """Parse a tag expression `TagA || TagB`. Return None for `*`, all tags. Tags may have blanks in them."""
     tags = frozenset(tag.strip() for tag in text.split("||"))
     if tags == {"*"}:
         return None
+    try:
+        check_tags(text)
+    except InvalidMessage as error:
+        raise ValueError(str(error)) from None
     for tag in tags:
-        if not tag or any(character.isspace() or character == "*" for character in tag):
+        if not tag or "*" in tag:
             raise ValueError(f"{tag!r} is not a tag; write TagA || TagB")
     return tags
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from pyspark.sql.datasource import InputPartition
 
@@ -56,6 +56,9 @@ OffsetRanges: TypeAlias = Mapping[Origin, tuple[int, int]]
 """Offsets of each origin from begin to end, half-open."""
 
 
+NO_OFFSETS: Final[Offsets] = {}
+
+
 @dataclass(frozen=True)
 class SourceBounds:
     """The current bounds of a source.
@@ -68,7 +71,8 @@ class SourceBounds:
     missing: Mapping[str, str] = field(default_factory=dict)
     """The reason why a broker cannot be read now, by broker name."""
     unavailable: frozenset[Origin] = frozenset()
-    """Origins on missing brokers that are known from routes, options or the offsets of earlier batches."""
+    """Origins on missing brokers that are known from routes, options or the offsets of earlier batches, and queues that
+    were read to their end and are no longer in the route."""
 
     def describe_missing(self) -> list[str]:
         """Return one sentence per missing broker, with its known queues."""
@@ -102,10 +106,10 @@ def refuse_missing(options: ReadOptions, bounds: SourceBounds, remedy: str = "se
 class MessageSource(Protocol):
     """Store directories or live brokers to read from."""
 
-    def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
+    def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
         """Return the bounds of every chosen origin, and the state of `known` origins.
 
-        `known` has the origins of earlier batches.
+        `known` has the origins of earlier batches, with the offsets up to which they were read.
         """
 
     def plan(self, ranges: OffsetRanges) -> Sequence[InputPartition]:
@@ -323,7 +327,9 @@ def logged_ranges(
     needed |= start.keys() - end.keys()
     if unavailable := needed & bounds.unavailable:
         names = {origin.broker_name for origin in unavailable}
-        concerned = SourceBounds({}, {name: bounds.missing[name] for name in names}, unavailable)
+        concerned = SourceBounds(
+            {}, {name: bounds.missing.get(name, "has these queues no more") for name in names}, unavailable
+        )
         raise RemotingError(
             f"{'; '.join(concerned.describe_missing())}. The checkpoint has begun a batch with them: "
             f"start the query again when they can be read"

@@ -6,7 +6,7 @@ Every call opens the stores again, read-only, and freezes their ends; a running 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from rucola.errors import ConfigError
@@ -22,9 +22,11 @@ from rucola.spark.source.log_splits import (
 )
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.source_offsets import (
+    NO_OFFSETS,
     BrokerLog,
     BrokerQueue,
     OffsetRanges,
+    Offsets,
     Origin,
     SourceBounds,
     is_chosen,
@@ -42,7 +44,7 @@ class StoreSource:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def bounds(self, known: Iterable[Origin] = ()) -> SourceBounds:
+    def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
         """Return the bounds of every log or chosen queue.
 
         Nothing in a store that can be opened is unavailable.

@@ -171,7 +171,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         by_queue = self._options.by_queue
         begins = {**begins_from_json(end, by_queue), **from_json(start, by_queue)}
         upto = from_json(end, by_queue)
-        bounds = self._source.bounds(begins.keys() | upto.keys())
+        bounds = self._source.bounds({**upto, **begins})
         ranges = logged_ranges(self._options, begins, upto, bounds)
         # Remember begins that the end lacks; the next `latestOffset` continues there.
         self._recovered |= {
