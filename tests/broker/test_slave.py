@@ -109,6 +109,7 @@ async def test_a_slave_copies_the_masters_tables(tmp_path: Path) -> None:
                 and b'"retryMaxTimes":7' in groups.body
                 and await committed(running, slave) == 17
                 and "Later" in (config / "topics.json").read_text()
+                and (config / "delayOffset.json").exists()
                 and fastjson.loads((config / "delayOffset.json").read_bytes()) == {"offsetTable": {1: 1}}
             )
 
