@@ -43,8 +43,8 @@ def measure(options: Options) -> list[Figure]:
             for number in range(COMMITS):
                 with open_lake(lake) as opened:
                     begin_row, end_row = rows * number // COMMITS, rows * (number + 1) // COMMITS
-                    stage_in_spark(opened, messages(session, begin_row, end_row, rows), iter)
-                    opened.publish()
+                    staged = stage_in_spark(opened, messages(session, begin_row, end_row, rows), iter)
+                    opened.publish(rows=staged.rows, entries=staged.entries)
             fill_s = time.perf_counter() - begin
             snapshot = read_snapshot(lake)
             more = {

@@ -7,7 +7,8 @@
     ├── RemoteProtocolError     bytes from a peer that are not a RocketMQ frame or header
     ├── StoreError              a store directory that cannot be used as requested
     │   ├── StoreCorrupt        bytes on disk that contradict the format
-    │   └── StoreLocked         the directory is served by another broker
+    │   ├── StoreLocked         the directory is served by another broker
+    │   └── DirectoryNotShared  a worker of Spark does not see the driver's directory
     ├── ConfigError             an invalid configuration file or option
     └── RemotingError           a request without a usable response
         ├── RemotingConnectError
@@ -76,6 +77,10 @@ class StoreCorrupt(StoreError):
 
 class StoreLocked(StoreError):
     """The store directory is locked by another process; only one broker may write to it."""
+
+
+class DirectoryNotShared(StoreError):
+    """A directory that the driver of a Spark job does not share with a worker."""
 
 
 class ConfigError(MQError):

@@ -109,7 +109,7 @@ def test_files_of_a_failed_attempt_are_not_published(
         batches = [batch for each in plan(read) for batch in read_partition(each, read, tuple(COLUMNS))]
         write_rows(batches, lake.staged_rows / "00000-failed")
         staged = stage_messages(spark, lake, options, 1 << 40)
-        lake.publish()
+        lake.publish(rows=staged.rows, entries=staged.entries)
     assert sum(queue.rows for queue in staged.queues) == len(places)
     assert archived(spark, tmp_path / "lake") == places
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import pyspark
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -31,9 +30,8 @@ from support.broker_thread import broker_thread
 from support.processes import wait_for
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
+from support.spark_cluster import spark_cluster
 from support.waiting import DEADLINE_S
-
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
 @pytest.fixture
@@ -174,51 +172,17 @@ def test_a_job_runs_on_the_master_that_is_named(small_store: SmallStore, tmp_pat
     places = [small_store.put("T", n % 3, KEYS=f"k{n}") for n in range(50)]
     lake = tmp_path / "lake"
     given = "--store", str(small_store.path), "--out", str(lake)
-    with spark_process(tmp_path, "master.Master", "--host", "127.0.0.1", "--port", "0") as running:
-        master = line_of(running, tmp_path / "master.Master", r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
-        size = ("--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / "work"))
-        with spark_process(tmp_path, "worker.Worker", "--host", "127.0.0.1", *size, master):
-            done = subprocess.run(
-                [*RUCOLA, "pipeline", "archive", *given, "--master", master, "--json"],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            assert json.loads(done.stdout)["rows"] == len(places)
-            # An executor of that worker has done it, and has said so to nobody else.
-            assert len(list((tmp_path / "work").glob("app-*/0/stderr"))) == 1
+    with spark_cluster(tmp_path / "cluster") as master:
+        done = subprocess.run(
+            [*RUCOLA, "pipeline", "archive", *given, "--master", master, "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout)["rows"] == len(places)
+        # An executor of that worker has done it, and has said so to nobody else.
+        assert len(list((tmp_path / "cluster" / "work").glob("app-*/0/stderr"))) == 1
     assert sum(file.rows for file in read_snapshot(lake).rows) == len(places)
-
-
-@contextmanager
-def spark_process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Spark's own cluster, whose log is the file of its name."""
-    machine = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
-    with (
-        open(folder / name, "wb") as log,
-        subprocess.Popen(
-            [SPARK_CLASS, f"org.apache.spark.deploy.{name}", "--webui-port", "0", *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **machine, "JAVA_HOME": str(session.java_home())},
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
-def line_of(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
-    """Wait until a process has written a line, and return what it says."""
-    found: list[str] = []
-
-    def is_there() -> bool:
-        found.extend(re.findall(pattern, log.read_text()))
-        return bool(found)
-
-    wait_for(is_there, process)
-    return found[0]
 
 
 # -- going on for ever ------------------------------------------------------------------------------------------------

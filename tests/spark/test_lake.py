@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rucola.errors import ConfigError, StoreCorrupt, StoreError
+from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
 from rucola.spark.lake import writer
 from rucola.spark.lake.snapshot import ArchiveProgress, read_snapshot
 from rucola.spark.lake.writer import LakeWriter, open_lake
@@ -60,7 +60,7 @@ AFTER = [1, 2, 3, 4], [1, 2, 3, 4], 5
 def first_commit(root: Path) -> None:
     with open_lake(root) as lake:
         stage(lake, [0, 1])
-        lake.publish({"a": ArchiveProgress(2)})
+        lake.publish({"a": ArchiveProgress(2)}, rows=2, entries=2)
 
 
 def second_commit(root: Path) -> None:
@@ -68,7 +68,8 @@ def second_commit(root: Path) -> None:
     with open_lake(root) as lake:
         stage(lake, [2, 3, 4])
         old = lake.snapshot()
-        lake.publish({"a": ArchiveProgress(5)}, [old.rows[0].path, old.keys[0].path], keep_replaced_ms=0)
+        replaced = [old.rows[0].path, old.keys[0].path]
+        lake.publish({"a": ArchiveProgress(5)}, replaced, rows=3, entries=3, keep_replaced_ms=0)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -159,6 +160,19 @@ def test_kill_9_leaves_all_of_a_run_or_nothing(tmp_path: Path, state: str) -> No
         counted = state not in ("the first file is staged", "everything is staged")
         assert seen(tmp_path) == (AFTER if counted else BEFORE)
         assert published(tmp_path) == seen(tmp_path)[2]
+
+
+@pytest.mark.parametrize(("rows", "entries"), [(4, 3), (3, 4), (2, 3), (0, 0)])
+def test_a_run_counts_only_if_its_files_hold_what_was_written(tmp_path: Path, rows: int, entries: int) -> None:
+    """As if a task had written elsewhere: nothing is published, and the next run begins where the last one ended."""
+    first_commit(tmp_path)
+    with open_lake(tmp_path) as lake:
+        stage(lake, [2, 3, 4])
+        with pytest.raises(DirectoryNotShared):
+            lake.publish({"a": ArchiveProgress(5)}, rows=rows, entries=entries)
+    with open_lake(tmp_path):
+        assert seen(tmp_path) == BEFORE
+        assert published(tmp_path) == 2
 
 
 def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:

@@ -71,10 +71,18 @@ def read(connection: Connection, tables: Tables, part: TableRange) -> Iterator[S
 
 def absolute_url(url: str) -> str:
     """Return a URL that names the same database in a process with another working directory."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith((":", "file:")):
-        parsed = parsed.set(database=str(Path(parsed.database).absolute()))
+    file = database_file(url)
+    parsed = make_url(url) if file is None else make_url(url).set(database=str(file.absolute()))
     return parsed.render_as_string(hide_password=False)
+
+
+def database_file(url: str) -> Path | None:
+    """Return the file of an SQLite database, None for a database of another kind, or in memory."""
+    parsed = make_url(url)
+    is_file = (
+        parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith((":", "file:"))
+    )
+    return Path(str(parsed.database)) if is_file else None
 
 
 def _steps(connection: Connection, tables: Tables, range_rows: int) -> list[int]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isfunction
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -26,11 +27,15 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from rucola import errors
+from rucola.spark.shared_files import not_shared
 
 _RUCOLA_ERROR: Final = re.compile(r"(rucola(?:\.\w+)*\.errors)\.(\w+): (.*)")
 _SPARK_ERROR: Final = re.compile(r"SparkException: (?!Job aborted|Exception thrown in awaitResult)(.*)")
 _UNREADABLE: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+\.parquet)")
 """Spark's error for a damaged Parquet file. Jobs read only Parquet files of lakes."""
+
+_MISSING: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+)\. File does not exist")
+"""Spark's error for a file that the driver has planned to read and a task does not find."""
 
 _WORKER: Final = "PYTHON_WORKER_FACTORY_"
 """Prefix of environment variables that Spark sets in each of its Python processes."""
@@ -87,7 +92,7 @@ def translate_spark_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        original = _parse_error(str(error))
+        original = _parse_error(str(error)) or _missing_file(str(error))
         if original is not None:
             raise original from None  # as a cause, Spark's error would be printed first, with its traceback
         raise errors.StoreError(_first_sentence(str(error))) from error
@@ -104,6 +109,15 @@ def _parse_error(text: str) -> errors.MQError | None:
     with_message = next(each for each in kind.__mro__ if "__init__" not in vars(each) or each is errors.MQError)
     raised: errors.MQError = with_message(found[3].strip())
     return raised
+
+
+def _missing_file(text: str) -> errors.MQError | None:
+    """Return the error for a file that only the driver sees, or None."""
+    found = _MISSING.search(text)
+    if found is None:
+        return None
+    path = Path(unquote(found[1]))
+    return not_shared(path.parent) if path.exists() else None
 
 
 def _first_sentence(text: str) -> str:

@@ -254,7 +254,7 @@ def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, i
 def _publish(
     lake: LakeWriter, result: ArchiveResult, staged: StagedMessages, progress: Mapping[str, ArchiveProgress]
 ) -> ArchiveResult:
-    commit = lake.publish(progress)
+    commit = lake.publish(progress, rows=staged.rows, entries=staged.entries)
     return replace(
         result,
         queues=staged.queues,

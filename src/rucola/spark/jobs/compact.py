@@ -27,6 +27,7 @@ from rucola.spark.lake.key_index import read_keys, runs_to_merge, write_keys
 from rucola.spark.lake.snapshot import KeyFile, RowFile, read_snapshot
 from rucola.spark.lake.writer import KEEP_REPLACED_MS, LakeWriter, open_lake
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.shared_files import write_parquet
 
 SMALL_SIZE: Final = 16 << 20
 """Row files below this many bytes are candidates for a merge."""
@@ -110,8 +111,12 @@ def run(
             row_files.merge_rows(target.root, rows, target.staged_rows)
             row_files.write_key_entries(row_files.read_key_entries(target.root, keys), target.staged_keys)
         if rows or keys or before.replaced:
-            replaced = [file.path for file in rows] + [file.path for file in keys]
-            commit = target.publish(replaces=replaced, keep_replaced_ms=keep_replaced_ms)
+            commit = target.publish(
+                replaces=[*(file.path for file in rows), *(file.path for file in keys)],
+                rows=sum(file.rows for file in rows),
+                entries=sum(file.entries for file in keys),
+                keep_replaced_ms=keep_replaced_ms,
+            )
             counts = len(rows), len(commit.rows), len(keys), len(commit.keys)
             return CompactionResult(str(target.root), sum(file.rows for file in rows), *counts)
         return CompactionResult(str(target.root))
@@ -133,6 +138,6 @@ def _merge(session: SparkSession, lake: LakeWriter, rows: Sequence[RowFile], key
             read_lake(session, lake.root, rows), min(len(places), session.sparkContext.defaultParallelism)
         )
         options = {**ROW_OPTIONS, "maxRecordsPerFile": str(most_rows)}
-        ordered.write.options(**options).partitionBy(*PARTITION_COLUMNS).parquet(str(lake.staged_rows))
+        write_parquet(ordered, lake.staged_rows, partition_by=PARTITION_COLUMNS, **options)
     if keys:
         write_keys(read_keys(session, lake.root, keys), sum(file.entries for file in keys), lake.staged_keys)

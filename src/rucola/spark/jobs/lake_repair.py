@@ -209,6 +209,7 @@ def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> D
 
 def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: RepairPlan) -> Snapshot:
     """Compute missing entries of the key index, commit the plan, and return the checked snapshot."""
+    written = 0
     if plan.rebuilds_index or plan.completes_index:
         session = resolve_session(spark)
         rows = _read_rows(session, found, [file.path for file in plan.rows])
@@ -219,8 +220,8 @@ def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: Repa
         entries = key_entries(rows)
         count = entries.count()
         if count:
-            write_keys(entries, count, target.staged_keys)
-    keys, moves = target.staged_key_files(plan.number)
+            written = write_keys(entries, count, target.staged_keys)
+    keys, moves = target.staged_key_files(plan.number, written)
     target.commit(
         PendingCommit(
             number=plan.number,

@@ -15,7 +15,7 @@ Driver and workers must reach the directory under the same path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -29,16 +29,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
+from rucola.message.record import FRAME, MIN_RECORD_SIZE
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.session import AnySession, resolve_session
+from rucola.spark.shared_files import SharedPiece, share
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
+from rucola.store.mapped_file import file_paths
 from rucola.store.tools.parallel_rebuild import (
     IndexSource,
     ScannedLogFile,
     UnitRun,
     index_names,
-    log_files,
     plan_index_files,
     scan_log_file,
     write_consume_queue,
@@ -77,24 +79,38 @@ class RebuildTasks:
     log: Path
     target: Path
     settings: StoreConfig
+    token: SharedPiece
+    """The driver's token in `target`."""
+    first_pieces: Mapping[int, SharedPiece]
+    """The head of the first record of each log file, by the file's begin."""
+
+    def check_log_file(self, begin: int) -> None:
+        """Raise DirectoryNotShared unless this is the driver's log file."""
+        if begin in self.first_pieces:
+            self.first_pieces[begin].check()
 
     def extract_units(self, batches: Batches) -> Batches:
         """Extract the units of the log files whose begin offsets are in these rows."""
         for row in _rows(batches):
+            self.check_log_file(row["begin"])
             items = scan_log_file(self.log, row["begin"], self.settings)
             while some := [item._asdict() for item in islice(items, _BATCH_RUNS)]:
                 yield pa.RecordBatch.from_pylist(some, _UNITS_SCHEMA)
 
     def write_queues(self, batches: Batches) -> Batches:
         """Write the queues of these runs, which are sorted by queue and physical offset."""
+        self.token.check()
         for _, runs in groupby(_rows(batches), key=itemgetter("topic", "queue_id")):
             count = write_consume_queue(self.log, self.target, (UnitRun(**run) for run in runs), self.settings)
             yield pa.RecordBatch.from_pydict({"units": [count]})
 
     def write_index(self, batches: Batches) -> Batches:
         """Write the index files that these rows describe, under temporary names."""
+        self.token.check()
         for row in _rows(batches):
             parts = [IndexSource(**part) for part in row["parts"]]
+            for part in parts:
+                self.check_log_file(part.begin)
             path = self.target / "index" / _temporary_name(row["number"])
             timestamp = write_index_file(self.log, path, row["number"], parts, self.settings)
             yield pa.RecordBatch.from_pydict({"number": [row["number"]], "firstTimestamp": [timestamp]})
@@ -139,22 +155,25 @@ def build(
     make_directory(target)
     for name in DERIVED_DIRECTORIES:
         (target / name).mkdir(DIRECTORY_MODE)
-    tasks = RebuildTasks(log, target, settings)
-    begins = log_files(log)
+    begins = {int(path.name): path for path in file_paths(log)}
+    first_pieces = {
+        begin: SharedPiece.of(path, 0, MIN_RECORD_SIZE) for begin, path in begins.items() if _has_record(path)
+    }
     # The rows are read twice, for the summaries here and for the queues below. Keeping them on disk costs far less
     # than a second scan of the log.
     files = session.createDataFrame(list(enumerate(begins)), _FILE)
-    found = extract_units(files, tasks, len(begins)).persist(StorageLevel.DISK_ONLY)
-    try:
-        taken = _up_to_log_end(
-            [ScannedLogFile(*row) for row in found.where("topic IS NULL").select(*ScannedLogFile._fields).collect()]
-        )
-        runs = found.where(found.physical_offset < taken[-1].end)
-        written = write_queues(runs, tasks, 2 * session.sparkContext.defaultParallelism).collect()
-        entries = sum(each.entries for each in taken)
-        names = _write_index(session, tasks, taken)
-    finally:
-        found.unpersist()
+    with share(target) as token:
+        tasks = RebuildTasks(log, target, settings, token, first_pieces)
+        found = extract_units(files, tasks, len(begins)).persist(StorageLevel.DISK_ONLY)
+        try:
+            summaries = found.where("topic IS NULL").select(*ScannedLogFile._fields).collect()
+            taken = _up_to_log_end([ScannedLogFile(*row) for row in summaries])
+            runs = found.where(found.physical_offset < taken[-1].end)
+            written = write_queues(runs, tasks, 2 * session.sparkContext.defaultParallelism).collect()
+            entries = sum(each.entries for each in taken)
+            names = _write_index(session, tasks, taken)
+        finally:
+            found.unpersist()
     for directory in (target / "consumequeue", target / "index", target):
         sync_directory(directory)
     return RebuildResult(
@@ -193,6 +212,12 @@ def _up_to_log_end(taken: Sequence[ScannedLogFile]) -> list[ScannedLogFile]:
     ordered = sorted(taken)
     last = next((number for number, each in enumerate(ordered) if each.is_last), len(ordered) - 1)
     return ordered[: last + 1]
+
+
+def _has_record(log_file: Path) -> bool:
+    """Tell whether a log file has been written to; a broker creates the next one in advance."""
+    with log_file.open("rb") as file:
+        return any(file.read(FRAME.size))
 
 
 def _rows(batches: Batches) -> Iterator[dict[str, Any]]:

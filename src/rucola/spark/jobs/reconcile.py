@@ -46,6 +46,7 @@ from rucola.spark.jobs.reconciled_log import ENDS, LogSources
 from rucola.spark.jobs.reconciled_tables import ABSENT, BEYOND, RESEND, SEND, Evidence
 from rucola.spark.jobs.table_export import TableSource
 from rucola.spark.session import AnySession, resolve_session
+from rucola.spark.shared_files import write_parquet
 
 HORIZON_MS: Final = 600_000
 EXAMPLES: Final = 20
@@ -104,7 +105,7 @@ def run(
     session = resolve_session(spark)
     out = out.absolute()  # the Java runtime may have another working directory
     make_directory(out)
-    with _exported(session, tables, consumers, log) as directory:
+    with _exported(session, tables, consumers, log, out) as directory:
         frames, read_at_ms = table_export.load(session, directory)
         read = log.read(session)
         messages = read.messages.persist(StorageLevel.MEMORY_AND_DISK)
@@ -141,13 +142,13 @@ def _of_topics(frame: DataFrame, log: LogSources) -> DataFrame:
 
 @contextmanager
 def _exported(
-    session: SparkSession, tables: TableSource | Path, consumers: Sequence[TableSource], log: LogSources
+    session: SparkSession, tables: TableSource | Path, consumers: Sequence[TableSource], log: LogSources, out: Path
 ) -> Iterator[Path]:
-    """Give the directory of an export, which is removed afterwards if it was written here."""
+    """Give the directory of an export. One that is written here is in `out`, which workers share, and is removed."""
     if isinstance(tables, Path):
         yield tables
         return
-    directory = Path(tempfile.mkdtemp(prefix="rucola-reconcile-"))
+    directory = Path(tempfile.mkdtemp(prefix="export-", dir=out))
     try:
         sources = {"stub": [tables], "receipt": [tables], "done": [tables, *consumers]}
         table_export.write_in_spark(session, sources, directory, log.commits)
@@ -171,7 +172,7 @@ def _write_lists(
     try:
         written = {}
         for name, rows in lists.items():
-            rows.write.mode("overwrite").parquet(str(out / name))
+            write_parquet(rows, out / name, mode="overwrite")
             written[name] = session.read.schema(rows.schema).parquet(str(out / name))
         counts = [reconciled_tables.counts(rows, name) for name, rows in written.items()]
         unknown = [

@@ -42,8 +42,11 @@ from rucola.spark.jobs.replay_sender import ResendTask
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.shared_files import not_shared, share
 from rucola.spark.source import columns
 from rucola.spark.source.array_conversions import ints, mask
+from rucola.spark.source.log_reader import check_log
+from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import SinkOptions, parse_sink_options
 
 GROUP: Final = "rucola_replay"
@@ -225,12 +228,14 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
 
 
 def _send_lanes(
-    task: ResendTask, messages: SelectedMessages, tasks: Iterator[pa.RecordBatch]
+    task: ResendTask, messages: SelectedMessages, last: LogSplit | None, tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Read and send lanes of a store in a Spark task.
 
-    Each row carries the pickled bounds of a lane.
+    Each row carries the pickled bounds of a lane. The task plans its own reads, so `last` is the driver's last split.
     """
+    if last is not None:
+        check_log(last)
     for batch in tasks:
         for pickled in batch["bounds"].to_pylist():
             yield from task(in_log_order(messages, pickle.loads(pickled)))  # noqa: S301 - the driver's
@@ -293,12 +298,15 @@ def run(
             asyncio.run(_check_topics({topic or each.queue.topic for each in pending}, target))
             messages = replace(messages)  # looks at the source again: messages may have been deleted while counting
             task = ResendTask(uuid.uuid4().hex, ledger.directory, target)
+            before = ledger.read_acks().count
             with _report_acks(ledger, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):
                     sent = _send(resolve_session(spark), messages, task, pending, options.rate)
                 else:
                     task = replace(task, rates=None if options.rate is None else [options.rate])
                     sent = task.send(in_log_order(messages, _bounds(pending)))
+            if ledger.read_acks().count - before < sent:
+                raise not_shared(ledger.directory)
         return ReplayResult(str(source), topic, queues, ledger.read_acks().reached, sent)
 
 
@@ -315,19 +323,19 @@ def _send(
     """
     lanes = assign_lanes(pending, session.sparkContext.defaultParallelism)
     task = replace(task, rates=None if rate is None else _lane_rates(lanes, rate))
-    if messages.is_lake:
-        # The files of a lake are not in log order, so Spark shuffles the rows to their lanes and sorts them there.
-        rows = [(*each.queue, lane, each.after, each.upto) for lane, queues in enumerate(lanes) for each in queues]
-        ranges = session.createDataFrame(rows, _QUEUES)
-        sent = partition_by_lane(messages.frame(session, replay_sender.COLUMNS), ranges, len(lanes)).mapInArrow(
-            task, _SENT
-        )
-    else:
-        # A store is read in log order: each task reads its own queues, and no row is shuffled.
-        bounds = [pickle.dumps(_bounds(queues)) for queues in lanes]
-        tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
-        sent = tasks.mapInArrow(partial(_send_lanes, task, replace(messages)), _SENT)
-    with translate_spark_errors():
+    with share(task.ledger) as token, translate_spark_errors():
+        task = replace(task, token=token)
+        if messages.is_lake:
+            # The files of a lake are not in log order, so Spark shuffles the rows to their lanes and sorts them there.
+            rows = [(*each.queue, lane, each.after, each.upto) for lane, queues in enumerate(lanes) for each in queues]
+            ranges = session.createDataFrame(rows, _QUEUES)
+            chosen = messages.frame(session, replay_sender.COLUMNS)
+            sent = partition_by_lane(chosen, ranges, len(lanes)).mapInArrow(task, _SENT)
+        else:
+            # A store is read in log order: each task reads its own queues, and no row is shuffled.
+            bounds = [pickle.dumps(_bounds(queues)) for queues in lanes]
+            tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
+            sent = tasks.mapInArrow(partial(_send_lanes, task, replace(messages), messages.last_split()), _SENT)
         return sum(row.sent for row in sent.collect())
 
 

@@ -40,6 +40,7 @@ from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
+from rucola.spark.shared_files import SharedPiece
 from rucola.spark.source.array_conversions import Array, arrow, ints
 from rucola.spark.source.message_encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
@@ -116,13 +117,14 @@ class ResendTask:
     """Sender of one run's partitions, pickled to Spark tasks or called in this process.
 
     `run` identifies the run in the names of its files in the ledger; `rates` are the messages per second of each
-    partition, or None without a limit.
+    partition, or None without a limit. Tasks on workers check the `token` in the ledger.
     """
 
     run: str
     ledger: Path
     target: SinkOptions
     rates: Sequence[float] | None = None
+    token: SharedPiece | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows of a partition in a Spark task.
@@ -141,6 +143,8 @@ class ResendTask:
 
         Raises RemotingError if a message was rejected; acknowledgements up to then are in the ledger.
         """
+        if self.token is not None:
+            self.token.check()
         with open_for_sending(self.ledger, f"{self.run}-{partition:05d}-{attempt}") as (writer, acks):
             limiter = RateLimiter(None if self.rates is None else self.rates[partition])
             return asyncio.run(self._send(batches, partition, limiter, writer, acks.reached))

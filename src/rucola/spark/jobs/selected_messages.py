@@ -87,6 +87,12 @@ class SelectedMessages:
         options = replace(options, queue_filter=self.queue_filter)
         return options, batch_reader.plan(options)
 
+    def last_split(self) -> LogSplit | None:
+        """Return the last split of a store; None for a lake, and if there is nothing to read."""
+        partitions = () if self.is_lake else self._store[1]
+        last = partitions[-1] if partitions else None
+        return last if isinstance(last, LogSplit) else None
+
     def narrow_to_queues(self, topics: Iterable[str], queue_ids: Iterable[int]) -> SelectedMessages:
         """Restrict a store to these topics and queue ids; a lake is returned unrestricted."""
         return replace(self, queue_filter=self.queue_filter.intersect(topics=topics, queue_ids=queue_ids))

@@ -4,7 +4,8 @@ Rows are written by Arrow (`rucola.spark.lake.parquet_files`), in this process o
 task writes files of its own:
 
     driver  plans partitions, one for each task
-    tasks   read a partition, write its rows to `<staged rows>/<attempt>/topic=.../date=.../`, and count them by queue
+    tasks   check that they see the driver's directory (`shared_files`), read a partition, write its rows to
+            `<staged rows>/<attempt>/topic=.../date=.../`, and count them by queue
     driver  gets the counts with the names of the attempts, and moves the files of these to `<staged rows>/`
     Spark   reads the keys of all staged rows, sorts them, and writes them
 
@@ -34,6 +35,7 @@ from rucola.spark.lake.key_index import key_entries, write_keys
 from rucola.spark.lake.reader import read_rows
 from rucola.spark.lake.writer import LakeWriter
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.shared_files import SharedPiece
 from rucola.spark.source import batch_reader
 from rucola.spark.source.array_conversions import Array, ints, repeated
 from rucola.spark.source.options import parse_read_options
@@ -77,10 +79,16 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class StagedMessages:
-    """Staged messages by queue, and their largest physical offset, None if nothing was staged."""
+    """Staged messages by queue, their largest physical offset, None if nothing was staged, and their index entries."""
 
     queues: tuple[ArchivedQueue, ...] = ()
     last_physical_offset: int | None = None
+    entries: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All staged messages."""
+        return sum(queue.rows for queue in self.queues)
 
 
 def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
@@ -101,9 +109,9 @@ def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> Sta
     counted = _CountedMessages()
     parquet_files.write_rows(counted.passing(batches), lake.staged_rows)
     paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
-    if paths:
-        parquet_files.write_key_entries(parquet_files.staged_key_entries(paths), lake.staged_keys)
-    return _staged(counted.counts())
+    entries = parquet_files.staged_key_entries(paths)
+    parquet_files.write_key_entries(entries, lake.staged_keys)
+    return _staged(counted.counts(), len(entries))
 
 
 def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
@@ -111,24 +119,27 @@ def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> Staged
 
     `read` makes the messages of a task from its rows.
     """
-    counts = tasks.mapInArrow(partial(_stage_task, read, str(lake.staged_rows)), _REPORT).toArrow()
+    with lake.sharing() as token:
+        counts = tasks.mapInArrow(partial(_stage_task, token, read, lake.staged_rows), _REPORT).toArrow()
     if not len(counts):
         return StagedMessages()
     for attempt in sorted(set(counts["attempt"].to_pylist())):
         _adopt(lake.staged_rows, attempt)
     session, paths = tasks.sparkSession, map(str, sorted(lake.staged_rows.glob("topic=*/*/*.parquet")))
     entries = key_entries(read_rows(session, lake.staged_rows, [*paths]))
-    write_keys(entries, pc.sum(counts["keys"]).as_py(), lake.staged_keys)
-    return _staged(counts)
+    return _staged(counts, write_keys(entries, pc.sum(counts["keys"]).as_py(), lake.staged_keys))
 
 
-def _stage_task(read: ReadTask, staged_rows: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _stage_task(
+    token: SharedPiece, read: ReadTask, staged_rows: Path, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Write one task's messages in a directory of this attempt, and yield its counts."""
+    token.check()
     task = TaskContext.get()
     # In the order of the tasks, which is that of the log.
     attempt = f"{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
     counted = _CountedMessages()
-    parquet_files.write_rows(counted.passing(read(rows)), Path(staged_rows) / attempt)
+    parquet_files.write_rows(counted.passing(read(rows)), staged_rows / attempt)
     for batch in counted.counts().to_batches():
         columns = [repeated(attempt, len(batch)), *batch.columns]
         yield pa.RecordBatch.from_arrays(columns, ["attempt", *batch.schema.names])
@@ -180,7 +191,7 @@ def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
     return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})
 
 
-def _staged(counts: pa.Table) -> StagedMessages:
+def _staged(counts: pa.Table, entries: int) -> StagedMessages:
     """Return what counts, by queue or by task and queue, tell of all staged messages."""
     if not len(counts):
         return StagedMessages()
@@ -192,4 +203,4 @@ def _staged(counts: pa.Table) -> StagedMessages:
         for row in found.to_pylist()
     ]
     queues.sort(key=lambda queue: (queue.broker_name, queue.topic, queue.queue_id))
-    return StagedMessages(tuple(queues), int(ints(found["physicalOffset"]).max()))
+    return StagedMessages(tuple(queues), int(ints(found["physicalOffset"]).max()), entries)

@@ -49,6 +49,7 @@ from rucola.reliable.table_ranges import COLUMNS, TableRange
 from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.jobs.reconciled_log import COMMITS, Commit
+from rucola.spark.shared_files import SharedPiece, write_parquet
 
 ORDER: Final = ("receipt", "done", "stub")
 """The tables in the order in which they are read."""
@@ -83,6 +84,8 @@ _DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
 """For each kind of `jdbc:` URL the dialect of its SQL, and Spark's options: the driver's class, a first statement."""
 
 _JDBC_TASKS: Final = 8
+_SQLITE_MAGIC_SIZE: Final = 16
+"""Bytes at the begin of SQLite's files that never change."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,7 @@ def write_in_spark(
         read_at = _read_at(session, sources["stub"][0])
         for number, source in enumerate(sources[table]):
             frame = _jdbc_frame(session, source, table) if source.is_jdbc else _frame(session, source, table)
-            frame.write.mode("append" if number else "error").parquet(str(directory / table))
+            write_parquet(frame, directory / table, mode="append" if number else "error")
     _finish(directory, read_at)
 
 
@@ -288,17 +291,22 @@ def _frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
     tasks = session.createDataFrame(parts, _TASK).repartitionById(len(parts), "number")
     # Workers may run in another directory, and the URL with its password stays out of the rows and of query plans.
     there = TableSource(table_ranges.absolute_url(source.url), source.prefix, source.schema)
-    return tasks.mapInArrow(_RangeReader(there).read, ddl(table))
+    file = table_ranges.database_file(there.url)
+    header = None if file is None else SharedPiece.of(file, 0, _SQLITE_MAGIC_SIZE)
+    return tasks.mapInArrow(_RangeReader(there, header).read, ddl(table))
 
 
 @without_tracebacks
 class _RangeReader:
     """Reader of ranges in Spark's workers."""
 
-    def __init__(self, source: TableSource) -> None:
+    def __init__(self, source: TableSource, header: SharedPiece | None) -> None:
         self._source = source
+        self._header = header
 
     def read(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self._header is not None:
+            self._header.check()  # SQLite itself would create an empty database
         tables = self._source.tables
         for batch in tasks:
             for pickled in batch["part"].to_pylist():

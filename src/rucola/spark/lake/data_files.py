@@ -25,6 +25,8 @@ ROW_GROUP_SIZE: Final = 4 << 20
 """Approximate bytes of a row group. Small, because a search by key reads one row group per message that it finds."""
 ROW_OPTIONS: Final = {"parquet.block.size": str(ROW_GROUP_SIZE)}
 """Options with which Spark writes row files."""
+FAIL_ON_MISSING_FILES: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""Options with which Spark reads data files, whatever the session's own settings skip."""
 
 
 def row_file_entry(path: Path, lake_path: str) -> RowFile:

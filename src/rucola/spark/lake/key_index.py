@@ -29,7 +29,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rucola.spark.lake.data_files import FAIL_ON_MISSING_FILES
 from rucola.spark.lake.snapshot import KeyFile, check_files
+from rucola.spark.shared_files import write_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,8 +57,8 @@ def key_hash(key: str) -> int:
     return zlib.crc32(key.encode())
 
 
-def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
-    """Write about `count` entries as one sorted run.
+def write_keys(entries: DataFrame, count: int, directory: Path) -> int:
+    """Write about `count` entries as one sorted run, and return their exact number.
 
     The run is cut by hash into files of `ENTRIES_PER_FILE`.
     """
@@ -66,7 +68,7 @@ def write_keys(entries: DataFrame, count: int, directory: Path) -> None:
     files = max(1, -(-count // ENTRIES_PER_FILE))
     number = F.shiftright(F.col("hash") * files, HASH_BITS).cast("int")
     ordered = entries.repartitionById(files, number).sortWithinPartitions("hash", "date", "commitLogOffset")
-    ordered.write.options(**KEY_OPTIONS).parquet(str(directory))
+    return write_parquet(ordered, directory, **KEY_OPTIONS)
 
 
 def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -> DataFrame:
@@ -76,7 +78,8 @@ def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -
     """
     root, chosen = Path(root).absolute(), list(files)
     check_files(root, chosen)
-    return spark.read.schema(_DDL).parquet(*(str(root / file.path) for file in chosen))
+    reader = spark.read.schema(_DDL).options(**FAIL_ON_MISSING_FILES)
+    return reader.parquet(*(str(root / file.path) for file in chosen))
 
 
 def key_entries(rows: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rucola.spark.lake.data_files import FAIL_ON_MISSING_FILES
 from rucola.spark.lake.snapshot import RowFile, check_files, read_snapshot
 from rucola.spark.source.schema import COLUMNS, ddl
 
@@ -33,5 +34,5 @@ def read_rows(spark: SparkSession, directory: Path, paths: Sequence[str]) -> Dat
     """Return the rows of Parquet files below a directory that is partitioned like a lake."""
     if not paths:
         return spark.createDataFrame([], _DDL)
-    reader = spark.read.schema(_DDL).option("basePath", str(directory))
+    reader = spark.read.schema(_DDL).options(basePath=str(directory), **FAIL_ON_MISSING_FILES)
     return reader.parquet(*paths).select(*_COLUMNS)

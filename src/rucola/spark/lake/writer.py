@@ -14,8 +14,8 @@ Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
 **Commit protocol.** Every step is durable before the next one begins.
 
     step                                                a crash before it is complete leaves
-    1  write row and key files to staging               the old lake; the next run deletes the staged files and archives
-                                                        the same messages again
+    1  write row and key files to staging, and compare  the old lake; the next run deletes the staged files and archives
+       their footers with what was to be written        the same messages again
     2  fsync the staged files                           the same
     3  write pending.json: staged files, their paths,   the same; the file appears atomically by a rename. **This rename
        the files they replace, the new progress         commits the run**: from here on the commit is always completed
@@ -38,7 +38,7 @@ deleted.
 **Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot, and no commit
 overwrites a file. The job `repair` restores a damaged lake; its commit replaces the snapshot as a whole.
 
-The lake must be on a local file system that renames atomically.
+The lake must be on a file system that renames atomically, which driver and workers mount at the same path.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ from rucola.spark.lake.snapshot import (
     read_snapshot,
     snapshot_path,
 )
+from rucola.spark.shared_files import SharedPiece, not_shared, share
 from rucola.system_calls import sync_all
 
 KEEP_REPLACED_MS: Final = 60 * 60 * 1000
@@ -95,11 +96,18 @@ class LakeWriter:
         self.root = root
         """The lake's directory, an absolute path."""
         self._staging = root / METADATA_DIRECTORY / "staging"
-        run = self._staging / uuid.uuid4().hex
+        self._run = run = self._staging / uuid.uuid4().hex
         self.staged_rows = run / "rows"
         """Directory for this run's row files, partitioned by `PARTITION_COLUMNS`."""
         self.staged_keys = run / "keys"
         """Directory for the key files of those rows."""
+
+    @contextmanager
+    def sharing(self) -> Iterator[SharedPiece]:
+        """Give a token in this run's directory of staged files, which tasks check before they write there."""
+        make_directory(self._run)
+        with share(self._run) as token:
+            yield token
 
     def snapshot(self) -> Snapshot:
         """Read the current snapshot."""
@@ -114,25 +122,29 @@ class LakeWriter:
         progress: Mapping[str, ArchiveProgress] | None = None,
         replaces: Collection[str] = (),
         *,
+        rows: int = 0,
+        entries: int = 0,
         keep_replaced_ms: int = KEEP_REPLACED_MS,
     ) -> PendingCommit:
-        """Commit the staged files and return the commit.
+        """Commit the staged files, of `rows` messages and `entries` of the key index, and return the commit.
 
         The commit also removes the files `replaces` from the snapshot and updates the progress of the brokers in
-        `progress`. Files that were replaced more than `keep_replaced_ms` ago are deleted.
+        `progress`. Files that were replaced more than `keep_replaced_ms` ago are deleted. Raises DirectoryNotShared if
+        the staged files hold less, or more.
         """
         before, now_ms = self.snapshot(), time.time_ns() // 1_000_000
         number = before.number + 1
-        rows, row_moves = self.staged_row_files(number)
-        keys, key_moves = self.staged_key_files(number)
+        row_files, row_moves = self._staged_row_files(number, rows)
+        key_files, key_moves = self.staged_key_files(number, entries)
         removes = frozenset(each.path for each in before.replaced if each.at_ms + keep_replaced_ms <= now_ms)
         moves = row_moves | key_moves
-        commit = PendingCommit(number, now_ms, moves, rows, keys, progress or {}, frozenset(replaces), removes)
+        replaced = frozenset(replaces)
+        commit = PendingCommit(number, now_ms, moves, row_files, key_files, progress or {}, replaced, removes)
         self.commit(commit)
         return commit
 
-    def staged_row_files(self, number: int) -> tuple[tuple[RowFile, ...], dict[str, str]]:
-        """Return entries for the staged row files, and their moves.
+    def _staged_row_files(self, number: int, expected: int) -> tuple[tuple[RowFile, ...], dict[str, str]]:
+        """Return entries for the staged row files, which must have `expected` rows, and their moves.
 
         The moves are {path below staging: path in the lake}. `number` is that of the commit, which is part of the file
         names.
@@ -143,15 +155,22 @@ class LakeWriter:
             target = f"{path.parent.relative_to(self.staged_rows)}/{number:010d}-{count:05d}.parquet"
             rows.append(row_file_entry(path, target))
             moves[str(path.relative_to(self._staging))] = target
+        if sum(file.rows for file in rows) != expected:
+            raise not_shared(self.root)
         return tuple(rows), moves
 
-    def staged_key_files(self, number: int) -> tuple[tuple[KeyFile, ...], dict[str, str]]:
-        """Return entries and moves for the staged key files, as `staged_row_files` does for rows."""
+    def staged_key_files(self, number: int, expected: int) -> tuple[tuple[KeyFile, ...], dict[str, str]]:
+        """Return entries and moves for the staged key files, which must have `expected` entries of the index.
+
+        Raises DirectoryNotShared if they have another number.
+        """
         keys, moves = [], {}
         for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
             target = f"{METADATA_DIRECTORY}/keys/{number:010d}-{count:05d}.parquet"
             keys.append(key_file_entry(path, target, number))
             moves[str(path.relative_to(self._staging))] = target
+        if sum(file.entries for file in keys) != expected:
+            raise not_shared(self.root)
         return tuple(keys), moves
 
     def commit(self, commit: PendingCommit) -> None:

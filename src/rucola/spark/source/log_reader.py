@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rucola.errors import StoreCorrupt, StoreError
+from rucola.errors import DirectoryNotShared, StoreCorrupt, StoreError
 from rucola.message import properties, sysflag
 from rucola.message.hashing import string_hashes
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
@@ -41,6 +41,7 @@ from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import is_chosen_topic
 from rucola.store.directory_reader import LogFile, StoreReader
+from rucola.store.mapped_file import file_paths
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator
     options allow them.
     """
     handler = _DamageHandler(chosen.corrupt_records)
+    check_log(split)
     with StoreReader(split.store) as reader:
         # 1. Drop what the store no longer has.
         split = _remaining_split(reader, split, chosen)
@@ -130,6 +132,20 @@ def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator
                 yield from handler.rows(names, split.broker_name)
     yield from handler.rows(names, split.broker_name)
     handler.close(split)
+
+
+def check_log(split: LogSplit) -> None:
+    """Raise DirectoryNotShared unless this process sees the log for which the split was planned."""
+    piece = split.last_piece
+    if piece is None:
+        return
+    try:
+        piece.check()
+    except DirectoryNotShared:
+        # A log that begins later has deleted the file meanwhile, which `_remaining_split` reports.
+        files = file_paths(piece.path.parent)
+        if not files or files[0].name <= piece.path.name:
+            raise
 
 
 def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) -> LogSplit:

@@ -15,7 +15,7 @@ chosen times are dropped (`drop_other_times`). Both only save reading: each row 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log2
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import InvalidMessage, StoreError
 from rucola.message.record import peek
+from rucola.spark.shared_files import PIECE_SIZE, SharedPiece
 from rucola.spark.source.log_boundaries import next_record, queue_log_end, search_queue
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.schema import LAST_TIME_MS
@@ -64,7 +65,8 @@ class LogSplit(InputPartition):
     """One partition: a store's log from physical offset `begin` to `end`, half-open.
 
     It is pickled to a worker. With `queues`, only the records of these ranges are read; all of them are inside the
-    split. Without, every record is read, and one begins exactly at `begin`.
+    split. Without, every record is read, and one begins exactly at `begin`. `last_piece` is of the split's end, by
+    which a worker recognises the driver's log.
     """
 
     broker_name: str
@@ -72,6 +74,16 @@ class LogSplit(InputPartition):
     begin: int
     end: int
     queues: tuple[QueueRange, ...] | None = None
+    last_piece: SharedPiece | None = None
+
+
+def with_last_piece(reader: StoreReader, split: LogSplit) -> LogSplit:
+    """Return a split with its `last_piece`. Its end is removed last by retention, and no longer written to."""
+    file = next((file for file in reader.commit_log_files if file.begin < split.end <= file.begin + file.size), None)
+    if file is None:
+        return split
+    begin = max(file.begin, split.begin, split.end - PIECE_SIZE)
+    return replace(split, last_piece=SharedPiece.of(file.path, begin - file.begin, split.end - begin))
 
 
 def partition_count(size: int) -> int:
@@ -129,7 +141,7 @@ def split_queues(
             if begin < end
         )
         if inside:
-            edges = int(group[0]) * slice_size, (int(group[-1]) + 1) * slice_size
+            edges = int(group[0]) * slice_size, min((int(group[-1]) + 1) * slice_size, log_size)
             yield LogSplit(broker_name, str(reader.path), log_begin + edges[0], log_begin + edges[1], inside)
         passed = upto
 

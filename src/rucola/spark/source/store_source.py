@@ -19,6 +19,7 @@ from rucola.spark.source.log_splits import (
     restrict_to_keys,
     split_queues,
     split_whole_log,
+    with_last_piece,
 )
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.source_offsets import (
@@ -71,7 +72,8 @@ class StoreSource:
         for broker_name, path in self._options.stores.items():
             with StoreReader(path) as reader:
                 found = list(self._splits(reader, broker_name, ranges))
-                splits += drop_other_times(reader, found, self._options)
+                kept = drop_other_times(reader, found, self._options)
+                splits += [with_last_piece(reader, split) for split in kept]
         return splits
 
     def _splits(self, reader: StoreReader, broker_name: str, ranges: OffsetRanges) -> Iterator[LogSplit]:
