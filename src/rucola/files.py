@@ -1,4 +1,4 @@
-"""Small files and directories: atomic replacement, modes and ownership.
+"""Small files and directories: paths, atomic replacement, modes and ownership.
 
 Replacing a file such as `config/topics.json`:
 
@@ -25,15 +25,38 @@ leave both files truncated (apache/rocketmq#3401, #9705).
 from __future__ import annotations
 
 import os
+import re
 import stat
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Final
 
-from rucola.errors import StoreError
+from rucola.errors import ConfigError, StoreError
 from rucola.system_calls import OPEN_FLAGS, sync_all
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
+"""A URL, or a Path made of one, which has a slash less. A scheme of one letter would be a drive of Windows."""
+
+
+def local_path(path: str | PathLike[str]) -> Path:
+    """Return a path on this machine. `file:///x` and `file:/x` are `/x`.
+
+    Raises ConfigError for any other URL: as a path, it would be a directory in the working directory.
+    """
+    text = fspath(path)
+    url = _URL.fullmatch(text)
+    if url is None:
+        return Path(text)
+    scheme, rest = url.groups()
+    if scheme.lower() == "file" and (not rest.startswith("//") or rest.startswith("///")):
+        return Path("/" + rest.lstrip("/"))
+    raise ConfigError(
+        f"{text} is not a path on this machine, where files must be: give a local path, such as the one at which "
+        f"the file system of {scheme}: is mounted, or file:///PATH"
+    )
 
 
 def replace_file(path: Path, content: bytes) -> None:

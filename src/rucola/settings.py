@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from rucola.errors import ConfigError, RemoteProtocolError
+from rucola.files import local_path
 
 T = TypeVar("T")
 
@@ -398,7 +399,7 @@ def _value(key: str, text: str, hint: Any) -> Any:
         if hint == Secret | None:
             return Secret(text)
         if hint is Path or hint == Path | None:
-            return Path(os.path.expanduser(os.path.expandvars(text)))
+            return local_path(os.path.expanduser(os.path.expandvars(text)))
         return text
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "an integer"}.get(hint) or "one of " + ", ".join(hint.__members__)

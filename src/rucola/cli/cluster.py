@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from rucola.cli.log_format import log_options
+from rucola.cli.option_types import PathType
 from rucola.cli.output import duration_text, print_json, print_table, whole, wide_option
 from rucola.cluster.layout import MOST_MASTERS, MOST_NAMESRVS, MOST_SLAVES, Size, namesrv_addr
 from rucola.cluster.supervisor import ServerStatus, Supervisor, read_status, supervisor
@@ -22,7 +23,7 @@ COLUMNS = ("#Name", "#Role", whole("#Addr"), "#State", "#Since", "#Restarts", "#
 
 
 @click.command()
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", type=PathType(file_okay=False))
 @click.option(
     "--masters", type=click.IntRange(1, MOST_MASTERS), default=1, show_default=True, help="Number of broker groups."
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rucola.cli.option_types import PathType
 from rucola.demo.flights import COUNT
 from rucola.errors import missing_extra
 
@@ -17,7 +18,7 @@ from rucola.errors import missing_extra
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     default=Path("demo-output"),
     show_default=True,
     help="Directory for the store, the archive and the chart.",

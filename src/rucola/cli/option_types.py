@@ -1,4 +1,4 @@
-"""Types of option values: times, addresses and lists of name servers; and the option `-n`.
+"""Types of option values: paths, times, addresses and lists of name servers; and the option `-n`.
 
 A value that no server and no file can make valid is a wrong command line: exit code 2.
 """
@@ -10,12 +10,14 @@ import re
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from rucola.errors import RemotingConnectError
+from rucola.errors import ConfigError, RemotingConnectError
+from rucola.files import local_path
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.remoting.client import host_and_port
 
@@ -93,6 +95,20 @@ class AddressType(click.ParamType[str]):
         if not given:
             self.fail(f"{value!r} is no address: write host:port", param, ctx)
         return str(value)
+
+
+class PathType(click.Path):
+    """A path on this machine (see `files.local_path`), as a Path. The arguments are those of `click.Path`."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(exists, file_okay, dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            path = local_path(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return super().convert(path, param, ctx)
 
 
 class DurationRange(click.FloatRange):

@@ -28,7 +28,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.cli import banner, systemd
 from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
 from rucola.cli.log_format import log_options
-from rucola.cli.option_types import namesrv_option
+from rucola.cli.option_types import PathType, namesrv_option
 from rucola.errors import ConfigError, MQError
 from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
@@ -41,7 +41,7 @@ from rucola.store.config import StoreConfig
 logger = logging.getLogger("rucola")
 
 PORT = click.IntRange(0, 65535)
-CONF_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+CONF_FILE = PathType(exists=True, dir_okay=False)
 
 config_option = click.option(
     "-c", "--configFile", "config_file", type=CONF_FILE, help="Configuration file, in Java's properties format."
@@ -64,7 +64,7 @@ IMPORTANT_SETTINGS = """
 @click.command()
 @click.option(
     "--store",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     required=True,
     help="Store directory; created if it does not exist.",
 )

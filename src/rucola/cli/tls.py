@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from rucola.cli.extras import require_security
+from rucola.cli.option_types import PathType
 from rucola.cli.suggestions import SuggestingGroup
 
 DAYS = 397
 """Validity of a certificate: browsers accept no longer one, and a forgotten one should not live for ever."""
 
-directory_argument = click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+directory_argument = click.argument("directory", type=PathType(file_okay=False))
 hosts_argument = click.argument("hosts", nargs=-1)
 days_option = click.option(
     "--days", type=click.IntRange(1, 3650), default=DAYS, show_default=True, help="Validity of the certificates."

@@ -13,6 +13,7 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Struct
 
 from rucola import settings
+from rucola.files import local_path
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
 from rucola.settings import Bytes, Count, Hours, Interval, Milliseconds, Percent, Range
 from rucola.store.consume_queue import UNIT_SIZE
@@ -148,11 +149,11 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         settings.check(self)
-        self.store_path_root_dir = Path(self.store_path_root_dir).expanduser()
+        self.store_path_root_dir = local_path(self.store_path_root_dir).expanduser()
         if self.store_path_commit_log is not None:
-            self.store_path_commit_log = Path(self.store_path_commit_log).expanduser()
+            self.store_path_commit_log = local_path(self.store_path_commit_log).expanduser()
         if self.archive_progress_path is not None:
-            self.archive_progress_path = Path(self.archive_progress_path).expanduser()
+            self.archive_progress_path = local_path(self.archive_progress_path).expanduser()
 
     @property
     def is_sync_flush(self) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
+from rucola.files import local_path
 from rucola.message import MessageExt
 from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode
@@ -53,11 +54,11 @@ class StoreReader:
     """
 
     def __init__(self, path: str | Path, *, index_slots: int = 0, commit_log: str | Path | None = None) -> None:
-        self.path = Path(path)
+        self.path = local_path(path)
         if not self.path.is_dir():
             raise StoreError(f"{self.path} is no directory; give the directory that holds commitlog/")
         self._index_slots = index_slots
-        self._log = MappedFileQueue.open(Path(commit_log) if commit_log else self.path / "commitlog")
+        self._log = MappedFileQueue.open(local_path(commit_log) if commit_log else self.path / "commitlog")
         self._log.map_all()
         self._queues = open_queues(self.path / "consumequeue", tags_code_reader(self._log, parse_delay_levels()))
         for queue in self._queues.values():

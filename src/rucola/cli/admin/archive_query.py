@@ -15,12 +15,13 @@ import click
 
 from rucola.admin import MAX_LONG, KeyQueryResult, MessageExt
 from rucola.cli.extras import require_spark
+from rucola.cli.option_types import PathType
 from rucola.errors import RemotingError, TopicNotFound
 
 archive_option = click.option(
     "--archive",
     "lake",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     help="Also search this lake, for messages that are no longer in the log.",
 )
 

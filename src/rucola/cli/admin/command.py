@@ -15,7 +15,7 @@ import click
 
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, namesrv_option
+from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, PathType, namesrv_option
 from rucola.cli.output import print_json, wide_option
 from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import ConfigError
@@ -86,7 +86,7 @@ def command(name: str) -> Callable[[F], click.Command]:
         with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
         with_namesrv = namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)(with_json)
         with_credentials = click.option(
-            "--credentials", type=click.Path(dir_okay=False, path_type=Path), envvar=CREDENTIALS_FILE_VARIABLE,
+            "--credentials", type=PathType(dir_okay=False), envvar=CREDENTIALS_FILE_VARIABLE,
             show_envvar=True, expose_value=False, callback=_use_credentials,
             help="File with accessKey and secretKey, like tools.yml.",
         )(with_namesrv)  # fmt: skip

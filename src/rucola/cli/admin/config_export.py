@@ -11,12 +11,13 @@ import msgspec
 
 from rucola.admin import AdminClient
 from rucola.cli.admin.command import Target, call_admin, command, target_options
+from rucola.cli.option_types import PathType
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError
 from rucola.files import replace_file
 
 path_option = click.option(
-    "-f", "--filePath", "directory", type=click.Path(file_okay=False, path_type=Path),
+    "-f", "--filePath", "directory", type=PathType(file_okay=False),
     help="Directory to write to; by default the document is printed.",
 )  # fmt: skip
 whole_cluster_option = click.option("-c", "--clusterName", "cluster", required=True, help="Name of the cluster.")

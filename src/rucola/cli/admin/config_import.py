@@ -15,13 +15,14 @@ import msgspec
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
 from rucola.cli.admin.command import Target, call_admin, command, target_options
+from rucola.cli.option_types import PathType
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError
 
 T = TypeVar("T")
 
 file_option = click.option(
-    "-f", "--filename", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
+    "-f", "--filename", "path", type=PathType(exists=True, dir_okay=False), required=True,
     help="JSON array of settings, or output of exportMetadata.",
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from rucola.admin import AdminClient, AfterRedrive, DeadLetter, DeadLetterStats,
 from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, yes_option
 from rucola.cli.extras import require_reliable
 from rucola.cli.message_view import message_json
-from rucola.cli.option_types import check_window
+from rucola.cli.option_types import PathType, check_window
 from rucola.cli.output import optional, print_json, print_table, progress_bar, time_text, whole
 from rucola.errors import ConfigError, missing_extra
 from rucola.system_calls import sync_all
@@ -116,7 +116,7 @@ def print_dlq(
 
 @command("exportDlq")
 @group_option
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("-o", "--output", type=PathType(dir_okay=False), required=True, help="File to write.")
 @click.option(
     "-f", "--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True,
     help="One JSON object per line, or Parquet (needs the extra `spark`).",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rucola.cli.option_types import namesrv_option
+from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 lake_option = click.option(
     "--lake",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     required=True,
     help="Directory of the lake, as given to `archive --out`.",
 )
@@ -45,7 +45,7 @@ lake_option = click.option(
 @click.option(
     "--store",
     "stores",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     multiple=True,
     help="Store directory to archive. Can be repeated.",
 )
@@ -56,9 +56,7 @@ lake_option = click.option(
     help="Name of a store in the lake, one for each --store in the same order; by default its path.",
 )
 @namesrv_option("name_server", "Archive the live brokers of a name server.", other_source="stores")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory of the lake to write."
-)
+@click.option("--out", type=PathType(file_okay=False), required=True, help="Directory of the lake to write.")
 @click.option("--system-topics", is_flag=True, help="Archive system topics, too.")
 @skip_corrupt_option
 @click.option("--allow-loss", is_flag=True, help="Continue if messages were deleted before they were archived.")

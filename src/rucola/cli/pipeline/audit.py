@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rucola.cli.option_types import PathType
 from rucola.cli.output import optional, print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
@@ -24,7 +25,7 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
     "-f",
     "--from",
     "sources",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     required=True,
     multiple=True,
     help="Store directory or lake to read. Can be repeated.",
@@ -32,7 +33,7 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
 @selection_options
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     help="Directory for report.html and one Parquet file per table.",
 )
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Number of hot keys per topic.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rucola.cli.option_types import PathType
 from rucola.cli.output import print_json
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks
 from rucola.cli.store.directory import config_option, directory_argument, store_settings
@@ -15,9 +16,7 @@ from rucola.cli.store.recovery import format_rebuilt
 @click.command()
 @directory_argument
 @config_option
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write to this directory, and leave DIR unchanged."
-)
+@click.option("--out", type=PathType(file_okay=False), help="Write to this directory, and leave DIR unchanged.")
 @master_option
 @json_option
 def rebuild(directory: Path, config_file: Path | None, out: Path | None, master: str | None, as_json: bool) -> None:

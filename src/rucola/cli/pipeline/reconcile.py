@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rucola.cli.option_types import DurationRange, namesrv_option
+from rucola.cli.option_types import DurationRange, PathType, namesrv_option
 from rucola.cli.output import duration_text, print_json, print_table, progress_bar
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, skip_corrupt_option
 from rucola.cli.reliable.command import check_file
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--schema", help="Database schema of the tables.")
 @click.option(
     "--tables",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     help="Read this export of the tables (`rucola reliable export`) instead of the database.",
 )
 @click.option(
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "-f",
     "--from",
     "sources",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     multiple=True,
     help="Store directory or lake with messages. Can be repeated.",
 )
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     help="Directory for report.html, the counts and one directory of Parquet files per list.",
 )
 @click.option("--resend", is_flag=True, help="Make lost messages due, so that a relay decides about them at once.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rucola.cli.option_types import namesrv_option
+from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import optional, print_json, print_table, progress_bar, whole, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "-f",
     "--from",
     "source",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     required=True,
     help="Store directory or lake to read.",
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @namesrv_option("name_server", "Name servers of the brokers to send to.")
 @click.option(
     "--ledger",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     help="Directory that records acknowledged messages. The same directory continues an interrupted replay.",
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Limit of messages per second.")

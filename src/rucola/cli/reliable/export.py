@@ -8,18 +8,18 @@ from pathlib import Path
 import click
 
 from rucola.cli.extras import require_spark
-from rucola.cli.option_types import namesrv_option
+from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import print_json, progress_bar
 from rucola.cli.reliable.command import check_file, database_options, json_option
 
 
 @click.command()
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", type=PathType(file_okay=False))
 @namesrv_option("name_server", "Name servers; exports consumer offsets, too.", other_source="stores")
 @click.option(
     "--store",
     "stores",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     multiple=True,
     help="Store directory of a broker; exports its consumer offsets, too. Can be repeated.",
 )

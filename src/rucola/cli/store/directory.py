@@ -10,6 +10,7 @@ import click
 from rucola import settings
 from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig
+from rucola.cli.option_types import PathType
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.store.config import StoreConfig
 from rucola.store.diverged_tail import DIVERGED
@@ -34,14 +35,14 @@ def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path)
 directory_argument = click.argument(
     "directory",
     metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     callback=_store_directory,
 )
 config_option = click.option(
     "-c",
     "--configFile",
     "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PathType(exists=True, dir_okay=False),
     help="broker.conf of the store, if its file sizes or delay levels are not the defaults.",
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rucola.cli.option_types import PathType
 from rucola.cli.output import print_json, print_table, progress_bar, to_json, wide_option
 from rucola.cli.store.directory import config_option, directory_argument, store_settings
 from rucola.store.tools.rebuild import RebuildResult
@@ -17,9 +18,7 @@ from rucola.store.tools.repair import repair as repair_store
 @click.command()
 @directory_argument
 @config_option
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write to this directory, and leave DIR unchanged."
-)
+@click.option("--out", type=PathType(file_okay=False), help="Write to this directory, and leave DIR unchanged.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json: bool) -> None:
     """Rebuild the ConsumeQueues and the index of the store DIR from its CommitLog.
@@ -54,7 +53,7 @@ def format_rebuilt(done: RebuildResult) -> str:
 @config_option
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     required=True,
     help="New directory for the repaired copy.",
 )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rucola.errors import StoreError
+from rucola.files import local_path
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.staging import ArchivedQueue, StagedMessages, stage_messages
 from rucola.spark.lake.snapshot import ArchiveProgress
@@ -118,7 +119,7 @@ class ArchiveResult:
 
 def check_store(store: str | Path) -> None:
     """Raise StoreError unless this is a store directory."""
-    directory = Path(store).absolute()
+    directory = local_path(store).absolute()
     if not is_store(directory):
         raise StoreError(f"{directory} is not a store directory: it holds no commitlog/")
 
@@ -142,7 +143,7 @@ def run(
     was archived under this name before; ConfigError if the lake cannot be used. Nothing is archived on an error.
     """
     check_store(store)
-    directory = Path(store).absolute()
+    directory = local_path(store).absolute()
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
         known = _archived_progress(target, name, is_live=False)

@@ -39,7 +39,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import ConfigError
-from rucola.files import make_directory
+from rucola.files import local_path, make_directory
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
@@ -328,17 +328,18 @@ def run(
     if not sources:
         raise ConfigError("an audit needs a source: name a store directory or a lake")
     chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
-    found = [SelectedMessages(Path(source).absolute(), chosen, options) for source in sources]
-    traces = [each for source in sources if (each := _traces(Path(source).absolute(), options))]
-    commits = [row for source in sources for row in _committed_offsets(Path(source), chosen)]
+    directories, target = [local_path(source).absolute() for source in sources], out and local_path(out)
+    found = [SelectedMessages(directory, chosen, options) for directory in directories]
+    traces = [each for directory in directories if (each := _traces(directory, options))]
+    commits = [row for directory in directories for row in _committed_offsets(directory, chosen)]
     levels = delay_levels or DEFAULT_DELAY_LEVELS
     if runs_in_spark(spark, lambda: sum(each.size() for each in found)):
         tables = _in_spark(resolve_session(spark), found, traces, commits, hottest, levels)
     else:
         tables = _in_this_process(found, traces, commits, hottest, levels)
     audit = AuditResult(tuple(map(str, sources)), tables)
-    if out is not None:
-        audit.write(Path(out))
+    if target:
+        audit.write(target)
     return audit
 
 

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import StoreError
-from rucola.files import make_directory
+from rucola.files import local_path, make_directory
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.lake.file_inventory import Inventory, take_inventory
 from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
@@ -92,7 +92,7 @@ def run(
     Raises StoreError if there is no lake, or if messages are lost and `allow_loss` is false; LakeInUse if another run
     is writing to the lake; ConfigError if it is unknown how a broker was archived. Nothing is changed on an error.
     """
-    root = Path(lake).absolute()
+    root = local_path(lake).absolute()
     own = root / METADATA_DIRECTORY
     if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
         raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")

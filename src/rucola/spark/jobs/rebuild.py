@@ -28,7 +28,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
+from rucola.files import DIRECTORY_MODE, local_path, make_directory, sync_directory
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.progress import ProgressCallback
@@ -143,7 +143,10 @@ def run(
     Arguments, return value and errors are those of `rucola.store.tools.rebuild.rebuild`.
     """
     return rebuild_by(
-        Path(store).absolute(), Path(out).absolute() if out else None, settings=settings, builder=partial(build, spark)
+        local_path(store).absolute(),
+        local_path(out).absolute() if out else None,
+        settings=settings,
+        builder=partial(build, spark),
     )
 
 

@@ -34,7 +34,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-from rucola.files import make_directory
+from rucola.files import local_path, make_directory
 from rucola.reliable import Policy, ReliableError, operations
 from rucola.reliable.operations import SeenStub
 from rucola.reliable.schema import SENT
@@ -103,7 +103,7 @@ def run(
     for an incomplete export.
     """
     session = resolve_session(spark)
-    out = out.absolute()  # the Java runtime may have another working directory
+    out = local_path(out).absolute()  # the Java runtime may have another working directory
     make_directory(out)
     with _exported(session, tables, consumers, log, out) as directory:
         frames, read_at_ms = table_export.load(session, directory)

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import ConfigError
+from rucola.files import local_path
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.reliable.group_offsets import committed_offsets
 from rucola.spark.jobs import store_offsets
@@ -159,7 +160,7 @@ def log_sources(
 
     ConfigError unless there is one name for each store: stubs name the broker of their position.
     """
-    paths = [Path(each).absolute() for each in directories]
+    paths = [local_path(each).absolute() for each in directories]
     lakes = [path for path in paths if is_lake(path)]
     stores = [path for path in paths if path not in lakes]
     if len(broker_names) != len(stores) or len(set(broker_names)) != len(broker_names):

@@ -33,6 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
+from rucola.files import local_path
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs import replay_sender
 from rucola.spark.jobs.grouping import Groups
@@ -283,7 +284,7 @@ def run(
     """
     options = options or ReplayOptions()
     corrupt = {"corruptRecords": options.corrupt_records}
-    messages = SelectedMessages(Path(source).absolute(), selection or Selection(), corrupt)
+    messages = SelectedMessages(local_path(source).absolute(), selection or Selection(), corrupt)
     if options.ledger is None:
         return ReplayResult(str(source), options.topic, _count_queues(spark, messages), {}, is_dry=True)
     target, topic = options.sink(), options.topic

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import FILE_MODE, make_directory, replace_file
+from rucola.files import FILE_MODE, local_path, make_directory, replace_file
 from rucola.system_calls import sync_data
 
 SENDERS_TIMEOUT_S: Final = 60
@@ -163,7 +163,7 @@ def open_ledger(directory: str | Path) -> Iterator[ReplayLedger]:
 
     Raises ConfigError if the directory contains other files, and StoreError if another run holds the ledger.
     """
-    root = Path(directory).absolute()
+    root = local_path(directory).absolute()
     if root.exists() and not (root / "lock").exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} holds other things than the ledger of a replay; name a new directory")
     make_directory(root)

@@ -23,6 +23,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
+from rucola.files import local_path
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.spark.error_translation import translate_spark_errors
@@ -84,7 +85,7 @@ def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = 
 
 def find(spark: AnySession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the matching messages of a lake as a DataFrame over the pruned files."""
-    root = Path(lake).absolute()
+    root = local_path(lake).absolute()
     candidates = candidates_of(root, selection, offset_msg_id)
     rows = read_lake(resolve_session(spark), root, candidates.files)
     if candidates.offsets is not None and len(candidates.offsets) <= _MAX_PUSHED_OFFSETS:
@@ -105,7 +106,7 @@ def run(
 
     Raises StoreError if there is no lake, and InvalidMessage if `offset_msg_id` is malformed.
     """
-    root = Path(lake).absolute()
+    root = local_path(lake).absolute()
     if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
         return _run_in_process(root, selection, offset_msg_id, limit)
     with translate_spark_errors():

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import StoreError
+from rucola.files import local_path
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import parquet_files, read_lake
@@ -43,7 +44,7 @@ def check_source(source: str | Path, selection: Selection) -> None:
     Raises StoreError unless `source` is an intact store directory or lake, and ConfigError if the selection names a
     topic that a store does not have.
     """
-    directory = Path(source).absolute()
+    directory = local_path(source).absolute()
     if is_lake(directory):
         check_files(directory, read_snapshot(directory).rows)
         return

@@ -41,7 +41,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.errors import ConfigError, StoreError
-from rucola.files import DIRECTORY_MODE, make_directory, replace_file
+from rucola.files import DIRECTORY_MODE, local_path, make_directory, replace_file
 from rucola.reliable import ReliableError, Tables, migration, table_ranges
 from rucola.reliable.database import engine_of
 from rucola.reliable.schema import now_ms
@@ -165,7 +165,7 @@ def write(
     fetch of rows. Raises ConfigError if the directory is not empty, SchemaError if the tables are missing or of another
     version.
     """
-    check_target(directory)
+    check_target(directory := local_path(directory))
     if source.is_jdbc:
         raise ConfigError("an export needs a URL of SQLAlchemy, as the other commands of `rucola reliable`")
     tables, counts = source.tables, dict.fromkeys(ORDER, 0)
@@ -217,7 +217,7 @@ def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], 
 
     Raises StoreError if there is no complete export.
     """
-    directory = directory.absolute()
+    directory = local_path(directory).absolute()
     mark = directory / MARK
     try:
         read = msgspec.json.decode(mark.read_bytes(), type=ExportMark)

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rucola.files import local_path
 from rucola.spark.lake.data_files import FAIL_ON_MISSING_FILES
 from rucola.spark.lake.snapshot import KeyFile, check_files
 from rucola.spark.shared_files import write_parquet
@@ -76,7 +77,7 @@ def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -
 
     Raises StoreCorrupt if a file is missing or truncated.
     """
-    root, chosen = Path(root).absolute(), list(files)
+    root, chosen = local_path(root).absolute(), list(files)
     check_files(root, chosen)
     reader = spark.read.schema(_DDL).options(**FAIL_ON_MISSING_FILES)
     return reader.parquet(*(str(root / file.path) for file in chosen))

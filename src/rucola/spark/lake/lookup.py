@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from rucola.files import local_path
 from rucola.message import MessageExt
 from rucola.message.host import encode_host
 from rucola.message.ids import parse_offset_msg_id
@@ -74,7 +75,7 @@ def by_key(
     if there is no lake, StoreCorrupt if one of its files is damaged.
     """
     wanted = frozenset(keys)
-    root, snapshot = Path(lake).absolute(), read_snapshot(lake)
+    root, snapshot = local_path(lake).absolute(), read_snapshot(lake)
     chosen = {
         (topic, day): offsets
         for (topic, day), offsets in candidate_offsets(root, snapshot, wanted).items()
@@ -89,7 +90,7 @@ def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | 
     Raises InvalidMessage for an invalid id, StoreError if there is no lake, StoreCorrupt if a file is damaged.
     """
     _, physical_offset = parse_offset_msg_id(offset_msg_id)
-    root, snapshot = Path(lake).absolute(), read_snapshot(lake)
+    root, snapshot = local_path(lake).absolute(), read_snapshot(lake)
     offsets = np.array([physical_offset])
     everywhere = {(file.topic, file.date): offsets for file in snapshot.rows}
     wanted = offset_msg_id.upper()

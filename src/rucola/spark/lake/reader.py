@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rucola.files import local_path
 from rucola.spark.lake.data_files import FAIL_ON_MISSING_FILES
 from rucola.spark.lake.snapshot import RowFile, check_files, read_snapshot
 from rucola.spark.source.schema import COLUMNS, ddl
@@ -24,7 +25,7 @@ def read_lake(spark: SparkSession, root: str | Path, files: Sequence[RowFile] | 
     given, because Spark would infer topics such as `007` to be numbers. Raises StoreError if there is no lake,
     StoreCorrupt if a file is missing or truncated.
     """
-    root = Path(root).absolute()
+    root = local_path(root).absolute()
     chosen = read_snapshot(root).rows if files is None else files
     check_files(root, chosen)
     return read_rows(spark, root, [str(root / file.path) for file in chosen])

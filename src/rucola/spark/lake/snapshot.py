@@ -29,6 +29,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from rucola.errors import StoreCorrupt, StoreError
+from rucola.files import local_path
 
 METADATA_DIRECTORY: Final = "_rucola"
 """The directory of everything but rows. Spark and similar tools ignore names that begin with an underscore."""
@@ -206,7 +207,7 @@ def read_snapshot(root: str | Path) -> Snapshot:
 
     Raises StoreError if there is no lake, StoreCorrupt if the snapshot is missing or cannot be read.
     """
-    root = Path(root)
+    root = local_path(root)
     if not is_lake(root):
         raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
     path = snapshot_path(root)

@@ -56,7 +56,7 @@ from typing import Final
 import msgspec
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import FILE_MODE, check_ownership, make_directory, replace_file, sync_directory
+from rucola.files import FILE_MODE, check_ownership, local_path, make_directory, replace_file, sync_directory
 from rucola.spark.lake.data_files import key_file_entry, row_file_entry
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
@@ -273,9 +273,7 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
     Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, StoreError if other
     users can change it, and StoreCorrupt if it is damaged: the messages of a missing file must not count as archived.
     """
-    if "://" in str(root):
-        raise ConfigError(f"{root} is not a local path; a lake must be on a local file system")
-    root = Path(root).absolute()
+    root = local_path(root).absolute()
     own = root / METADATA_DIRECTORY
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
         if next(root.glob("topic=*"), None) is not None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
-from rucola.errors import InvalidMessage
+from rucola.errors import ConfigError, InvalidMessage
+from rucola.files import local_path
 from rucola.message.topics import check_group, check_tags, check_topic
 
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -38,16 +39,11 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def path(text: str) -> list[str]:
-    """Parse a path as Spark passes it.
-
-    For LOCATION and for tables it has the scheme `file`.
-    """
-    scheme, _, rest = text.partition(":")
-    if scheme == "file" and rest.startswith("/"):
-        return ["/" + rest.lstrip("/")]
-    if "://" in text:
-        raise ValueError("it is not a local path")
-    return [text]
+    """Parse a path as Spark passes it: for LOCATION and for tables with the scheme `file`."""
+    try:
+        return [str(local_path(text))]
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def file_path(text: str) -> str:

@@ -97,6 +97,7 @@ from typing import Final, TypeVar
 from rucola.acl.credentials import Credentials, credentials_of_file, default_credentials
 from rucola.client import ClientTls, ConnectionOptions
 from rucola.errors import ConfigError
+from rucola.files import local_path
 from rucola.name_server_addresses import NAMESRV_VARIABLES, name_servers_in_environment
 from rucola.spark.source import option_values as values
 from rucola.spark.source.offset_options import (
@@ -367,8 +368,8 @@ def _credentials(given: _OptionParser) -> Credentials | None:
         if not access_key or not secret_key:
             raise ConfigError("options accessKey and secretKey belong together: give both, or neither")
         return Credentials(access_key, secret_key, given.take("securityToken", str, None))
-    path = given.take("credentialsFile", Path, None)
-    return credentials_of_file(path) if path is not None else default_credentials()
+    path = given.take("credentialsFile", values.file_path, None)
+    return credentials_of_file(Path(path)) if path is not None else default_credentials()
 
 
 _EXCLUSIVE: Final = (
@@ -512,7 +513,7 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
             f"commitlog/, nameServer (or the environment variable {NAMESRV_VARIABLES[0]}) the name servers of live "
             "brokers"
         )
-    directories = [Path(path).absolute() for path in paths]
+    directories = [local_path(path).absolute() for path in paths]
     for directory in directories:
         if not is_store(directory):
             raise ConfigError(f"{directory} is not a store directory: it holds no commitlog/")

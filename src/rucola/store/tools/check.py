@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
+from rucola.files import local_path
 from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
@@ -89,7 +90,7 @@ def check(
     `index_slots` is that of `reader.StoreReader`. `progress` gets (bytes done, bytes in total) of the log. Raises
     StoreError if `path` is no directory.
     """
-    store = Path(path)
+    store = local_path(path)
     if not store.is_dir():
         raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
     if not is_served(store):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
-from rucola.files import DIRECTORY_MODE, make_directory, sync_directory
+from rucola.files import DIRECTORY_MODE, local_path, make_directory, sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
@@ -76,12 +76,12 @@ def rebuild(
     Raises StoreCorrupt if the log is damaged, StoreError if there is none, and OSError; then the old files are
     unchanged. In place, the directory is locked: raises StoreLocked if a broker serves it.
     """
-    store, builder = Path(store), builder or build
+    store, builder = local_path(store), builder or build
     settings = settings or detect_config(store)
     if not file_paths(log := store / "commitlog"):
         raise StoreError(f"{log} has no log to rebuild from")
     if out is not None:
-        target = Path(out)
+        target = local_path(out)
         if target.exists() and any(target.iterdir()):
             raise StoreError(f"{target} is not empty; give a new directory")
         return builder(log, target, settings, progress)

@@ -38,7 +38,7 @@ from typing import Final
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt, StoreError
-from rucola.files import make_directory, replace_file, sync_directory
+from rucola.files import local_path, make_directory, replace_file, sync_directory
 from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MIN_RECORD_SIZE, encode
 from rucola.store.checkpoint import Checkpoint
@@ -123,7 +123,7 @@ def repair(
 
     Raises StoreError if there is no log to repair or `out` is not empty, and OSError; then `out` does not exist.
     """
-    source, out = Path(source), Path(out)
+    source, out = local_path(source), local_path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StoreError(f"{out} is not empty; give a new directory")
     if source.resolve() in (out.resolve(), *out.resolve().parents):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rucola.epochs import Epoch
+from rucola.files import local_path
 from rucola.message import properties, sysflag
 from rucola.message.record import peek
 from rucola.store.checkpoint import Checkpoint
@@ -118,7 +119,7 @@ def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int
     `index_slots` is that of `reader.StoreReader`. Raises StoreError if there is no store, and StoreCorrupt if its files
     contradict each other.
     """
-    store = Path(path)
+    store = local_path(path)
     with StoreReader(store, index_slots=index_slots) as reader:
         queues = {
             name: QueueStat(*name, begin, end, len(file_paths(store / "consumequeue" / name[0] / str(name[1]))))
