@@ -18,15 +18,21 @@ A directory of root's is accepted, since root can do everything anyway; a group 
 operator or Kubernetes (fsGroup) chose it. Root refuses the directory of another user as well: files that root creates
 in it could not be written by that user's broker later.
 
+Someone else may have prepared a directory, such as a store or a lake that was copied. Files below it are opened by
+`open_inside`, which follows no link; `check_inside` refuses a directory with links before anything in it is changed.
+
 Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
 leave both files truncated (apache/rocketmq#3401, #9705).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+from collections.abc import Collection
+from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Final
@@ -39,6 +45,10 @@ DIRECTORY_MODE: Final = 0o700
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
 """A URL, or a Path made of one, which has a slash less. A scheme of one letter would be a drive of Windows."""
+
+
+_NO_FILE: Final = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
+"""Errors of opening a link or a special file as a file."""
 
 
 def local_path(path: str | PathLike[str]) -> Path:
@@ -57,6 +67,82 @@ def local_path(path: str | PathLike[str]) -> Path:
         f"{text} is not a path on this machine, where files must be: give a local path, such as the one at which "
         f"the file system of {scheme}: is mounted, or file:///PATH"
     )
+
+
+def open_inside(root: Path, path: Path, flags: int = os.O_RDONLY, mode: int = FILE_MODE) -> int:
+    """Open a regular file below a directory, and return its descriptor.
+
+    The directory itself may be named by a link. Raises StoreError for a link below it, which could lead anywhere, and
+    for what is no regular file, such as a FIFO, whose readers would wait; OSError otherwise.
+    """
+    flags |= OPEN_FLAGS
+    *directories, name = path.relative_to(root).parts
+    if ".." in directories:
+        raise StoreError(f"{path} leads out of {root}")
+    if not hasattr(os, "O_NOFOLLOW"):  # Windows, where only clients run
+        return os.open(path, flags, mode)
+    place, directory = root, os.open(root, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
+    try:
+        for part in directories:
+            place /= part
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | OPEN_FLAGS, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        place = path
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, mode, dir_fd=directory)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            _refuse_link(place, error)
+        raise
+    finally:
+        os.close(directory)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _special_file(path)
+    return descriptor
+
+
+def read_inside(root: Path, path: Path) -> bytes:
+    """Return the content of a regular file below a directory. Raises as `open_inside` does."""
+    with open(open_inside(root, path), "rb") as file:
+        return file.read()
+
+
+def check_inside(root: Path, names: Collection[str] | None = None) -> None:
+    """Raise StoreError if a directory has a link or a special file below it, which could be used for a file of its own.
+
+    With `names`, only these entries of the directory are looked at. A missing directory has none.
+    """
+    directories = [root]
+    for directory in directories:
+        # What cannot be listed is not opened either; what is gone was deleted meanwhile.
+        with suppress(FileNotFoundError, PermissionError), os.scandir(directory) as entries:
+            for entry in entries:
+                if directory is root and names is not None and entry.name not in names:
+                    continue
+                if entry.is_symlink():
+                    _refuse_link(Path(entry.path))
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(Path(entry.path))
+                elif not entry.is_file(follow_symlinks=False):
+                    raise _special_file(Path(entry.path))
+
+
+def _refuse_link(path: Path, cause: OSError | None = None) -> None:
+    """Raise the error for a link, or for a FIFO that cannot be opened."""
+    if path.is_symlink():
+        target = os.readlink(path)
+        raise StoreError(
+            f"{path} is a link to {target}: a directory that others have prepared could have any file read or "
+            f"overwritten by it. Put what it leads to in its place; for a directory on another disk, use a mount "
+            f"(`mount --bind`), or for a log storePathCommitLog"
+        ) from cause
+    if cause is not None and path.exists() and not path.is_file() and not path.is_dir():
+        raise _special_file(path) from cause
+
+
+def _special_file(path: Path) -> StoreError:
+    return StoreError(f"{path} is neither a file nor a directory; remove it, or restore the file from a backup")
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -125,7 +211,7 @@ def _write(path: Path, content: bytes, model: Path) -> None:
     """Write a file with the mode of `model`, if that exists."""
     temporary = path.with_name(path.name + ".tmp")
     mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN_FLAGS, mode)
+    fd = open_inside(path.parent, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         view = memoryview(content)
         while view:

@@ -19,11 +19,13 @@ from rucola.access import Interceptor
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.startup import OpenedParts, RoleStart, RunningParts, open_broker, start_broker
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
+from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.coordination import BrokerCoordination
 from rucola.broker.role_control import BrokerRoleControl
 from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.store.config import BrokerRole, StoreConfig
+from rucola.store.directory_lock import check_store_directory
 
 
 def wall_clock_ms() -> int:
@@ -88,6 +90,9 @@ class Broker:
     async def open(self) -> None:
         """Open the store without binding a port. Raises StoreError. `start` follows, or `stop`."""
         if not self.role.is_loaded:
+            store_config = self._environment.store_config
+            # Before anything is read or written in the directory, which the store itself locks later.
+            await in_thread(check_store_directory, store_config.store_path_root_dir, store_config.commit_log_directory)
             if self._coordination is not None:
                 await self._coordination.prepare()
                 self.role.load(BrokerRole[self.config.coordination.etcd_master_role.name])

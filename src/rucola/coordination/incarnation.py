@@ -23,7 +23,7 @@ import msgspec
 from msgspec import structs
 
 from rucola.errors import StoreCorrupt
-from rucola.files import make_directory, replace_file
+from rucola.files import make_directory, read_inside, replace_file
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -91,7 +91,7 @@ class LogIncarnation:
         if not self._path.exists():
             return None
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=IncarnationRecord)
+            return msgspec.json.decode(read_inside(self._path.parent, self._path), type=IncarnationRecord)
         except msgspec.MsgspecError as error:
             raise StoreCorrupt(
                 self._path, 0, f"{error}; without this file the broker has to follow before it is elected"

@@ -23,7 +23,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from rucola.files import FILE_MODE
+from rucola.files import open_inside, read_inside
 from rucola.system_calls import sync_data
 
 CHECKPOINT_SIZE: Final = 4096
@@ -45,7 +45,10 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         """Read the file; if it is missing or short, all times are 0."""
         self._path = path
-        data = path.read_bytes() if path.exists() else b""
+        try:
+            data = read_inside(path.parent, path)
+        except FileNotFoundError:
+            data = b""
         if len(data) < _FIELDS.size:
             data = bytes(_FIELDS.size)
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = _FIELDS.unpack_from(data)
@@ -57,7 +60,7 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write the three times; durable on return. Raises OSError."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        fd = open_inside(self._path.parent, self._path, os.O_RDWR | os.O_CREAT)
         try:
             if os.fstat(fd).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(fd, CHECKPOINT_SIZE)

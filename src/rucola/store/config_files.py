@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt
-from rucola.files import replace_file
+from rucola.files import read_inside, replace_file
 
 COORDINATION: Final = "coordination"
 """Name of the file that entitles a broker to be elected by its log (`rucola.coordination.incarnation`)."""
@@ -42,7 +42,7 @@ def read_config(path: Path) -> Any:
     damage: StoreCorrupt | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
         try:
-            data = candidate.read_bytes()
+            data = read_inside(candidate.parent, candidate)
             if data.strip():
                 return fastjson.loads(data)
             damage = damage or StoreCorrupt(candidate, 0, "the file is empty")

@@ -17,12 +17,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from rucola.errors import StoreError, StoreLocked
-from rucola.files import FILE_MODE, check_ownership
+from rucola.files import FILE_MODE, check_inside, check_ownership
+from rucola.store.epoch_file import EPOCH_FILE
 
 _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""
+
+OWN_ENTRIES: Final = frozenset(
+    {
+        *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "diverged", "index", "lock"),
+        *(EPOCH_FILE, f"{EPOCH_FILE}.bak", f"{EPOCH_FILE}.tmp", "rebuild.tmp"),
+    }
+)
+"""Entries of a store directory that a broker or a tool reads or writes."""
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 """Errors of a lock that another process has."""
@@ -32,12 +42,13 @@ class DirectoryLock:
     """A lock that is held from construction to `release`.
 
     Raises StoreLocked if another store has it, StoreError if other users may change the directory or one of `others`,
-    which belong to the store as well, and OSError.
+    which belong to the store as well, or if there are links in them, and OSError.
     """
 
     def __init__(self, store: Path, *others: Path) -> None:
         for directory in (store, *others):
             check_ownership(directory)
+        check_store_directory(store, *others)
         self._directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # The directory after the file: a taken lock file tells whether it is this process that serves the store.
@@ -57,6 +68,17 @@ class DirectoryLock:
         _held.discard(self._identity)
         os.close(self._fd)
         os.close(self._directory)
+
+
+def check_store_directory(store: Path, *others: Path) -> None:
+    """Raise StoreError for a link or a special file among a store's own files.
+
+    `others` are directories that belong to the store as well: of a log that is elsewhere.
+    """
+    elsewhere = {"commitlog"} if others and store / "commitlog" not in others else set()
+    check_inside(store, OWN_ENTRIES - elsewhere)
+    for directory in others:
+        check_inside(directory)
 
 
 def _lock_file(store: Path) -> tuple[int, tuple[int, int]]:

@@ -28,6 +28,7 @@ from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode
 from rucola.store.config_files import config_path, read_config
 from rucola.store.consume_queue import UNIT, ConsumeQueue, open_queues
+from rucola.store.directory_lock import check_store_directory
 from rucola.store.dispatch_request import tags_code_reader
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
@@ -50,15 +51,17 @@ class StoreReader:
         index_slots: maxHashSlotNum of the broker that wrote the index; 0 takes it from each file.
         commit_log: the directory of the log if it is not `<path>/commitlog` (storePathCommitLog).
 
-    Raises StoreError if `path` is no directory, and StoreCorrupt if its files contradict each other.
+    Raises StoreError if `path` is no directory or has links in it, and StoreCorrupt if its files contradict each other.
     """
 
     def __init__(self, path: str | Path, *, index_slots: int = 0, commit_log: str | Path | None = None) -> None:
         self.path = local_path(path)
         if not self.path.is_dir():
             raise StoreError(f"{self.path} is no directory; give the directory that holds commitlog/")
+        log = local_path(commit_log) if commit_log else self.path / "commitlog"
+        check_store_directory(self.path, log)
         self._index_slots = index_slots
-        self._log = MappedFileQueue.open(local_path(commit_log) if commit_log else self.path / "commitlog")
+        self._log = MappedFileQueue.open(log)
         self._log.map_all()
         self._queues = open_queues(self.path / "consumequeue", tags_code_reader(self._log, parse_delay_levels()))
         for queue in self._queues.values():

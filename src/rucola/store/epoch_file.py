@@ -24,7 +24,7 @@ from typing import Final
 
 from rucola.epochs import NO_EPOCH, Epoch, appended, within
 from rucola.errors import StoreCorrupt
-from rucola.files import replace_file
+from rucola.files import read_inside, replace_file
 
 EPOCH_FILE: Final = "epochFileCheckpoint"
 
@@ -56,7 +56,7 @@ def read_epochs(store: Path) -> tuple[Epoch, ...]:
     """Return the epochs of a store directory; none without an epoch file. Raises StoreCorrupt."""
     path = store / EPOCH_FILE
     try:
-        return parse_epochs(path.read_bytes())
+        return parse_epochs(read_inside(store, path))
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import StoreCorrupt
-from rucola.files import DIRECTORY_MODE, FILE_MODE, sync_directory
+from rucola.files import DIRECTORY_MODE, FILE_MODE, open_inside, sync_directory
 from rucola.system_calls import (
     ALLOCATES_BESIDE_WRITER,
     MS_SYNC,
@@ -208,7 +208,7 @@ class MappedFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Open a descriptor of the file for the duration of the block. Raises OSError."""
-        fd = os.open(self.path, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = open_inside(self.path.parent, self.path, os.O_RDWR if self.writable else os.O_RDONLY)
         try:
             yield fd
         finally:
@@ -234,7 +234,7 @@ class MappedFile:
     def descriptor(self) -> int:
         """Return the descriptor of `write`, which stays open until the file is full. Raises OSError."""
         if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = open_inside(self.path.parent, self.path, os.O_RDWR)
         return self._fd
 
     @property

@@ -37,7 +37,7 @@ from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
-from rucola.store.directory_lock import is_served
+from rucola.store.directory_lock import check_store_directory, is_served
 from rucola.store.diverged_tail import is_diverged_tail
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.features import KNOWN_NAMES, Support, detect_multi_dispatch, find_features
@@ -93,6 +93,7 @@ def check(
     store = local_path(path)
     if not store.is_dir():
         raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
+    check_store_directory(store)
     if not is_served(store):
         return _collect(store, index_slots, progress, served=False)
     lasting: list[CheckFinding] | None = None

@@ -28,7 +28,7 @@ from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
-from rucola.store.directory_lock import DirectoryLock
+from rucola.store.directory_lock import DirectoryLock, check_store_directory
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
 from rucola.store.features import detect_multi_dispatch
@@ -77,6 +77,7 @@ def rebuild(
     unchanged. In place, the directory is locked: raises StoreLocked if a broker serves it.
     """
     store, builder = local_path(store), builder or build
+    check_store_directory(store)
     settings = settings or detect_config(store)
     if not file_paths(log := store / "commitlog"):
         raise StoreError(f"{log} has no log to rebuild from")

@@ -45,6 +45,7 @@ from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
 from rucola.store.config_files import COORDINATION
+from rucola.store.directory_lock import check_store_directory
 from rucola.store.features import detect_multi_dispatch
 from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
@@ -128,6 +129,7 @@ def repair(
         raise StoreError(f"{out} is not empty; give a new directory")
     if source.resolve() in (out.resolve(), *out.resolve().parents):
         raise StoreError(f"{out} is inside {source}, which a repair never changes; give a directory elsewhere")
+    check_store_directory(source)
     if (settings.multi_dispatch if settings else detect_multi_dispatch(source)) is not MultiDispatch.OFF:
         raise StoreError(
             f"{source} has light message queues, whose queue offsets a repair cannot keep; read its messages with "
