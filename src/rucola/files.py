@@ -31,7 +31,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -64,8 +64,8 @@ def local_path(path: str | PathLike[str]) -> Path:
     if scheme.lower() == "file" and (not rest.startswith("//") or rest.startswith("///")):
         return Path("/" + rest.lstrip("/"))
     raise ConfigError(
-        f"{text} is not a path on this machine, where files must be: give a local path, such as the one at which "
-        f"the file system of {scheme}: is mounted, or file:///PATH"
+        f"{text} is not a local path: give the path of a directory on this machine, such as the one at which the file "
+        f"system of {scheme}: is mounted"
     )
 
 
@@ -108,17 +108,26 @@ def read_inside(root: Path, path: Path) -> bytes:
         return file.read()
 
 
-def check_inside(root: Path, names: Collection[str] | None = None) -> None:
-    """Raise StoreError if a directory has a link or a special file below it, which could be used for a file of its own.
+def size_inside(root: Path, path: Path) -> int:
+    """Return the size of a regular file below a directory. Raises as `open_inside` does."""
+    descriptor = open_inside(root, path)
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
-    With `names`, only these entries of the directory are looked at. A missing directory has none.
+
+def check_inside(root: Path, is_own: Callable[[str], bool] = bool) -> None:
+    """Raise StoreError if there is a link or a special file below a directory, which could be taken for its own file.
+
+    Entries of the directory with other names than `is_own` accepts are left alone. A missing directory has none.
     """
     directories = [root]
     for directory in directories:
         # What cannot be listed is not opened either; what is gone was deleted meanwhile.
-        with suppress(FileNotFoundError, PermissionError), os.scandir(directory) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(directory) as entries:
             for entry in entries:
-                if directory is root and names is not None and entry.name not in names:
+                if directory is root and not is_own(entry.name):
                     continue
                 if entry.is_symlink():
                     _refuse_link(Path(entry.path))

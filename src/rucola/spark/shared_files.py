@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rucola.errors import DirectoryNotShared
-from rucola.files import FILE_MODE
+from rucola.errors import DirectoryNotShared, StoreError
+from rucola.files import open_inside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,14 +53,14 @@ class SharedPiece:
         """Raise DirectoryNotShared unless this process sees the same bytes."""
         try:
             found = _digest(self.path, self.position, self.size)
-        except OSError:
+        except (OSError, StoreError):
             found = b""
         if found != self.digest:
             raise not_shared(self.path.parent, socket.gethostname())
 
 
 def _digest(path: Path, position: int, size: int) -> bytes:
-    with path.open("rb") as file:
+    with open(open_inside(path.parent, path), "rb") as file:
         file.seek(position)
         return hashlib.sha256(file.read(size)).digest()
 
@@ -77,7 +77,7 @@ def not_shared(directory: Path, where: str = "a worker") -> DirectoryNotShared:
 def share(directory: Path) -> Iterator[SharedPiece]:
     """Write a token to a directory, which tasks check before they use it. Removes it at the end."""
     path = directory / _NAME
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    descriptor = open_inside(directory, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         os.write(descriptor, os.urandom(_TOKEN_SIZE))
         os.fsync(descriptor)  # a network file system shows it to others from here on

@@ -23,13 +23,13 @@ per such file.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rucola.errors import InvalidMessage, StoreCorrupt
+from rucola.errors import InvalidMessage, StoreError
+from rucola.files import read_inside, size_inside
 from rucola.message.record import decode
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import StoreConfig
@@ -63,7 +63,7 @@ def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
     name = config.archive_name or str(Path(config.store_path_root_dir).absolute())
     try:
         progress = read_config(Path(path))
-    except (StoreCorrupt, OSError) as error:
+    except (StoreError, OSError) as error:
         log.warning("the archive's progress cannot be read, so nothing counts as archived: %s", error)
         return 0
     entry = progress.get(name) if isinstance(progress, dict) else None
@@ -90,14 +90,16 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
     if (own.name, progress_path.name) != ("_rucola", "progress.json"):
         return None
     try:
-        snapshot = msgspec.json.decode((own / "snapshot.json").read_bytes(), type=_Snapshot)
+        snapshot = msgspec.json.decode(read_inside(own.parent, own / "snapshot.json"), type=_Snapshot)
         for file in snapshot.rows:
             if file.least < end and file.most >= begin:
-                found = os.stat(own.parent / file.path).st_size
+                found = size_inside(own.parent, own.parent / file.path)
                 if found != file.size:
                     return f"{own.parent / file.path} has {found} bytes instead of {file.size}"
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"{own / 'snapshot.json'} cannot be read: {error}"
+    except StoreError as error:
+        return str(error)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return None

@@ -76,7 +76,7 @@ def check_store_directory(store: Path, *others: Path) -> None:
     `others` are directories that belong to the store as well: of a log that is elsewhere.
     """
     elsewhere = {"commitlog"} if others and store / "commitlog" not in others else set()
-    check_inside(store, OWN_ENTRIES - elsewhere)
+    check_inside(store, (OWN_ENTRIES - elsewhere).__contains__)
     for directory in others:
         check_inside(directory)
 

@@ -31,7 +31,14 @@ from rucola.spark.lake.file_inventory import Inventory, take_inventory
 from rucola.spark.lake.key_index import key_entries, read_keys, write_keys
 from rucola.spark.lake.reader import read_rows
 from rucola.spark.lake.repair_plan import RepairPlan, RepairPlanner, completable
-from rucola.spark.lake.snapshot import METADATA_DIRECTORY, PendingCommit, Snapshot, check_files, committed_files
+from rucola.spark.lake.snapshot import (
+    METADATA_DIRECTORY,
+    PendingCommit,
+    Snapshot,
+    check_files,
+    check_links,
+    committed_files,
+)
 from rucola.spark.lake.writer import LakeWriter, locked
 from rucola.spark.session import AnySession, resolve_session
 
@@ -96,6 +103,7 @@ def run(
     own = root / METADATA_DIRECTORY
     if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
         raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
+    check_links(root)
     if not dry_run:
         make_directory(own)
     # A dry run of a lake without its own directory takes no lock, because the lock file would have to be created.

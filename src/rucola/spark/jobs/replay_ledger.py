@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import FILE_MODE, local_path, make_directory, replace_file
+from rucola.files import check_inside, local_path, make_directory, open_inside, read_inside, replace_file
 from rucola.system_calls import sync_data
 
 SENDERS_TIMEOUT_S: Final = 60
@@ -84,7 +84,7 @@ class AckReader:
         """
         for path in sorted(self._directory.glob("*.acks")):
             begin = self._read.get(path, 0)
-            with path.open("rb") as file:
+            with open(open_inside(self._directory, path), "rb") as file:
                 file.seek(begin)
                 data = file.read()
             # A line without its newline is still being written, or its writer was killed; the next refresh decides.
@@ -123,7 +123,7 @@ class ReplayLedger:
         """
         advice = "restore the file from a backup, or start with a new directory"
         try:
-            content: dict[str, Any] = json.loads(self._path.read_bytes())
+            content: dict[str, Any] = json.loads(read_inside(self.directory, self._path))
         except FileNotFoundError:
             if any(path.stat().st_size for path in self.directory.glob("*.acks")):
                 why = f"the file is missing, but messages were acknowledged; {advice}"
@@ -161,11 +161,13 @@ class ReplayLedger:
 def open_ledger(directory: str | Path) -> Iterator[ReplayLedger]:
     """Open a ledger exclusively, creating it in a new or empty directory.
 
-    Raises ConfigError if the directory contains other files, and StoreError if another run holds the ledger.
+    Raises ConfigError if the directory contains other files, StoreError if another run holds the ledger or if there are
+    links in it.
     """
     root = local_path(directory).absolute()
-    if root.exists() and not (root / "lock").exists() and (not root.is_dir() or any(root.iterdir())):
+    if root.exists() and not os.path.lexists(root / "lock") and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} holds other things than the ledger of a replay; name a new directory")
+    check_inside(root)
     make_directory(root)
     with _open(root / "lock") as lock:
         if not _try_lock(lock, fcntl.LOCK_EX):
@@ -223,7 +225,7 @@ def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter,
 
 @contextmanager
 def _open(path: Path, flags: int = 0) -> Iterator[int]:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, FILE_MODE)
+    file = open_inside(path.parent, path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags)
     try:
         yield file
     finally:

@@ -41,7 +41,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.errors import ConfigError, StoreError
-from rucola.files import DIRECTORY_MODE, local_path, make_directory, replace_file
+from rucola.files import DIRECTORY_MODE, local_path, make_directory, read_inside, replace_file
 from rucola.reliable import ReliableError, Tables, migration, table_ranges
 from rucola.reliable.database import engine_of
 from rucola.reliable.schema import now_ms
@@ -220,7 +220,7 @@ def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], 
     directory = local_path(directory).absolute()
     mark = directory / MARK
     try:
-        read = msgspec.json.decode(mark.read_bytes(), type=ExportMark)
+        read = msgspec.json.decode(read_inside(directory, mark), type=ExportMark)
     except FileNotFoundError:
         raise StoreError(
             f"{directory} is no complete export: it has no {MARK}; write one with `rucola reliable export DIR`"

@@ -29,7 +29,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from rucola.errors import StoreCorrupt, StoreError
-from rucola.files import local_path
+from rucola.files import check_inside, local_path, read_inside, size_inside
 
 METADATA_DIRECTORY: Final = "_rucola"
 """The directory of everything but rows. Spark and similar tools ignore names that begin with an underscore."""
@@ -187,6 +187,11 @@ def is_lake(directory: Path) -> bool:
     return (directory / METADATA_DIRECTORY).is_dir()
 
 
+def check_links(root: Path) -> None:
+    """Raise StoreError for a link or a special file among a lake's own files, before any of them is written."""
+    check_inside(root, lambda name: name == METADATA_DIRECTORY or name.startswith("topic="))
+
+
 def snapshot_path(root: Path) -> Path:
     """Return the path of a lake's snapshot."""
     return root / METADATA_DIRECTORY / "snapshot.json"
@@ -253,7 +258,7 @@ def check_files(root: Path, files: Iterable[RowFile | KeyFile]) -> None:
 def check_file(root: Path, path: Path, size: int) -> None:
     """Raise StoreCorrupt if a file of the lake is missing or has another size."""
     try:
-        found = path.stat().st_size
+        found = size_inside(root, path)
     except FileNotFoundError:
         raise lake_damage(root, path, 0, "the file is missing") from None
     if found != size:
@@ -266,7 +271,7 @@ def read_json(path: Path, kind: type[T]) -> T | None:
     Raises StoreCorrupt if it cannot be read.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_inside(path.parent.parent, path), type=kind)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -56,7 +56,7 @@ from typing import Final
 import msgspec
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import FILE_MODE, check_ownership, local_path, make_directory, replace_file, sync_directory
+from rucola.files import check_ownership, local_path, make_directory, open_inside, replace_file, sync_directory
 from rucola.spark.lake.data_files import key_file_entry, row_file_entry
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
@@ -67,6 +67,7 @@ from rucola.spark.lake.snapshot import (
     Snapshot,
     check_file,
     check_files,
+    check_links,
     furthest_progress,
     lake_damage,
     pending_path,
@@ -271,7 +272,8 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
     """Open a lake for writing: create it if needed, lock it, complete an interrupted commit.
 
     Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, StoreError if other
-    users can change it, and StoreCorrupt if it is damaged: the messages of a missing file must not count as archived.
+    users can change it or if there are links in it, and StoreCorrupt if it is damaged: the messages of a missing file
+    must not count as archived.
     """
     root = local_path(root).absolute()
     own = root / METADATA_DIRECTORY
@@ -280,6 +282,7 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
             raise lake_damage(root, own, 0, "the directory is missing, but there are messages of a lake")
         raise ConfigError(f"{root} is not empty and not a lake; give an empty or a new directory")
     check_ownership(root)
+    check_links(root)
     make_directory(own)
     with locked(root):
         lake = LakeWriter(root)
@@ -292,7 +295,7 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Hold the exclusive lock of a lake. Raises LakeInUse if another process holds it."""
-    lock = os.open(root / METADATA_DIRECTORY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    lock = open_inside(root, root / METADATA_DIRECTORY / "lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -305,7 +308,7 @@ def locked(root: Path) -> Iterator[None]:
 
 def sync_file(path: Path) -> None:
     """Fsync a file that another process or library has written."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_inside(path.parent, path)
     try:
         sync_all(descriptor)
     finally:
