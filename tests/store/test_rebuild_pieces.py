@@ -10,11 +10,11 @@ import pytest
 
 from rucola.errors import StoreCorrupt
 from rucola.store.config import StoreConfig
-from rucola.store.mapped_file import file_paths
 from rucola.store.tools.parallel_rebuild import (
     ScannedLogFile,
     UnitRun,
     index_names,
+    log_files,
     plan_index_files,
     scan_log_file,
     write_consume_queue,
@@ -26,7 +26,7 @@ from support.stores import GOLDEN_DELAYS, OpenStore, config, derived_files, inne
 
 def in_pieces(log: Path, target: Path, settings: StoreConfig) -> list[ScannedLogFile]:
     """Rebuild by pieces, the later ones first, each written twice as by a task that is tried again."""
-    found = [item for path in reversed(file_paths(log)) for item in scan_log_file(log, int(path.name), settings)]
+    found = [item for path in reversed(log_files(log)) for item in scan_log_file(log, int(path.name), settings)]
     runs = sorted((item for item in found if isinstance(item, UnitRun)), key=lambda run: (run[:2], run.physical_offset))
     for _, each in groupby(runs, key=lambda run: run[:2]):
         of_queue = list(each)

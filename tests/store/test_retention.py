@@ -457,7 +457,30 @@ def archive_up_to(store: MessageStore, physical_offset: int, *, name: str | None
     entry: dict[str, Any] = {"physical_offset": physical_offset, "last_physical_offset": None, "last_msg_id": None}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({name or str(store.config.store_path_root_dir): entry | more, "other": entry}))
-    path.with_name("snapshot.json").write_text('{"number": 1, "rows": []}')
+    lake_of_one_file(path.parent.parent, store.max_physical_offset)
+
+
+def lake_of_one_file(lake: Path, end: int, **more: Any) -> None:
+    """Let a lake have one file with the messages of six files of the log."""
+    (lake / "rows.parquet").write_bytes(b"messages")
+    entry = {"path": "rows.parquet", "size": 8, "topic": "T", "rows": 18, "least": 0, "most": end - 1} | more
+    (lake / "_rucola" / "snapshot.json").write_text(json.dumps({"number": 1, "rows": [entry]}))
+
+
+@pytest.mark.parametrize("more", [{"rows": 0}, {"rows": 3, "most": 4095}, {"topic": "Other"}, {"least": 9999}])
+def test_progress_that_the_files_do_not_cover_does_not_count(
+    open_store: OpenStore, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """As a lake of a job whose workers wrote elsewhere: its progress is ahead of its files."""
+    store = open_store(archiving(tmp_path))
+    fill(store, 6)
+    end = store.max_physical_offset
+    archive_up_to(store, end)
+    lake_of_one_file(tmp_path / "lake", end, **more)
+    covered = int(more.get("rows") == 3)  # the messages of the first file
+    assert run_round(store, 999 * HOUR_MS, hour=DAY) == covered
+    lake_of_one_file(tmp_path / "lake", end)
+    assert run_round(store, 999 * HOUR_MS, hour=DAY) == 5 - covered
 
 
 @pytest.mark.parametrize("percent", [50, 80, 88, 95])
@@ -515,10 +538,10 @@ def test_a_damaged_lake_does_not_count(open_store: OpenStore, tmp_path: Path, ca
     snapshot = tmp_path / "lake" / "_rucola" / "snapshot.json"
     rows = snapshot.parent.parent / "rows.parquet"
     rows.write_bytes(b"messages")
-    elsewhere = {"path": "gone", "size": 1, "least": end, "most": end + 9}
+    elsewhere = {"path": "gone", "size": 1, "topic": "T", "rows": 1, "least": end, "most": end + 9}
 
     def gone(**file: Any) -> int:
-        entry = {"path": "rows.parquet", "size": 8, "least": 0, "most": end - 1} | file
+        entry = {"path": "rows.parquet", "size": 8, "topic": "T", "rows": 18, "least": 0, "most": end - 1} | file
         snapshot.write_text(json.dumps({"number": 1, "rows": [elsewhere, entry]}))
         return run_round(store, 999 * HOUR_MS, hour=DAY)
 

@@ -40,7 +40,7 @@ from typing import Final, NamedTuple
 from rucola.errors import ConfigError
 from rucola.files import sync_directory
 from rucola.message.record import peek
-from rucola.store.archive_progress import archived_physical_offset
+from rucola.store.archive_progress import archived_physical_offset, missing_messages
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import StoreConfig
 from rucola.store.dispatch import ConsumeQueues
@@ -166,6 +166,12 @@ class Retention:
             path = self._log.files.files[0].path
             log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)
             return False
+        if self._config.delete_only_archived:
+            missing = missing_messages(self._config, self._log, self._queues, self._log.begin, following)
+            if missing is not None:
+                path = self._log.files.files[0].path
+                log.warning("%s is kept: %s (deleteOnlyArchived); see `rucola pipeline repair`", path, missing)
+                return False
         return True
 
     def _detach_dependents(self) -> list[MappedFile]:

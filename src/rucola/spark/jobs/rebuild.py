@@ -35,12 +35,12 @@ from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.session import AnySession, resolve_session
 from rucola.spark.shared_files import SharedPiece, share
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
-from rucola.store.mapped_file import file_paths
 from rucola.store.tools.parallel_rebuild import (
     IndexSource,
     ScannedLogFile,
     UnitRun,
     index_names,
+    log_files,
     plan_index_files,
     scan_log_file,
     write_consume_queue,
@@ -158,7 +158,7 @@ def build(
     make_directory(target)
     for name in DERIVED_DIRECTORIES:
         (target / name).mkdir(DIRECTORY_MODE)
-    begins = {int(path.name): path for path in file_paths(log)}
+    begins = {int(path.name): path for path in log_files(log)}
     first_pieces = {
         begin: SharedPiece.of(path, 0, MIN_RECORD_SIZE) for begin, path in begins.items() if _has_record(path)
     }

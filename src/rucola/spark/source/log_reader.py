@@ -41,7 +41,6 @@ from rucola.spark.source.options import CorruptRecords, ReadOptions
 from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import is_chosen_topic
 from rucola.store.directory_reader import LogFile, StoreReader
-from rucola.store.mapped_file import file_paths
 
 _log = logging.getLogger(__name__)
 
@@ -143,9 +142,10 @@ def check_log(split: LogSplit) -> None:
         piece.check()
     except DirectoryNotShared:
         # A log that begins later has deleted the file meanwhile, which `_remaining_split` reports.
-        files = file_paths(piece.path.parent)
-        if not files or files[0].name <= piece.path.name:
-            raise
+        with suppress(StoreError), StoreReader(split.store) as reader:
+            if reader.min_physical_offset > int(piece.path.name):
+                return
+        raise
 
 
 def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) -> LogSplit:

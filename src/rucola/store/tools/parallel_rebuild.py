@@ -39,7 +39,7 @@ from rucola.store.dispatch import (
 )
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
 from rucola.store.index import IndexFile, index_file_name, later_name
-from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.scan import ScanEnd, scan_file
 from rucola.store.tools.rebuild import damaged_log
@@ -73,6 +73,11 @@ class IndexSource(NamedTuple):
 
     begin: int
     first_entry: int
+
+
+def log_files(log: Path) -> list[Path]:
+    """Return the files of a log, in order."""
+    return file_paths(log)
 
 
 def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | ScannedLogFile]:
