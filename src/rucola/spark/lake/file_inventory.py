@@ -154,6 +154,11 @@ def brokers_of(found: Inventory, file: RowFile) -> frozenset[str] | None:
     return frozenset(names)
 
 
+def queue_offset_bounds(found: Inventory, file: RowFile) -> list[tuple[int, int]]:
+    """Return the least and the greatest queue offset of each row group of a file."""
+    return row_group_bounds(pq.read_metadata(found.current_path(file.path)), "queueOffset")
+
+
 def addresses(found: Inventory, file: RowFile) -> dict[str, pa.Table]:
     """Read the addresses and ids of a file's messages, by broker name."""
     names = ["brokerName", "queueId", "queueOffset", "commitLogOffset", "storeSize", "msgId"]

@@ -9,7 +9,8 @@ Made from an inventory in these steps:
    published message belongs to a run that was not committed; it is set aside.
 4. Files whose messages are all in other files were replaced by a compaction; the older ones are set aside.
 5. The progress is the maximum over all copies. If the published progress is lost, it is derived from the rows: their
-   last physical offset and queue offsets.
+   last physical offset and queue offsets. A store's progress that is ahead of the rows is a loss; it is set back to the
+   rows, so that the next archive run adds what the store still has.
 6. The key index is kept if the base is the snapshot itself, except for runs that lack a file. Otherwise it is built
    again from the rows, after the old entries were used to find lost messages (see `rucola.spark.jobs.lake_repair`).
 
@@ -30,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rucola.errors import ConfigError
-from rucola.spark.lake.file_inventory import Inventory, addresses, brokers_of, commit_of
+from rucola.spark.lake.file_inventory import Inventory, addresses, brokers_of, commit_of, queue_offset_bounds
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
     ArchiveProgress,
@@ -102,6 +103,8 @@ class RepairPlanner:
         rows, added = self._rows()
         keys, replaced, rebuilds, completes = self._keys(rows, added)
         progress = self._progress(added)
+        if not rebuilds:  # otherwise the old key index, which the job reads, tells more
+            self._set_back(progress, rows)
         if self._is_dropped or _PENDING in self._found.damages:
             staged = (self._found.root / METADATA_DIRECTORY / "staging").glob("*")
             self._asides += [f"{METADATA_DIRECTORY}/staging/{path.name}" for path in staged]
@@ -329,6 +332,41 @@ class RepairPlanner:
                 before = known.get(name) or ArchiveProgress(0, is_live=self._is_live(name))
                 known[name] = advanced(before, file.topic, table)
         return known
+
+    def _set_back(self, progress: dict[str, ArchiveProgress], rows: Sequence[RowFile]) -> None:
+        """Set progress of stores that is ahead of the rows back to these, and name what is missing."""
+        wanted = {
+            (name, topic, int(queue_id)): end
+            for name, each in progress.items()
+            for topic, ends in each.queues.items()
+            for queue_id, end in ends.items()
+            if not each.is_live and end
+        }
+        for file in sorted(rows, key=lambda file: commit_of(file.path), reverse=True):
+            # The last messages are mostly in the newest files; of others the footer tells that they have none.
+            ends = [end for (_, topic, _), end in wanted.items() if topic == file.topic]
+            if ends and self._may_hold(file, ends):
+                for name, table in self._addresses(file.path).items():
+                    ids, offsets = _ints_of(table["queueId"]), _ints_of(table["queueOffset"])
+                    for key in [key for key in wanted if key[:2] == (name, file.topic)]:
+                        if ((ids == key[2]) & (offsets >= wanted[key] - 1)).any():
+                            del wanted[key]
+        if not self._missing:
+            self._missing += [
+                f"messages of queue {queue_id} of {topic} from {name}, before offset {end}"
+                for (name, topic, queue_id), end in sorted(wanted.items())
+            ]
+        for name in {name for name, _, _ in wanted}:
+            del progress[name]
+            for file in rows:
+                if name in self._addresses(file.path):
+                    before = progress.get(name, ArchiveProgress(0))
+                    progress[name] = advanced(before, file.topic, self._addresses(file.path)[name])
+
+    def _may_hold(self, file: RowFile, ends: Sequence[int]) -> bool:
+        """Tell by a file's footer whether it can have a message just before one of these queue offsets, or after it."""
+        bounds = queue_offset_bounds(self._found, file)
+        return any(most >= end - 1 for _, most in bounds for end in ends)
 
     def _is_covered(self, file: RowFile, progress: Mapping[str, ArchiveProgress]) -> bool:
         """Tell by a file's footer whether all its messages are before their stores' progress."""
