@@ -4,6 +4,7 @@
     lake/              archived messages as Parquet files with a key index, and their commit protocol
     jobs/              one module per job: a pure function over DataFrames or Arrow batches, and its driver
     session            Spark sessions, created when needed
+    shared_files       checks that driver and tasks see the same directories
     error_translation  Rucola's errors, through Spark's processes to the user
     class_archive      cached classes, for a faster start of the Java runtime
     java_output        its standard error, without noise
