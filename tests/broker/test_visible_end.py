@@ -136,9 +136,9 @@ async def test_a_queue_ends_for_clients_where_its_messages_are_visible(tmp_path:
             await until(lambda: len(consumer.queues) == 1)
             (queue,) = consumer.queues
             await admin.offsets.commit(master.address, "g", queue, 1)
-            for time_ms, queue_offset in ((LATEST, 3), (LATE_MS, 2)):
+            for time_ms in (LATEST, LATE_MS):
                 reset = await admin.offsets.reset_by_time("T", "g", time_ms)
-                assert (reset.online, reset.offsets) == (True, {queue: queue_offset})
+                assert (reset.online, reset.offsets) == (True, {queue: 3})
         # 3. And the backlog, which does not become negative if an offset is behind them already.
         for committed, end in ((1, 3), (4, 4)):
             await admin.offsets.commit(master.address, "g", queue, committed)
