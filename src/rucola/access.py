@@ -125,6 +125,8 @@ class Action(Enum):
     """Copy the whole log, as a slave."""
     CLEAN_UP = auto()
     """Delete expired files and queues now."""
+    RESUME_TRANSACTION = auto()
+    """Open a transaction again that was discarded after too many checks."""
     ALTER_ROLE = auto()
     """Make a broker master or slave."""
 
@@ -151,6 +153,7 @@ ADMINISTRATIVE: Final = frozenset(
         Action.QUERY_ACCESS,
         Action.ALTER_ACCESS,
         Action.CLEAN_UP,
+        Action.RESUME_TRANSACTION,
         Action.ALTER_ROLE,
         Action.ALTER_ROUTE,
         Action.ALTER_KV,

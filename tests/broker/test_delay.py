@@ -12,19 +12,27 @@ from rucola import fastjson
 from rucola.broker.background.scheduler import DueTask
 from rucola.broker.delivery.delay import DELIVERY_BATCH, redirect_by_level
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
+from rucola.broker.delivery.rolling import roll
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
+from rucola.message.ids import parse_offset_msg_id
 from rucola.message.properties import DELAY, REAL_QID, REAL_TOPIC, TAGS, UNIQ_KEY
 from rucola.message.record import decode, decode_many
-from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.protocol.codes import RequestCode
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueueRequestHeader
+from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.broker_peer import broker_peer, broker_with_delays, next_messages
+from support.aging_broker import ClockAndDisk, aging_broker
+from support.broker_peer import broker_peer, broker_with_delays, max_offset, next_messages, send_back
 from support.delayed_store import DELAYS_MS, T0, DelayedStore, delayed_store
+from support.stores import crashed_copy, force_deletion
+from support.timer_store import fill, timer_store
+from support.transaction_store import COMMIT
+from support.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -308,3 +316,100 @@ async def test_a_delayed_message_survives_a_restart(tmp_path: Path) -> None:
         (message,) = await next_messages(peer, queue_offset=1)
         assert message.body == b"later"
     assert check(tmp_path) == []
+
+
+# Rolling.
+
+
+async def test_delayed_messages_outlive_their_log_file(tmp_path: Path) -> None:
+    """Copies keep the due time; one message is delivered from the topic of timer messages, and once."""
+    with delayed_store(tmp_path / "before") as here:
+        here.send(T0, 1, b"due before", UNIQ_KEY="0")
+        here.send(T0, 3, b"waits", queue_id=1, UNIQ_KEY="1", KEYS="k")
+        here.send(T0, 9, b"also waits", queue_id=1)
+        here.delayed.deliver(T0 + 1000)
+        fill(here, T0, 4096)
+        here.send(T0 + 10, 3, b"in the next file", queue_id=1)
+        here.store.write_state.set_disk_full("full")
+        assert await roll(here.store, [here.delayed], lambda: T0 + 1000)
+        assert await roll(here.store, [here.delayed], lambda: T0 + 1000), "rolled once"
+        assert here.delayed.offsets() == {1: 1, 3: 2}
+        assert here.store.max_offset(TIMER_TOPIC, 0) == 2
+        here.store.write_state.set_disk_full(None)
+        here.delayed.persist(here.delayed.offsets())
+        force_deletion(here.store)
+        assert here.delayed.deliver(T0 + 1000) == T0 + 60_010
+        here.store.reput()
+        crashed_copy(here.store, tmp_path / "after")
+    with timer_store(tmp_path / "after") as here:
+        assert here.deliver(T0 + 59_999) == T0 + 60_000
+        here.deliver(T0 + 60_000)
+        first, second = here.delivered(1)
+        assert (first.body, second.body) == (b"waits", b"also waits")
+        assert first.properties == {
+            "UNIQ_KEY": "1", "KEYS": "k", "DELAY": "3", "REAL_TOPIC": "T", "REAL_QID": "1",
+        }  # fmt: skip
+
+
+async def test_a_delayed_message_that_was_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> None:
+    with delayed_store(tmp_path / "before") as here:
+        here.send(T0, 3, b"waits", UNIQ_KEY="1")
+        fill(here, T0, 4096)
+        assert await roll(here.store, [here.delayed], lambda: T0)
+        crashed_copy(here.store, tmp_path / "after")
+    with delayed_store(tmp_path / "after") as delayed:
+        delayed.delayed.deliver(T0 + 60_000)
+    with timer_store(tmp_path / "after") as here:
+        here.deliver(T0 + 60_000)
+        assert here.bodies() == [b"waits"]
+
+
+async def test_a_full_disk_deletes_no_message_that_waits(tmp_path: Path) -> None:
+    """Delayed, timer, half and retried messages, while the disk forces the deletion of all files but the last."""
+    world = ClockAndDisk()
+    async with aging_broker(tmp_path, world) as (peer, _):
+        assert (await peer.send(b"fails", properties="UNIQ_KEY\x01R\x02")).code == ResponseCode.SUCCESS
+        (failed,) = decode_many((await peer.pull()).body)
+        assert (await send_back(peer, failed.physical_offset, delay_level=18)).code == ResponseCode.SUCCESS
+        for body, pairs in ((b"level", "DELAY\x0118\x02"), (b"timer", "TIMER_DELAY_SEC\x017200\x02")):
+            assert (await peer.send(body, properties=pairs)).code == ResponseCode.SUCCESS
+        half = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01H\x02"
+        answer = await peer.send(b"half", properties=half, sys_flag=4)
+        assert answer.code == ResponseCode.SUCCESS
+        for _ in range(9):
+            await peer.send(bytes(1200))
+        world.percent = 92
+        first_file = tmp_path / "commitlog" / f"{0:020d}"
+
+        async def deleted() -> bool:
+            return not first_file.exists()
+
+        await until(deleted)
+        world.percent = 50
+        _, physical_offset = parse_offset_msg_id(answer.ext_fields["msgId"])
+        end = EndTransactionRequestHeader(
+            producer_group="p",
+            tran_state_table_offset=int(answer.ext_fields["queueOffset"]),
+            commit_log_offset=physical_offset,
+            commit_or_rollback=COMMIT,
+            transaction_id="H",
+        )
+
+        async def committed() -> bool:
+            return (await peer.ask(RequestCode.END_TRANSACTION, end)).code == ResponseCode.SUCCESS
+
+        await until(committed)  # after the round that finds the disk emptier
+    world.now_ms += 3 * 3_600_000
+    async with aging_broker(tmp_path, world) as (peer, _):
+
+        async def all_delivered() -> bool:
+            end = await max_offset(peer, "T", 0)
+            answer = await peer.pull(queue_offset=max(0, end - 3))
+            return [message.body for message in decode_many(answer.body)][-3:] in (
+                [b"half", b"level", b"timer"],
+                [b"half", b"timer", b"level"],
+            )
+
+        await until(all_delivered)
+        (retried,) = await next_messages(peer, topic="%RETRY%g")
+        assert (retried.body, retried.reconsume_times) == (b"fails", 1)

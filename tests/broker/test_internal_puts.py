@@ -264,7 +264,7 @@ def test_a_missing_op_message_pauses_a_running_check(tmp_path: Path, monkeypatch
     with transaction_store(tmp_path) as here:
         here.prepare(T0, b"first")
         half = here.prepare(T0, LARGE)
-        questions = here.transactions.check(T0 + TIMEOUT_MS)
+        questions = here.questions(T0 + TIMEOUT_MS)
         assert checked_body(next(questions)) == b"first"
         leave(here.store, half.size - len("RMQ_SYS_TRANS_HALF_TOPIC") + len("T") + 20)
         with full(monkeypatch):

@@ -253,9 +253,10 @@ async def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + DAY_MS, b"far")
         fill(here, T0, 4096)
-        here.store.write_state.set_disk_full("full")
+        here.store.write_state.set_stalled("no descriptor")
         assert not await here.roll(T0)
-        here.store.write_state.set_disk_full(None)
+        here.store.write_state.set_stalled(None)
+        here.store.write_state.set_disk_full("a file that is deleted frees more than a roll takes")
         assert await here.roll(T0)
         assert here.timed.rolled_offset == 1
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.transactions import TRANSACTION_GROUP
 from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import decode, decode_many
@@ -134,6 +135,96 @@ def test_a_committed_message_may_be_delayed(tmp_path: Path) -> None:
 # Checks.
 
 
+def test_a_check_that_no_producer_gets_is_not_counted(tmp_path: Path) -> None:
+    with transaction_store(tmp_path) as here:
+        half = here.prepare(T0, b"body", UNIQ_KEY="U")
+        for minute in range(1, 18):
+            assert here.check(T0 + minute * 60_000, is_connected=False) == []
+        assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == []
+        for minute in range(20, 23):
+            (question,) = here.check(T0 + minute * 60_000)
+            times = decode(question.record).properties[properties.TRANSACTION_CHECK_TIMES]
+            assert times == str(minute - 19)
+        assert here.end(half, COMMIT) is None, "the first message still names the transaction"
+        assert here.bodies() == [b"body"]
+        assert here.check(T0 + 3_600_000) == []
+
+
+def test_a_transaction_without_producers_is_discarded_when_the_log_would_be(tmp_path: Path) -> None:
+    with transaction_store(tmp_path) as here:
+        here.prepare(T0, b"body", UNIQ_KEY="U")
+        here.prepare(T0, b"of a producer without a clock", UNIQ_KEY="V", born_timestamp="1")
+        reserved_ms = here.store.config.file_reserved_time * 3_600_000
+        here.check(T0 + reserved_ms - 1, is_connected=False)
+        assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == []
+        here.check(T0 + reserved_ms, is_connected=False)
+        assert len(here.bodies(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
+
+
+def test_a_discarded_transaction_is_resumed_once(tmp_path: Path) -> None:
+    with transaction_store(tmp_path, check_max=1) as here:
+        half = here.prepare(T0, b"body", UNIQ_KEY="U")
+        for minute in (1, 2):
+            here.check(T0 + minute * 60_000)
+        (discarded,) = here.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+        assert here.transactions.resume(discarded.physical_offset, T0 + 180_000) is None
+        here.store.reput()
+        refused = here.transactions.resume(discarded.physical_offset, T0 + 180_000)
+        assert refused is not None
+        assert discarded.msg_id in refused
+        (question,) = here.check(T0 + 180_000)
+        assert decode(question.record).properties[properties.TRANSACTION_CHECK_TIMES] == "1"
+        assert here.end(half, COMMIT) is None, "an end of the first message that is late counts for the resumed one"
+        assert here.end(question, COMMIT) is None
+        assert here.bodies() == [b"body"]
+        assert here.check(T0 + 1_000_000) == []
+        assert here.transactions.resume(half.physical_offset, T0) is not None, "it is in the half topic"
+        assert here.transactions.resume(1 << 40, T0) is not None
+
+
+@pytest.mark.parametrize("seconds", ["99999999999999999999", "-1", "soon", str(1 << 63)])
+def test_an_immunity_time_that_is_no_time_leaves_the_timeout_of_the_broker(tmp_path: Path, seconds: str) -> None:
+    with transaction_store(tmp_path) as here:
+        here.prepare(T0, b"body", CHECK_IMMUNITY_TIME_IN_SECONDS=seconds)
+        assert here.check(T0 + TIMEOUT_MS - 1) == []
+        assert [checked_body(question) for question in here.check(T0 + TIMEOUT_MS)] == [b"body"]
+
+
+@pytest.mark.parametrize("seconds", ["9223372036854775807", "1000000000"])
+def test_an_immunity_time_ends_with_the_time_for_which_the_log_is_kept(tmp_path: Path, seconds: str) -> None:
+    with transaction_store(tmp_path) as here:
+        here.prepare(T0, b"body", CHECK_IMMUNITY_TIME_IN_SECONDS=seconds)
+        reserved_ms = here.store.config.file_reserved_time * 3_600_000
+        assert here.check(T0 + reserved_ms - 1) == []
+        assert [checked_body(question) for question in here.check(T0 + reserved_ms)] == [b"body"]
+
+
+# Rolling.
+
+
+@pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
+async def test_an_open_half_message_outlives_its_log_file(tmp_path: Path, outcome: int) -> None:
+    with transaction_store(tmp_path) as here:
+        half, ended = here.prepare(T0, b"open", UNIQ_KEY="U"), here.prepare(T0, b"ended", UNIQ_KEY="E")
+        here.end(ended, COMMIT)
+        while here.store.max_physical_offset < 8192:
+            here.store.put(stores.inner(body=bytes(1000)), T0)
+        here.store.write_state.set_disk_full("full")
+        assert await roll(here.store, [here.transactions], lambda: T0 + 1)
+        assert [message.body for message in here.messages(TRANS_HALF_TOPIC)[2:]] == [b"open"]
+        here.store.write_state.set_disk_full(None)
+        stores.force_deletion(here.store)
+        assert here.store.min_physical_offset > half.physical_offset
+        failed = here.end(half, outcome, transaction_id="X")
+        assert failed is not None
+        assert "another transaction" in failed
+        assert here.end(half, outcome, transaction_id="U") is None, "the producer knows only the message it sent"
+        assert here.end(half, outcome, transaction_id="U") is None
+        assert here.check(T0 + 1_000_000) == []
+        found = [message.body for message in here.messages("T", first=here.store.min_offset("T", 0))]
+        assert (b"open" in found) == (outcome == COMMIT)
+
+
 def test_the_producer_is_checked_after_the_timeout(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         done = here.prepare(T0, b"done", UNIQ_KEY="D")
@@ -194,7 +285,7 @@ def test_a_late_end_after_a_check_counts_once(tmp_path: Path) -> None:
 def test_ends_between_the_requests_of_one_check_count(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
-        questions = here.transactions.check(T0 + TIMEOUT_MS)
+        questions = here.questions(T0 + TIMEOUT_MS)
         assert checked_body(next(questions)) == b"0"
         here.end(halves[1], COMMIT)
         here.end(halves[0], COMMIT)

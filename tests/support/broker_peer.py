@@ -17,6 +17,7 @@ from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
@@ -78,6 +79,11 @@ async def broker_peer(
             await client.close()
     if check_store:
         assert check(path) == []
+
+
+async def max_offset(peer: Peer, topic: str, queue_id: int) -> int:
+    answer = await peer.ask(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id))
+    return int(answer.ext_fields["offset"])
 
 
 def heartbeat(client_id: str, topic: str = "T") -> bytes:

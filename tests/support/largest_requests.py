@@ -94,7 +94,7 @@ from rucola.protocol.topic import (
     TopicConfigSerializeWrapper,
     TopicRequestHeader,
 )
-from rucola.protocol.transaction import EndTransactionRequestHeader
+from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from rucola.store.config import StoreConfig
 from support.cluster import SMALL_FILES
 from support.step_loop import StepClient, StepLoop
@@ -415,6 +415,9 @@ BROKER_REQUESTS: dict[int, Requests] = {
     CODE.UNREGISTER_CLIENT: _request(
         CODE.UNREGISTER_CLIENT,
         UnregisterClientRequestHeader(client_id="member-0", producer_group="producers", consumer_group="group-0"),
+    ),
+    CODE.RESUME_CHECK_HALF_MESSAGE: _request(
+        CODE.RESUME_CHECK_HALF_MESSAGE, ResumeCheckHalfMessageRequestHeader(msg_id="7F00000100002A9F0000000000000000")
     ),
     CODE.END_TRANSACTION: _request(
         CODE.END_TRANSACTION,

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from rucola.broker.config import BrokerConfig
+from rucola.broker.tables.topics import TopicConfigTable
 from rucola.message import MessageInner, MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
@@ -18,6 +20,7 @@ from rucola.message.record import decode
 from rucola.store.config import StoreConfig
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
+from rucola.store.retention import DiskUsage
 
 HOST = encode_host("127.0.0.1:10911")
 RECOVERY_VARIANTS = [
@@ -119,6 +122,21 @@ def golden_config(path: Path, name: str) -> StoreConfig:
     queue_file = next(iter(path.glob("consumequeue/*/*/*")), None)
     size = queue_file.stat().st_size if queue_file is not None else 20_000
     return config(path, mapped_file_size_consume_queue=size, message_delay_level=GOLDEN_DELAYS, **sizes)
+
+
+def topic_table(store: MessageStore) -> TopicConfigTable:
+    """The topics of a broker on an open store, which writes no changes."""
+    config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
+    table = TopicConfigTable(Path(store.config.store_path_root_dir) / "config" / "topics.json", config, lambda: None)
+    table.load(0)
+    return table
+
+
+def force_deletion(store: MessageStore) -> None:
+    """Delete the oldest log file of an open store, as a full disk does."""
+    store.begin_retention_round(0, 12, [DiskUsage(Path(), 86, 100)])
+    assert store.expire(0)
+    store.delete_expired()
 
 
 def crashed_copy(store: MessageStore, to: Path) -> MessageStore:

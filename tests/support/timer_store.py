@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.timer import TimerMessageService, redirect_delayed
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import TIMER_DELIVER_MS, UNIQ_KEY
@@ -33,7 +34,9 @@ class TimerStore:
         self.store = MessageStore(stores.config(path, **more), self._arrived)
         self.store.open(T0)
         self.puts = InternalPuts(self.store)
-        self.timed = TimerMessageService(self.store, self.puts, path / "config" / "timer.json", **sizes)
+        self.timed = TimerMessageService(
+            self.store, self.puts, stores.topic_table(self.store), path / "config" / "timer.json", **sizes
+        )
         self.timed.load()
 
     def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
@@ -59,7 +62,7 @@ class TimerStore:
 
     async def roll(self, now_ms: int) -> bool:
         self.store.reput()
-        return await self.timed.roll(lambda: now_ms)
+        return await roll(self.store, [self.timed], lambda: now_ms)
 
     def delivered(self, queue_id: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

@@ -12,7 +12,6 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.broker.tables.topics import TopicConfigTable
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.record import decode
 from rucola.protocol.codes import RequestCode
@@ -47,8 +46,7 @@ class TransactionStore:
             transaction_time_out=TIMEOUT_MS,
             transaction_check_max=check_max,
         )
-        self.topics = TopicConfigTable(root / "config" / "topics.json", config, lambda: None)
-        self.topics.load(T0)
+        self.topics = stores.topic_table(store)
         self.puts = InternalPuts(store)
         self.transactions = TransactionalMessageService(config, store, self.puts, self.topics, self.offsets, 3)
         self.transactions.load()
@@ -56,7 +54,10 @@ class TransactionStore:
     def prepare(self, now_ms: int, body: bytes, queue_id: int = 0, **pairs: str) -> PutResult:
         named = {properties.TRAN_MSG: "true", properties.PGROUP: "p", **pairs}
         place = self.transactions.prepare("T", queue_id, named, now_ms)
-        message = MessageInner(*place, body, properties.join(named), 7, 0, now_ms, stores.HOST)
+        born_ms = int(named.pop("born_timestamp", now_ms))
+        message = MessageInner(
+            *place, body, properties.join(named), 7, 0, born_ms, stores.HOST, unique_key=named.get(properties.UNIQ_KEY)
+        )
         put = self.store.put(message, now_ms)
         assert put.status is PutMessageStatus.PUT_OK
         return put
@@ -72,17 +73,22 @@ class TransactionStore:
         header = EndTransactionRequestHeader(**{**named, "commit_or_rollback": outcome, **fields})
         return self.transactions.end(header, now_ms)
 
-    def check(self, now_ms: int) -> list[TransactionCheckRequest]:
-        return list(self.transactions.check(now_ms))
+    def questions(self, now_ms: int, *, is_connected: bool = True) -> Iterator[TransactionCheckRequest]:
+        """Check, while a producer of each group is connected or none is."""
+        checks = self.transactions.check(now_ms, lambda group, topic: group if is_connected else None)
+        return (question for _, question in checks)
+
+    def check(self, now_ms: int, *, is_connected: bool = True) -> list[TransactionCheckRequest]:
+        return list(self.questions(now_ms, is_connected=is_connected))
 
     def note(self) -> None:
         """Write the progress, as a broker does."""
         self.transactions.commit_offsets(self.transactions.offsets())
         slices.run(self.offsets.snapshot_steps())()
 
-    def messages(self, topic: str = "T", queue_id: int = 0) -> list[MessageExt]:
+    def messages(self, topic: str = "T", queue_id: int = 0, first: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []
-        while (got := self.store.get(topic, queue_id, len(found), 32)).records:
+        while (got := self.store.get(topic, queue_id, first + len(found), 32)).records:
             found += [decode(record) for record in got.records]
         return found
 

@@ -15,6 +15,7 @@ from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.connections import ConsumeMessageDirectlyRequestHeader, ConsumeMessageDirectlyResult
 from rucola.protocol.query import ViewMessageRequestHeader
+from rucola.protocol.transaction import ResumeCheckHalfMessageRequestHeader
 
 
 class MessageAdmin:
@@ -89,6 +90,15 @@ class MessageAdmin:
         code = RequestCode.CONSUME_MESSAGE_DIRECTLY
         response = await self._requests.invoke(address, code, header, extra_ms=CLIENT_WAIT_MS)
         return decode_body(ConsumeMessageDirectlyResult, response.body)
+
+    async def resume_check_half_message(self, offset_msg_id: str) -> None:
+        """Open a transaction again that its broker discarded: a message in TRANS_CHECK_MAX_TIME_TOPIC.
+
+        Raises as `get`.
+        """
+        address, _ = parse_offset_msg_id(offset_msg_id)
+        header = ResumeCheckHalfMessageRequestHeader(msg_id=offset_msg_id)
+        await self._requests.invoke(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
 
     async def track(self, message: MessageExt) -> list[MessageTrack]:
         """Return a message's state in every consumer group of its topic, sorted by group."""

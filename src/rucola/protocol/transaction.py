@@ -1,11 +1,13 @@
-"""END_TRANSACTION (37) from a producer, and CHECK_TRANSACTION_STATE (39) from a broker to a producer.
+"""END_TRANSACTION (37) from a producer, CHECK_TRANSACTION_STATE (39) from a broker to a producer, and
+RESUME_CHECK_HALF_MESSAGE (323) from an operator.
 
 `commit_or_rollback` is a transaction state of sysFlag: TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, or TRANSACTION_NOT for
 "unknown", to which the broker does not respond. A half message is identified by its queue offset in
 RMQ_SYS_TRANS_HALF_TOPIC (`tran_state_table_offset`) and its physical offset (`commit_log_offset`). The body of a check
 is the record of the half message, with its real topic and queue.
 
-Corresponds to `EndTransactionRequestHeader` and `CheckTransactionStateRequestHeader` of Apache RocketMQ 4.9.8.
+Corresponds to `EndTransactionRequestHeader`, `CheckTransactionStateRequestHeader` and
+`ResumeCheckHalfMessageRequestHeader` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -38,3 +40,12 @@ class CheckTransactionStateRequestHeader(Header, kw_only=True):
     msg_id: str | None = None
     transaction_id: str | None = None
     offset_msg_id: str | None = None
+
+
+class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
+    """RESUME_CHECK_HALF_MESSAGE: open a discarded transaction again.
+
+    `msg_id` is the offsetMsgId of the message in TRANS_CHECK_MAX_TIME_TOPIC.
+    """
+
+    msg_id: str | None = None

@@ -248,13 +248,15 @@ class MessageStore:
 
     # -- putting ------------------------------------------------------------------------------------------------------
 
-    def put(self, message: MessageInner, now_ms: int) -> PutResult:
+    def put(self, message: MessageInner, now_ms: int, *, frees_space: bool = False) -> PutResult:
         """Append one message, stored at `now_ms`, to its queue.
 
         With PUT_OK the message can be read; it is not on disk yet (see `flush`). Never raises for the contents of a
-        message. Accepts every message that fits a record and a file: maxMessageSize is a limit of the broker.
+        message. Accepts every message that fits a record and a file: maxMessageSize is a limit of the broker. A put
+        that `frees_space`, since a log file can be deleted after it, is accepted while the disk is too full for others.
         """
-        if not self.write_state.is_writable:
+        state = self.write_state
+        if not state.is_writable and not (frees_space and state.status is WriteStatus.DISK_FULL):
             return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         # 1. Take the next queue offset. A prepared message is in no queue and has queue offset 0.
         commit_log = self._log
@@ -481,6 +483,10 @@ class MessageStore:
         """
         self._retention.begin_round(now_ms, hour, disks)
         self.write_state.set_disk_full(self._retention.refusal)
+
+    def will_expire(self, now_ms: int) -> bool:
+        """Return whether `expire` would remove the oldest file from the log."""
+        return self._retention.will_expire(now_ms)
 
     def expire(self, now_ms: int) -> bool:
         """Remove the oldest file from the log if the round permits. If True, call `delete_expired`."""

@@ -93,6 +93,8 @@ class Retention:
         """The number of log files that this round may still expire."""
         self._forced = False
         """Whether this round ignores the age of files."""
+        self._kept: Path | None = None
+        """The file that was last kept because it is not archived; logged once."""
         self._detached: deque[MappedFile] = deque()
         """Files to be deleted, in this order. `expire` appends, `delete` removes; both ends of a deque are atomic."""
         self._detached_ms = 0
@@ -123,12 +125,16 @@ class Retention:
         """Let the next rounds expire files that are old enough at any hour."""
         self._manual_rounds = MANUAL_ROUNDS
 
+    def will_expire(self, now_ms: int) -> bool:
+        """Return whether `expire` would detach the oldest log file."""
+        return not self._detached and self._may_expire > 0 and self._may_expire_oldest(now_ms)
+
     def expire(self, now_ms: int) -> bool:
         """Detach the oldest log file if this round permits it.
 
         Tells whether there is a file to `delete` now.
         """
-        if not self._detached and self._may_expire and self._may_expire_oldest(now_ms):
+        if self.will_expire(now_ms):
             self._may_expire -= 1
             self._detached_ms = now_ms
             file = self._log.files.detach_first()
@@ -163,8 +169,9 @@ class Retention:
                 return False
         # 3. The archive, which costs a `stat` per file of the lake, comes last.
         if self._config.delete_only_archived and following > archived_physical_offset(self._config, self._log):
-            path = self._log.files.files[0].path
-            log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)
+            if self._kept != (path := self._log.files.files[0].path):
+                log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)
+            self._kept = path
             return False
         if self._config.delete_only_archived:
             missing = missing_messages(self._config, self._log, self._queues, self._log.begin, following)

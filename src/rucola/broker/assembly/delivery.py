@@ -13,6 +13,7 @@ from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
 from rucola.broker.delivery.delay import DELAY_OFFSET_FILE, PERSIST_INTERVAL_MS, ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.timer import TIMER_FILE, TimerMessageService
 from rucola.broker.delivery.transaction_check import TransactionCheckService
 from rucola.broker.delivery.transactions import TransactionalMessageService
@@ -44,9 +45,11 @@ class DeliveryServices:
         self._storage = storage
         self.puts = InternalPuts(store, self._on_buffered)
         self._buffered_puts = DueTask("buffered puts", self._put_buffered, clock)
-        self.delayed = ScheduleMessageService(store, self.puts, delays_ms, directory / DELAY_OFFSET_FILE)
+        self.delayed = ScheduleMessageService(
+            store, self.puts, metadata.topics, delays_ms, directory / DELAY_OFFSET_FILE
+        )
         self._delayed_delivery = DueTask("delayed delivery", self._deliver_delayed, clock)
-        self._timers = TimerMessageService(store, self.puts, directory / TIMER_FILE)
+        self._timers = TimerMessageService(store, self.puts, metadata.topics, directory / TIMER_FILE)
         self._timer_delivery = DueTask("timer delivery", self._deliver_timers, clock)
         self.transactions = TransactionalMessageService(
             config, store, self.puts, metadata.topics, offsets, len(delays_ms)
@@ -73,7 +76,7 @@ class DeliveryServices:
         running.callback(self._delayed_delivery.stop)
         running.callback(self._timer_delivery.stop)
         self.transactions.load()
-        running.push_async_callback(self._transaction_check.commit_offsets)
+        running.push_async_callback(self._commit_transactions)
         self._storage.subscribe(self._on_arrival)
 
     def start(self, scheduler: Scheduler) -> None:
@@ -88,15 +91,19 @@ class DeliveryServices:
         self._timer_delivery.schedule_at(now_ms)
 
     async def prepare_delete(self) -> bool:
-        """Roll the timer messages of the oldest log file; return False if that failed.
+        """Roll the messages that wait in the oldest log file; return False if that failed.
 
-        The copies are flushed and the rolled offset is written before the file is deleted: otherwise a power failure
-        could destroy the copies after the originals are gone.
+        The copies are flushed and the progress is written before the file is deleted: otherwise a power failure could
+        destroy the copies after the originals are gone.
         """
         if self._environment.is_slave:
             return True
-        before = self._timers.rolled_offset
-        return await self._timers.roll(self._clock) and (self._timers.rolled_offset == before or await self._persist())
+        services = (self.delayed, self._timers, self.transactions)
+        return (
+            await roll(self._storage.store, services, self._clock)
+            and await self._persist()
+            and await self._transaction_check.commit_offsets()
+        )
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         # In both topics the tags code of a unit is a due time.
@@ -117,6 +124,9 @@ class DeliveryServices:
         await in_thread(self.delayed.persist, offsets)
         await in_thread(self._timers.persist, checkpoint)
         return True
+
+    async def _commit_transactions(self) -> None:
+        await self._transaction_check.commit_offsets()
 
     def _on_buffered(self, due_ms: int) -> None:
         self._buffered_puts.schedule_at(due_ms)

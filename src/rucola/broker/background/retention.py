@@ -65,7 +65,13 @@ class RetentionTask:
         await self.check_disks()
         # One file per iteration: messages are moved, the file leaves the log, a thread deletes it. The pause keeps the
         # deletion of large files from saturating the disk.
-        while await self._prepare_delete() and self._store.expire(self._clock()):
+        while True:
+            now_ms = self._clock()
+            # Only a file that is deleted next has to be left. At the same time, `expire` decides the same.
+            if self._store.will_expire(now_ms) and not await self._prepare_delete():
+                return
+            if not self._store.expire(now_ms):
+                return
             await in_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)
 

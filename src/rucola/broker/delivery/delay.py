@@ -15,6 +15,10 @@ flush of the messages that they cover. After a crash, messages that were deliver
 index by their unique key and skipped. Only messages without a unique key (or without an index) are delivered twice: at
 most those of the last 10 s before the crash.
 
+Before a log file is deleted, the messages that wait in it are moved to the topic of timer messages with their due times
+(see `broker.delivery.rolling`), and the offsets of their levels behind them. So a delay may be longer than the log is
+retained.
+
 A failed put is retried with backoff; the offset of its level does not move, other levels continue (see
 `broker.delivery.internal_puts`). Only damaged records are skipped, with an error in the log.
 
@@ -22,7 +26,8 @@ A failed put is retried with backoff; the offset of its level does not move, oth
 
 Corresponds to `ScheduleMessageService` of Apache RocketMQ 4.9.8. Deliberate differences: the service sleeps until the
 next due time, where Apache polls every 100 ms; a level that messageDelayLevel no longer contains is still delivered;
-messages above a maxMessageSize that was lowered later are delivered, where they block the level in Apache's broker.
+messages above a maxMessageSize that was lowered later are delivered, where they block the level in Apache's broker;
+messages that wait longer than the log is retained are delivered, where Apache loses them.
 """
 
 from __future__ import annotations
@@ -34,10 +39,14 @@ from pathlib import Path
 
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
+from rucola.broker.stored_message import stored_message
+from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
-from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store import config_files
+from rucola.store.config import PutMessageStatus
+from rucola.store.dispatch_request import MAX_TAGS_CODE
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -81,9 +90,17 @@ class ScheduleMessageService:
     `path` is config/delayOffset.json. All methods but `persist` must be called in the broker's event loop.
     """
 
-    def __init__(self, store: MessageStore, puts: InternalPuts, delays_ms: Sequence[int], path: Path) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        puts: InternalPuts,
+        topics: TopicConfigTable,
+        delays_ms: Sequence[int],
+        path: Path,
+    ) -> None:
         self._store = store
         self._puts = puts
+        self._topics = topics
         self._delays_ms = delays_ms
         self._path = path
         self._offsets: dict[int, int] = {}
@@ -140,17 +157,18 @@ class ScheduleMessageService:
         begin = self._begin(level)
         units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, DELIVERY_BATCH)
         # 2. Find the latest due time that a unit of this level can have. A later one is damaged, or was stored under a
-        #    longer delay, and is delivered now, as Apache does. A level that is no longer configured has no limit.
+        #    longer delay, and is delivered now, as Apache does.
         #    For example, at 12:00:00 on a level of 10 s a unit due at 12:00:10 waits, one of 12:00:30 is delivered.
-        known = level <= self.level_count
-        latest_ms = now_ms + self._delays_ms[level - 1] if known else max((unit[2] for unit in units), default=0)
+        latest_ms = self._latest_ms(level, now_ms)
         # 3. Deliver until a message that is not due yet. A failed put stops this level; its offset stays.
         kind = f"delay level {level}"
         for queue_offset, (physical_offset, _, due_ms) in enumerate(units, begin):
             if now_ms < due_ms <= latest_ms:
                 return due_ms
             check_duplicate = due_ms <= self._check_duplicates_until_ms
-            if not deliver(self._store, self._puts, kind, physical_offset, now_ms, check_duplicate=check_duplicate):
+            if not deliver(
+                self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=check_duplicate
+            ):
                 return backoff.failed(now_ms)
             backoff.succeeded()
             self._offsets[level] = queue_offset + 1
@@ -159,13 +177,54 @@ class ScheduleMessageService:
             return None
         return now_ms if units else now_ms + FIRST_RETRY_MS
 
+    def _latest_ms(self, level: int, now_ms: int) -> int:
+        """Return the latest due time of a level; one that is no longer configured has no limit."""
+        return now_ms + self._delays_ms[level - 1] if level <= self.level_count else MAX_TAGS_CODE
+
+    def roll_some(self, file_end: int, now_ms: int) -> bool | None:
+        """Roll a batch of messages of each level into the timer topic; see `broker.delivery.rolling`.
+
+        There they keep their due times, where the queue of a level would begin the delay again.
+        """
+        has_more = False
+        for level in self._offsets:
+            begin = self._begin(level)
+            units = self._store.units(SCHEDULE_TOPIC, level - 1, begin, DELIVERY_BATCH)
+            for queue_offset, (physical_offset, _, due_ms) in enumerate(units, begin):
+                if physical_offset >= file_end:
+                    break
+                if not self._roll_one(level, physical_offset, due_ms, now_ms):
+                    return False
+                self._offsets[level] = queue_offset + 1
+            else:
+                has_more |= bool(units)
+        return None if has_more else True
+
+    def _roll_one(self, level: int, physical_offset: int, due_ms: int, now_ms: int) -> bool:
+        kind = "delay roll"
+        try:
+            message = stored_message(self._store, physical_offset)
+        except InvalidMessage as error:
+            logger.error("%s: skipping a message that cannot be read: %s", kind, error)
+            return True
+        if due_ms <= self._latest_ms(level, now_ms):
+            message.properties[properties.TIMER_OUT_MS] = str(due_ms)
+            message.properties[properties.TIMER_ROLL_TIMES] = "1"
+            self._topics.ensure_timer_topic(now_ms)
+            message.topic, message.queue_id = TIMER_TOPIC, 0
+            put = self._puts.put_again(kind, message, now_ms, is_roll=True)
+            if put.status is not PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
+                return put.status is PutMessageStatus.PUT_OK
+        # It would be delivered now anyway, or has no room for its due time: too early is better than never.
+        return deliver(self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=True)
+
     def _begin(self, level: int) -> int:
         """Return the first queue offset of a level that is still to be delivered."""
         begin, kept = self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1)
         if begin < kept:
             logger.error(
                 "delay level %d: retention deleted %d messages before they were due; "
-                "fileReservedTime must be longer than the longest delay, and the disk large enough",
+                "the broker was a slave then, or another broker wrote this store",
                 level,
                 kept - begin,
             )

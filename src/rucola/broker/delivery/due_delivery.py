@@ -1,5 +1,7 @@
 """Delivery of a due message: a put into its own queue (REAL_TOPIC, REAL_QID).
 
+If the topic has lost that queue meanwhile, another one that consumers read gets the message.
+
 A message may have been delivered before, since progress is written after deliveries and a crash may happen between the
 two. When that is possible, the message is looked up in the index by its unique key, and skipped if its own queue
 contains it. An older message with the same key differs in its position: the delivered record is behind the
@@ -17,6 +19,7 @@ from contextlib import suppress
 
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.stored_message import stored_message
+from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, properties
 from rucola.message.record import decode
@@ -34,7 +37,14 @@ _MAX_QUEUE_ID = (1 << 31) - 1
 
 
 def deliver(
-    store: MessageStore, puts: InternalPuts, kind: str, physical_offset: int, now_ms: int, *, check_duplicate: bool
+    store: MessageStore,
+    puts: InternalPuts,
+    topics: TopicConfigTable,
+    kind: str,
+    physical_offset: int,
+    now_ms: int,
+    *,
+    check_duplicate: bool,
 ) -> bool:
     """Put a waiting message into its own queue; return False if the put failed.
 
@@ -43,13 +53,15 @@ def deliver(
     """
     try:
         message = stored_message(store, physical_offset)
-        own_queue = _own_queue(message)
+        topic, queue_id = _own_queue(message)
     except InvalidMessage as error:
         logger.error("%s: skipping a message that cannot be delivered: %s", kind, error)
         return True
     # A rolled message was copied to the end of the log, so its delivered record may precede the copy.
     was_rolled = message.properties.pop(properties.TIMER_ROLL_TIMES, None) is not None
-    message.topic, message.queue_id = own_queue
+    if was_rolled and message.properties.get(properties.DELAY, "").strip("0").isdecimal():  # rolled from a delay level
+        message.properties.pop(properties.TIMER_OUT_MS, None)
+    message.topic, message.queue_id = topic, topics.readable_queue(topic, queue_id)
     if (check_duplicate or was_rolled) and _is_delivered(store, message, 0 if was_rolled else physical_offset):
         return True
     # A commit stored the offset of its half message; the record in the own queue has none, as with Apache.

@@ -7,11 +7,12 @@ not advance:
     kind of put                           after a failure
     delay level n                         the offset of the level stays; retried with backoff
     timer message                         deliveredMs stays; retried with backoff
-    timer roll                            rolledOffset and the log file stay; retried in the next round of retention
+    delay, timer and transaction roll     the log file stays; retried in the next round of retention
     retry (and dead letter)               the response is an error; the consumer keeps the message and retries
     commit                                the transaction stays open; the next check asks the producer again
     op message                            after a commit: remembered, and retried by the next end or check
     transaction check                     the check ends; retried by the next one (transactionCheckInterval)
+    transaction resume                    the response is an error; the operator tries again
     reply, offset moved event             buffered in memory, up to MAX_BUFFERED messages; retried with backoff
 
 The kind is the label of log lines and of the metric rocketmq_internal_put_failures_total. A failure is logged once per
@@ -93,12 +94,12 @@ class InternalPuts:
         self._has_overflowed = False
         self._backoff = Backoff()
 
-    def put(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
+    def put(self, kind: str, message: MessageInner, now_ms: int, *, is_roll: bool = False) -> PutResult:
         """Put a message; log and count a failure.
 
-        The caller is responsible for the retry.
+        The caller is responsible for the retry. `is_roll` puts although the disk is too full for other messages.
         """
-        result = self._store.put(message, now_ms)
+        result = self._store.put(message, now_ms, frees_space=is_roll)
         if result.status is PutMessageStatus.PUT_OK:
             if kind in self._failing:
                 logger.warning("%s: puts succeed again", kind)
@@ -107,7 +108,7 @@ class InternalPuts:
             self._failed(kind, result, message.unique_key or "without a unique key", message.topic, self.reason(result))
         return result
 
-    def put_again(self, kind: str, message: MessageExt, now_ms: int) -> PutResult:
+    def put_again(self, kind: str, message: MessageExt, now_ms: int, *, is_roll: bool = False) -> PutResult:
         """Put a stored message again, possibly with another queue or other properties; see `put`."""
         try:
             inner = renewed(message)
@@ -115,7 +116,7 @@ class InternalPuts:
             result = PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
             self._failed(kind, result, message.msg_id, message.topic, str(error))
             return result
-        return self.put(kind, inner, now_ms)
+        return self.put(kind, inner, now_ms, is_roll=is_roll)
 
     def reason(self, result: PutResult) -> str:
         """Return the reason of a failed put, for remarks and logs."""

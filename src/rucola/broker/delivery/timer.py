@@ -28,9 +28,8 @@ The progress is a checkpoint of three numbers in `config/timer.json`, written ev
 
     {"deliveredMs": d, "queueOffset": q, "rolledOffset": r}
 
-Of the units before q, all that were due at d or earlier are delivered; those before r were rolled. Rolling protects
-messages that wait longer than the log is retained: before a log file is deleted, the waiting messages in it are put
-again at the end of the same queue, with TIMER_ROLL_TIMES incremented.
+Of the units before q, all that were due at d or earlier are delivered; those before r were rolled: put again at the end
+of the same queue, with TIMER_ROLL_TIMES incremented, before their log file is deleted (see `broker.delivery.rolling`).
 
 Delivery is at least once, as for delay levels: messages that were delivered after the last checkpoint are found by
 their unique key after a crash, and skipped. A put that fails is retried (see `broker.delivery.internal_puts`);
@@ -45,10 +44,9 @@ because the ConsumeQueue contains the same information.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -62,6 +60,7 @@ from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
 from rucola.broker.stored_message import stored_message
+from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -179,6 +178,7 @@ class TimerMessageService:
         self,
         store: MessageStore,
         puts: InternalPuts,
+        topics: TopicConfigTable,
         path: Path,
         *,
         near_capacity: int = NEAR_CAPACITY,
@@ -186,6 +186,7 @@ class TimerMessageService:
     ) -> None:
         self._store = store
         self._puts = puts
+        self._topics = topics
         self._backoff = Backoff()
         self._path = path
         self._near_capacity = near_capacity
@@ -285,17 +286,20 @@ class TimerMessageService:
         due_ms = self._near[0][0]
         return due_ms if retry_ms is None or due_ms > now_ms else retry_ms
 
-    async def roll(self, clock: Callable[[], int]) -> bool:
-        """Put the waiting messages of the oldest log file again, before its deletion.
-
-        Returns False if a put failed. Does nothing while the oldest file is the only one. Yields to the event loop
-        after each DELIVERY_BATCH units.
-        """
-        while True:
-            done = self._roll_some(clock())
-            if done is not None:
-                return done
-            await asyncio.sleep(0)
+    def roll_some(self, file_end: int, now_ms: int) -> bool | None:
+        """Roll a batch of messages; see `broker.delivery.rolling`."""
+        self._rolled_offset = max(self._rolled_offset, self._store.min_offset(*_QUEUE))
+        units = self._store.units(*_QUEUE, self._rolled_offset, DELIVERY_BATCH)
+        first = self._first()
+        for physical_offset, _, due_ms in units:
+            if physical_offset >= file_end:
+                return True
+            # Units with keys below the first waiting one are delivered already.
+            waits = first is not None and (due_ms, self._rolled_offset) >= first
+            if waits and not self._roll_one(physical_offset, now_ms):
+                return False
+            self._rolled_offset += 1
+        return None if units else True
 
     @property
     def rolled_offset(self) -> int:
@@ -331,31 +335,9 @@ class TimerMessageService:
             )
             return True
         check_duplicate = due_ms <= self._check_duplicates_until_ms
-        return deliver(self._store, self._puts, "timer message", units[0][0], now_ms, check_duplicate=check_duplicate)
-
-    def _roll_some(self, now_ms: int) -> bool | None:
-        """Roll a batch of units.
-
-        Returns True when the file is done, None if more follow, False if a put failed.
-        """
-        # The last file is never deleted, so nothing has to leave it.
-        size = self._store.config.mapped_file_size_commit_log
-        # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.
-        file_end = self._store.min_physical_offset // size * size + size
-        if file_end >= self._store.max_physical_offset:
-            return True
-        self._rolled_offset = max(self._rolled_offset, self._store.min_offset(*_QUEUE))
-        units = self._store.units(*_QUEUE, self._rolled_offset, DELIVERY_BATCH)
-        first = self._first()
-        for physical_offset, _, due_ms in units:
-            if physical_offset >= file_end:
-                return True
-            # Units with keys below the first waiting one are delivered already.
-            waits = first is not None and (due_ms, self._rolled_offset) >= first
-            if waits and not self._roll_one(physical_offset, now_ms):
-                return False
-            self._rolled_offset += 1
-        return None if units else True
+        return deliver(
+            self._store, self._puts, self._topics, "timer message", units[0][0], now_ms, check_duplicate=check_duplicate
+        )
 
     def _roll_one(self, physical_offset: int, now_ms: int) -> bool:
         try:
@@ -368,7 +350,7 @@ class TimerMessageService:
         with suppress(InvalidMessage):  # properties that leave no space for the count: roll the message without it
             properties.join(counted)
             message.properties = counted
-        return self._puts.put_again("timer roll", message, now_ms).status is PutMessageStatus.PUT_OK
+        return self._puts.put_again("timer roll", message, now_ms, is_roll=True).status is PutMessageStatus.PUT_OK
 
     # -- heap, horizon and scan ----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from rucola.access import Caller
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_calls import ClientCalls
-from rucola.broker.client_registry import ClientRegistry
+from rucola.broker.client_registry import ClientChannel, ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.outages import Outages
@@ -55,32 +55,38 @@ class TransactionCheckService:
     async def run(self) -> None:
         """Send a check request for each transaction that timed out.
 
-        Groups without a connected producer are skipped, and checked by the next run.
+        Groups without a connected producer are not checked, which counts as no check.
         """
-        for number, check in enumerate(self._transactions.check(self._clock()), 1):
-            # Any member of the group's user may answer; the request is one-way, the answer is an END_TRANSACTION.
-            producer = self._clients.next_producer(check.group, partial(self._admits, check.topic))
-            if producer is None:
-                why = "no producer of it is connected"
-                if check.group in self._clients.producers:
-                    why = f"no producer of it that may send to topic {check.topic} reads what it is sent"
-                self._outages.failed(f"transaction check of group {check.group}", why)
-            else:
-                self._outages.succeeded(f"transaction check of group {check.group}")
-                self._calls.check_transaction(producer, check.header, check.record)
+        checks = self._transactions.check(self._clock(), self._find_producer)
+        for number, (producer, check) in enumerate(checks, 1):
+            self._calls.check_transaction(producer, check.header, check.record)
             if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         await self.commit_offsets()
 
+    def _find_producer(self, group: str, topic: str) -> ClientChannel | None:
+        # Any member of the group's user may answer; the request is one-way, the answer is an END_TRANSACTION.
+        producer = self._clients.next_producer(group, partial(self._admits, topic))
+        if producer is None:
+            why = "no producer of it is connected"
+            if group in self._clients.producers:
+                why = f"no producer of it that may send to topic {topic} reads what it is sent"
+            self._outages.failed(f"transaction check of group {group}", why)
+        else:
+            self._outages.succeeded(f"transaction check of group {group}")
+        return producer
+
     def _admits(self, topic: str, caller: Caller) -> bool:
         return self._may_receive(caller, topic)
 
-    async def commit_offsets(self) -> None:
-        """Flush the log, then commit the offsets of the half and op queues."""
+    async def commit_offsets(self) -> bool:
+        """Flush the log, then commit the offsets of the half and op queues; return False if the flush failed."""
         # The offsets are taken before the flush: an op message put during the flush is not covered by it.
         committed = self._transactions.offsets()
         timeout_ms = self._store.config.sync_flush_timeout
         is_flushed = await self._group_commit.wait_flushed(self._store.max_physical_offset, timeout_ms)
-        if is_flushed and self._store.write_state.failure is None:
-            self._transactions.commit_offsets(committed)
-            await in_thread(await in_slices(self._offsets.snapshot_steps()))
+        if not is_flushed or self._store.write_state.failure is not None:
+            return False
+        self._transactions.commit_offsets(committed)
+        await in_thread(await in_slices(self._offsets.snapshot_steps()))
+        return True

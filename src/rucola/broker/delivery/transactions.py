@@ -11,10 +11,11 @@ op message is open.
     op queue      0 2 1 4 7              op messages, in the order of the ends
 
 A half message that is open for longer than transactionTimeOut is copied to the end of its queue, with
-TRANSACTION_CHECK_TIMES incremented, and its producer group receives a check request. After transactionCheckMax checks
-it moves to TRANS_CHECK_MAX_TIME_TOPIC instead. CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout for one message;
-until it has passed, the message is copied without a check, with the queue offset of the first copy in
-TRAN_PREPARED_QUEUE_OFFSET.
+TRANSACTION_CHECK_TIMES incremented, and a producer of its group receives a check request. After transactionCheckMax
+checks it moves to TRANS_CHECK_MAX_TIME_TOPIC instead, from where `resume` opens it again. Without a check, the message
+is copied with the queue offset of the first in TRAN_PREPARED_QUEUE_OFFSET: before its log file is deleted (see
+`broker.delivery.rolling`), while no producer of the group is connected, and until CHECK_IMMUNITY_TIME_IN_SECONDS has
+passed, which replaces the timeout for one message. After fileReservedTime without a producer it moves, too.
 
 The progress in both queues is stored as consumer offsets of CID_RMQ_SYS_TRANS. After a restart, the op messages from
 there on show which half messages behind `half_begin` are ended.
@@ -31,17 +32,20 @@ leave no space for those that checks and the commit add. A put that fails leaves
 
 Corresponds to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
 RocketMQ 4.9.8. Deliberate differences: an end that is repeated, or refers to the message before a check, counts once;
-copies during CHECK_IMMUNITY_TIME do not count as checks; a transactional message with a delay is delayed after its
-commit, where Apache loses it.
+copies without a check do not count as one, where Apache discards what was open while all producers of a group were away
+for transactionCheckMax intervals; only discarded messages can be resumed, and each once; a transactional message with a
+delay is delayed after its commit, where Apache loses it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 from rucola.broker.config import BrokerConfig
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
@@ -50,7 +54,7 @@ from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
-from rucola.message.record import encode
+from rucola.message.record import decode, encode
 from rucola.message.topics import TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.store.config import PutMessageStatus, PutResult
@@ -58,12 +62,16 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+P = TypeVar("P")
+"""A connected producer."""
+
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 REMOVE_TAG = "d"
 
 _HALF_QUEUE = (TRANS_HALF_TOPIC, 0)
 _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
 _UNITS_PER_READ = 1000
+_HOUR_MS = 3_600_000
 
 PROGRESS_KEYS = tuple(offset_key(TRANSACTION_GROUP, topic) for topic, _ in (_HALF_QUEUE, _OP_QUEUE))
 """The keys of the progress in the table of consumer offsets."""
@@ -122,8 +130,11 @@ class TransactionalMessageService:
         """Committed half messages whose op message could not be put yet."""
         self._copies: dict[int, int] = {}
         """Half messages that were replaced by a copy, with the queue offset of the copy."""
-        self._discarded: set[int] = set()
-        """Half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC; a late end still applies to them."""
+        self._discarded: dict[int, int] = {}
+        """Half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC, with the physical offset there.
+
+        A late end still applies to them.
+        """
 
     def load(self) -> None:
         """Read from the store which transactions are open: those without an op message."""
@@ -190,20 +201,18 @@ class TransactionalMessageService:
         """
         # 1. Validate the request against the half message it refers to.
         try:
-            half = stored_message(self._store, header.commit_log_offset)
+            half = self._half_of(header)
         except InvalidMessage as error:
             return f"Find prepared transaction message failed: {error}"
         if half.topic != TRANS_HALF_TOPIC:
             return f"Find prepared transaction message failed: there is none at {header.commit_log_offset}"
         if half.properties.get(properties.PGROUP) != header.producer_group:
             return f"The producer group wrong: {header.producer_group} did not send this message"
-        if half.queue_offset != header.tran_state_table_offset:
+        if self._newest(half.queue_offset) != self._newest(header.tran_state_table_offset):
             return f"The transaction state table offset wrong: it is {half.queue_offset}"
         check_topic(half.properties.get(properties.REAL_TOPIC, ""))
         # 2. Follow the copies of earlier checks: the op message must name the newest one.
-        newest = half.queue_offset
-        while newest in self._copies:
-            newest = self._copies[newest]
+        newest = self._newest(half.queue_offset)
         # 3. Ignore a repeated end. Before `_half_begin`, everything is ended, except what was discarded.
         if newest in self._ended or newest in self._committed_without_op:
             return None
@@ -224,6 +233,26 @@ class TransactionalMessageService:
         # 5. Roll back: only the op message.
         put = self._put_op(newest, now_ms)
         return None if put.status is PutMessageStatus.PUT_OK else self._puts.reason(put)
+
+    def _half_of(self, header: EndTransactionRequestHeader) -> MessageExt:
+        """Return the half message that an end refers to, or its newest copy if retention has deleted it.
+
+        Raises InvalidMessage.
+        """
+        copy = self._newest(header.tran_state_table_offset)
+        if header.commit_log_offset >= self._store.min_physical_offset or copy == header.tran_state_table_offset:
+            return stored_message(self._store, header.commit_log_offset)
+        units = self._store.units(*_HALF_QUEUE, copy, 1)
+        half = stored_message(self._store, units[0][0] if units else -1)
+        if header.transaction_id not in (None, half.unique_key):
+            raise InvalidMessage(f"offset {header.tran_state_table_offset} belongs to another transaction")
+        return half
+
+    def _newest(self, half_queue_offset: int) -> int:
+        """Return the queue offset of the newest copy of a half message; its own without copies."""
+        while half_queue_offset in self._copies:
+            half_queue_offset = self._copies[half_queue_offset]
+        return half_queue_offset
 
     def _put_committed(self, half: MessageExt, now_ms: int) -> PutResult:
         pairs = half.properties
@@ -263,7 +292,7 @@ class TransactionalMessageService:
         if put.status is PutMessageStatus.PUT_OK:
             self._ended[half_queue_offset] = put.queue_offset
             self._op_end = put.queue_offset + 1
-            self._discarded.discard(half_queue_offset)
+            self._discarded.pop(half_queue_offset, None)
             self._advance_half_begin()
         return put
 
@@ -274,8 +303,13 @@ class TransactionalMessageService:
 
     # -- check ---------------------------------------------------------------------------------------------------------
 
-    def check(self, now_ms: int) -> Iterator[TransactionCheckRequest]:
-        """Yield a check request for each half message that timed out.
+    def check(
+        self, now_ms: int, find_producer: Callable[[str, str], P | None]
+    ) -> Iterator[tuple[P, TransactionCheckRequest]]:
+        """Yield a connected producer and a check request for each half message that timed out.
+
+        `find_producer` returns a producer of a group that may send to a topic, or None; then messages stay open and are
+        not checked.
 
         Visits the half messages that exist at the first step. Other methods may be called between two requests. Ends
         early at a message that is too young, since all behind it are younger, and at a failed put.
@@ -292,42 +326,78 @@ class TransactionalMessageService:
             if offset in self._committed_without_op:
                 return
             half = self._half_at(offset)
-            copied = None
+            request = None
             if half is not None and not self._is_ended_by_first(half):
-                is_handled, copied = self._check_one(half, now_ms)
+                is_handled, request = self._check_one(half, now_ms, find_producer)
                 if not is_handled:
                     return
             self._half_begin = offset + 1  # before the yield: the producer's end may arrive meanwhile
-            if half is not None and copied is not None:
-                yield self._check_request(half, copied)
+            if request is not None:
+                yield request
         self._forget_ended()
 
-    def _check_one(self, half: MessageExt, now_ms: int) -> tuple[bool, PutResult | None]:
+    def _check_one(
+        self, half: MessageExt, now_ms: int, find_producer: Callable[[str, str], P | None]
+    ) -> tuple[bool, tuple[P, TransactionCheckRequest] | None]:
         """Check one open half message.
 
-        Returns whether the check may continue behind it, and the copy to send a request about. The first case that
-        applies decides:
+        Returns whether the check may continue behind it, and the request to send. The first case that applies decides:
 
             transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
             its own immunity time has not passed                      copy it without a check
             no immunity time, and younger than transactionTimeOut     stop here
-            otherwise                                                 copy it, and ask its producer group
+            its producers are away, for fileReservedTime now          move it to TRANS_CHECK_MAX_TIME_TOPIC
+            its producers are away                                    copy it without a check
+            otherwise                                                 copy it, and ask a producer of its group
         """
         pairs = half.properties
         checked = _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))
         if checked >= self._check_max:
             return self._discard(half, now_ms), None
         age_ms = now_ms - half.born_timestamp
-        immune_s = pairs.get(properties.CHECK_IMMUNITY_TIME_IN_SECONDS)
-        if immune_s is not None and age_ms < self._immunity_ms(immune_s):
-            pairs.setdefault(properties.TRAN_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
-            return self._copy(half, now_ms) is not None, None
-        if immune_s is None and 0 <= age_ms < self._timeout_ms:
+        immune_ms = self._immunity_ms(pairs)
+        if immune_ms is not None and age_ms < immune_ms:
+            return self._copy_unchecked(half, now_ms), None
+        if immune_ms is None and 0 <= age_ms < self._timeout_ms:
             return False, None
+        producer = find_producer(pairs.get(properties.PGROUP, ""), pairs.get(properties.REAL_TOPIC, ""))
+        if producer is None:
+            # The clock of the producer may be wrong: the broker's must agree, by the first copy without a check.
+            first = _number(pairs.get(properties.TRAN_PREPARED_QUEUE_OFFSET), half.queue_offset)
+            since_ms = max(half.born_timestamp, self._store.store_time(*_HALF_QUEUE, first))
+            is_expired = now_ms - since_ms >= self._reserved_ms
+            return self._discard(half, now_ms) if is_expired else self._copy_unchecked(half, now_ms), None
         pairs[properties.TRANSACTION_CHECK_TIMES] = str(checked + 1)
         copied = self._copy(half, now_ms)
-        is_copied = copied is not None and copied.status is PutMessageStatus.PUT_OK
-        return copied is not None, copied if is_copied else None
+        if copied is None or copied.status is not PutMessageStatus.PUT_OK:
+            return copied is not None, None
+        return True, (producer, self._check_request(half, copied))
+
+    def _copy_unchecked(self, half: MessageExt, now_ms: int, *, is_roll: bool = False) -> bool:
+        """Put a copy that does not count as a check; return False if that failed."""
+        half.properties.setdefault(properties.TRAN_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
+        return self._copy(half, now_ms, is_roll=is_roll) is not None
+
+    def roll_some(self, file_end: int, now_ms: int) -> bool | None:
+        """Copy a batch of open half messages, without a check; see `broker.delivery.rolling`."""
+        if not self._put_missing_ops(now_ms):
+            return False
+        self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
+        for _ in range(DELIVERY_BATCH):
+            self._advance_half_begin()
+            units = self._store.units(*_HALF_QUEUE, self._half_begin, 1)
+            if not units or units[0][0] >= file_end:
+                return True
+            half = self._half_at(self._half_begin)
+            is_open = half is not None and not self._is_ended_by_first(half)
+            if half is not None and is_open and not self._copy_unchecked(half, now_ms, is_roll=True):
+                return False
+            self._half_begin += 1
+        return None
+
+    @property
+    def _reserved_ms(self) -> int:
+        return self._store.config.file_reserved_time * _HOUR_MS
 
     def _half_at(self, queue_offset: int) -> MessageExt | None:
         units = self._store.units(*_HALF_QUEUE, queue_offset, 1)
@@ -342,11 +412,7 @@ class TransactionalMessageService:
         first = half.properties.get(properties.TRAN_PREPARED_QUEUE_OFFSET)
         return first is not None and _number(first, -1) in self._ended
 
-    def _immunity_ms(self, seconds: str) -> int:
-        value = _number(seconds, -1)
-        return self._timeout_ms if value == -1 else value * 1000
-
-    def _copy(self, half: MessageExt, now_ms: int) -> PutResult | None:
+    def _copy(self, half: MessageExt, now_ms: int, *, is_roll: bool = False) -> PutResult | None:
         """Put a copy of the half message at the end of its queue.
 
         Returns None if that failed. If the properties leave no space for those that a check adds (another broker
@@ -357,7 +423,8 @@ class TransactionalMessageService:
         except InvalidMessage:
             unchanged = stored_message(self._store, half.physical_offset)
             return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED) if self._discard(unchanged, now_ms) else None
-        result = self._puts.put_again("transaction check", half, now_ms)
+        kind = "transaction roll" if is_roll else "transaction check"
+        result = self._puts.put_again(kind, half, now_ms, is_roll=is_roll)
         if result.status is not PutMessageStatus.PUT_OK:
             return None
         self._copies[half.queue_offset] = result.queue_offset
@@ -367,15 +434,62 @@ class TransactionalMessageService:
         """Move a half message to TRANS_CHECK_MAX_TIME_TOPIC, for operators; False if the put failed."""
         self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1, now_ms)
         half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
-        if self._puts.put_again("transaction check", half, now_ms).status is not PutMessageStatus.PUT_OK:
+        put = self._puts.put_again("transaction check", half, now_ms)
+        if put.status is not PutMessageStatus.PUT_OK:
             return False
         logger.error(
             "the transaction of message %s for %s was not ended by group %s; moving it to %s",
             half.msg_id, half.properties.get(properties.REAL_TOPIC), half.properties.get(properties.PGROUP),
             TRANS_CHECK_MAX_TIME_TOPIC,
         )  # fmt: skip
-        self._discarded.add(half.queue_offset)
+        self._discarded[half.queue_offset] = put.physical_offset
         return True
+
+    def resume(self, physical_offset: int, now_ms: int) -> str | None:
+        """Open a discarded transaction again, without checks until now. Returns None, or the remark of a refusal.
+
+        The message is that at `physical_offset`, in TRANS_CHECK_MAX_TIME_TOPIC.
+        """
+        try:
+            half = stored_message(self._store, physical_offset)
+        except InvalidMessage as error:
+            return str(error)
+        if half.topic != TRANS_CHECK_MAX_TIME_TOPIC:
+            return (
+                f"message {half.msg_id} is in {half.topic}; only messages in {TRANS_CHECK_MAX_TIME_TOPIC} are resumed"
+            )
+        if self._is_resumed(half):
+            return f"message {half.msg_id} was resumed before"
+        half.topic, half.queue_id = _HALF_QUEUE
+        half.properties[properties.TRANSACTION_CHECK_TIMES] = "0"
+        half.properties.pop(properties.TRAN_PREPARED_QUEUE_OFFSET, None)
+        put = self._puts.put_again("transaction resume", half, now_ms)
+        if put.status is not PutMessageStatus.PUT_OK:
+            return self._puts.reason(put)
+        for first, discarded in list(self._discarded.items()):
+            if discarded == physical_offset:  # an end that refers to the discarded message applies to this one
+                self._copies[first] = put.queue_offset
+                del self._discarded[first]
+        return None
+
+    def _is_resumed(self, discarded: MessageExt) -> bool:
+        """Return whether the half queue has a copy of a discarded message that is newer than it."""
+        if discarded.unique_key is None:
+            return False
+        for record in self._store.query(TRANS_HALF_TOPIC, discarded.unique_key, DELIVERY_BATCH).records:
+            with suppress(InvalidMessage):  # a damaged record of another message
+                half = decode(record, decompress=False, check_crc=False)
+                if half.unique_key == discarded.unique_key and half.physical_offset > discarded.physical_offset:
+                    return True
+        return False
+
+    def _immunity_ms(self, pairs: Mapping[str, str]) -> int | None:
+        """Return the time in CHECK_IMMUNITY_TIME_IN_SECONDS, fileReservedTime at most; None for transactionTimeOut.
+
+        That applies without the property, and to what is no number of 64 bits, as with Apache.
+        """
+        seconds = _number(pairs.get(properties.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
+        return None if seconds == -1 or abs(seconds) >= 1 << 63 else min(seconds * 1000, self._reserved_ms)
 
     def _check_request(self, half: MessageExt, copied: PutResult) -> TransactionCheckRequest:
         pairs = half.properties

@@ -1,4 +1,4 @@
-"""Adapter of END_TRANSACTION (37)."""
+"""Adapter of END_TRANSACTION (37) and RESUME_CHECK_HALF_MESSAGE (323)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ from rucola.access import Action, Caller
 from rucola.broker.services.transactions import TransactionService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.transaction import EndTransactionRequestHeader
+from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint, server_resource
 
 
 class TransactionAdapter:
-    """Ends of transactions.
+    """Ends of transactions, and the resumption of discarded ones.
 
-    The header names no topic: the half message is found by its physical offset.
+    The headers name no topic: the half message is found by its physical offset.
     """
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        request = EndTransactionRequestHeader
-        return (Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, request, server_resource),)
+        end, resume = EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
+        return (
+            Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, end, server_resource),
+            Endpoint(
+                RequestCode.RESUME_CHECK_HALF_MESSAGE, Action.RESUME_TRANSACTION, self.resume, resume, server_resource
+            ),
+        )
 
     def end(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: EndTransactionRequestHeader
     ) -> Reply:
         return command.response(ResponseCode.SUCCESS) if self._service.end(caller, header) else None
+
+    def resume(
+        self,
+        connection: Connection,
+        caller: Caller,
+        command: RemotingCommand,
+        header: ResumeCheckHalfMessageRequestHeader,
+    ) -> Reply:
+        self._service.resume(header.msg_id or "")
+        return command.response(ResponseCode.SUCCESS)

@@ -15,7 +15,6 @@ from rucola.broker.message_filter import check_supported, matches
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message.properties import is_true
-from rucola.message.topics import retry_topic
 from rucola.protocol.heartbeat import HeartbeatData, SubscriptionData, subscription
 from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 
@@ -51,7 +50,7 @@ class ClientService:
                 group = None  # logged and counted; the client's other groups are accepted
             if group is not None:
                 sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
-                self._state.topics.ensure(retry_topic(group.group_name), group.retry_queue_nums, now_ms, sys_flag)
+                self._state.topics.ensure_retry_topic(group, now_ms, sys_flag)
             self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
         on_accepted()
         self._state.clients.heartbeat(channel, caller, heartbeat, language, version, now_ms)

@@ -17,7 +17,7 @@ from rucola.broker.client_calls import ClientCalls
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
 from rucola.broker.state import BrokerState
 from rucola.message.properties import is_true
-from rucola.message.topics import check_group
+from rucola.message.topics import check_group, retry_topic
 from rucola.protocol.group import LATEST, ResetOffsetRequestHeader
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import SubscriptionGroupConfig, SubscriptionGroupWrapper, TopicConfig
@@ -36,7 +36,10 @@ class GroupService:
         check_group(group.group_name)
         check_range("retryQueueNums", group.retry_queue_nums, MAX_QUEUE_NUMS)
         self._state.limits.check_queue_nums("retryQueueNums", group.retry_queue_nums)
-        self._state.groups.put(group, self._state.clock())
+        now_ms = self._state.clock()
+        self._state.groups.put(group, now_ms)
+        if self._state.topics.get(retry_topic(group.group_name)) is not None:
+            self._state.topics.ensure_retry_topic(group, now_ms)  # consumers know its queues before the first retry
         await self._state.persistence.wait_persisted()
 
     async def delete(self, group: str, with_offsets: bool) -> None:

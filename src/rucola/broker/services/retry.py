@@ -14,7 +14,9 @@ The message keeps its body and properties and gains
 A message whose properties leave no room for these goes to `%DLQ%group` without them, with an error in the log: it could
 never be retried otherwise. If the put fails, the consumer gets an error, keeps the message and tries again.
 
-Corresponds to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.9.8.
+Corresponds to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.9.8. Deliberate differences: the
+retry topic grows to retryQueueNums queues, where Apache puts messages into queues that no consumer reads; a group whose
+retryQueueNums is 0 has one retry queue, where Apache answers SUCCESS and loses the message.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from rucola.broker.stored_message import renewed, stored_message
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import is_true
-from rucola.message.topics import retry_topic
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.store.config import PutMessageStatus
@@ -63,11 +64,9 @@ class RetryService:
                 f"subscription group not exist, {request.group}; create it, or set "
                 "autoCreateSubscriptionGroup=true on the broker",
             )
-        if group.retry_queue_nums <= 0:
-            return
         # The retry topic is created before the message is found, so that its subscribers get a route in any case.
         topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(request.unit_mode) else 0
-        topic = self._state.topics.ensure(retry_topic(request.group), group.retry_queue_nums, now_ms, topic_sys_flag)
+        topic = self._state.topics.ensure_retry_topic(group, now_ms, topic_sys_flag)
         try:
             message = stored_message(self._state.store, request.offset)
         except InvalidMessage as error:
@@ -77,7 +76,7 @@ class RetryService:
             self._check_read(caller, Resource(message.topic))
         limit = max_reconsume_times(group, version, request.max_reconsume_times)
         is_dead = message.reconsume_times >= limit or request.delay_level < 0
-        retry_queue = (topic.topic_name, random.randrange(group.retry_queue_nums))  # noqa: S311 - spreads load
+        retry_queue = (topic.topic_name, random.randrange(max(1, group.retry_queue_nums)))  # noqa: S311 - spreads load
         attempt = self._next_attempt(message, request, None if is_dead else retry_queue, now_ms)
         put = self._state.puts.put("retry", attempt, now_ms)
         if put.status is not PutMessageStatus.PUT_OK:

@@ -1,9 +1,9 @@
-"""Ends of transactions: a producer commits or rolls back a half message.
+"""Transactions: a producer commits or rolls back a half message, an operator resumes a discarded one.
 
 A producer that does not know the outcome yet (TRANSACTION_NOT) gets no response, as clients expect; the broker checks
 again later. Any other value than commit or rollback is refused.
 
-Corresponds to `EndTransactionProcessor` of Apache RocketMQ 4.9.8.
+Corresponds to `EndTransactionProcessor` and `AdminBrokerProcessor.resumeCheckHalfMessage` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.message import sysflag
+from rucola.message.ids import parse_offset_msg_id
 from rucola.protocol.transaction import EndTransactionRequestHeader
 
 
 class TransactionService:
-    """Ends transactions."""
+    """Ends and resumes transactions."""
 
     def __init__(
         self, transactions: TransactionalMessageService, clock: Callable[[], int], check_publish: Check
@@ -46,3 +47,13 @@ class TransactionService:
         if failure is not None:
             raise Refused(Reason.FAILED, failure)
         return True
+
+    def resume(self, offset_msg_id: str) -> None:
+        """Open a discarded transaction again: its producers are asked as for a new one.
+
+        Raises InvalidMessage for a malformed id, or Refused.
+        """
+        _, physical_offset = parse_offset_msg_id(offset_msg_id)
+        failure = self._transactions.resume(physical_offset, self._clock())
+        if failure is not None:
+            raise Refused(Reason.FAILED, failure)

@@ -20,12 +20,14 @@ import msgspec
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.message import topics
+from rucola.message.topics import retry_topic
 from rucola.protocol.body import to_body
 from rucola.protocol.topic import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
     DataVersion,
+    SubscriptionGroupConfig,
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
@@ -178,6 +180,30 @@ class TopicConfigTable:
             )
             self.put(config, now_ms)
         return config
+
+    def ensure_retry_topic(self, group: SubscriptionGroupConfig, now_ms: int, topic_sys_flag: int = 0) -> TopicConfig:
+        """Return a group's retry topic, created if it is missing, with retryQueueNums queues at least.
+
+        A group that was given no queues has one: what it fails to consume must not get lost.
+        """
+        queue_nums = max(1, group.retry_queue_nums)
+        topic = self.ensure(retry_topic(group.group_name), queue_nums, now_ms, topic_sys_flag)
+        if min(topic.read_queue_nums, topic.write_queue_nums) < queue_nums:
+            topic = msgspec.structs.replace(
+                topic,
+                read_queue_nums=max(topic.read_queue_nums, queue_nums),
+                write_queue_nums=max(topic.write_queue_nums, queue_nums),
+            )
+            self.put(topic, now_ms)
+        return topic
+
+    def readable_queue(self, topic: str, queue_id: int) -> int:
+        """Return the queue for a message that waited for `queue_id`: another one if the topic has none of this id now.
+
+        A topic that does not exist, or that nobody may read, leaves the id as it is.
+        """
+        config = self._table.get(topic)
+        return queue_id % config.read_queue_nums if config is not None and config.read_queue_nums > 0 else queue_id
 
     def ensure_timer_topic(self, now_ms: int) -> None:
         """Create the topic of timer messages if it is missing.

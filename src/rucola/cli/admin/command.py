@@ -35,7 +35,7 @@ class AdminCommands(SuggestingGroup):
         ),
         "Messages": (
             "queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey", "queryMsgByOffset", "queryMsgTraceById", "printMsg",
-            "printMsgByQueue", "consumeMessage", "sendMessage",
+            "printMsgByQueue", "consumeMessage", "sendMessage", "resumeCheckHalfMessage",
         ),
         "Consumer and producer groups": (
             "consumerProgress", "consumerStatus", "consumerConnection", "producerConnection", "producer",

@@ -176,6 +176,32 @@ async def _resend(client: AdminClient, ids: list[str]) -> list[SendResult]:
         ]
 
 
+@command("resumeCheckHalfMessage")
+@click.option("-i", "--msgId", "msg_ids", required=True, help="One or more offsetMsgIds, separated by commas.")
+def resume_check_half_message(namesrv_addr: str, as_json: bool, msg_ids: str) -> None:
+    """Open transactions again that a broker discarded after too many checks.
+
+    The ids are those of messages in TRANS_CHECK_MAX_TIME_TOPIC, which `printMsg -t TRANS_CHECK_MAX_TIME_TOPIC` lists.
+    The broker asks the producers of each transaction again, with a new count of checks. mqadmin has no command for it.
+
+    \b
+    Examples:
+      rucola admin resumeCheckHalfMessage -i 7F00000100002A9F0000000000004E20
+    """
+    ids = [one.strip() for one in msg_ids.split(",") if one.strip()]
+
+    async def resume(client: AdminClient) -> None:
+        for one in ids:
+            await client.messages.resume_check_half_message(one)
+
+    call_admin(namesrv_addr, resume)
+    if as_json:
+        print_json({"resumed": ids})
+        return
+    for one in ids:
+        click.echo(f"{one} resumed")
+
+
 @command("queryMsgByOffset")
 @topic_option
 @click.option("-b", "--brokerName", "broker_name", required=True, help="Broker name.")

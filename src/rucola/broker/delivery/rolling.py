@@ -1,0 +1,47 @@
+"""Rolling: messages that wait in the oldest log file are put again at the end of the log, before it is deleted.
+
+    log file 0    file 1    ...    file 9
+    w . . w                        . . w w        w waits: delayed, timer and half messages
+
+Retention deletes files by age, or by force if the disk is full, and does not know what their messages wait for. What
+waits in a file leaves it first; the file stays while a put fails. Each service rolls its own messages and notes how far
+it got. The broker flushes the copies and writes these notes before the file is deleted, so that a crash finds the
+original or the copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from rucola.store.message_store import MessageStore
+
+
+class RollingService(Protocol):
+    """A service with messages that wait in the log."""
+
+    def roll_some(self, file_end: int, now_ms: int) -> bool | None:
+        """Roll some of the messages that wait before the physical offset `file_end`.
+
+        Returns True when none is left, None if there may be more, False if a put failed.
+        """
+
+
+async def roll(store: MessageStore, services: Iterable[RollingService], clock: Callable[[], int]) -> bool:
+    """Roll all messages that wait in the oldest log file; return False if a put failed.
+
+    Does nothing while the oldest file is the only one. Yields to the event loop after each batch.
+    """
+    size = store.config.mapped_file_size_commit_log
+    # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.
+    file_end = store.min_physical_offset // size * size + size
+    if file_end >= store.max_physical_offset:
+        return True
+    for service in services:
+        done = None
+        while not done:
+            if (done := service.roll_some(file_end, clock())) is False:
+                return False
+            await asyncio.sleep(0)
+    return True
