@@ -186,6 +186,11 @@ def offered(*offers: tuple[str, int, int], by: str = ADDRESS) -> PendingProgress
     return pending
 
 
+def taken(pending: PendingProgress[str], address: str, own: LogPosition) -> str | None:
+    progress = pending.take(address, own)
+    return progress.table if progress is not None else None
+
+
 @pytest.mark.parametrize(
     ("address", "epoch", "end", "is_covered"),
     [
@@ -200,17 +205,17 @@ def offered(*offers: tuple[str, int, int], by: str = ADDRESS) -> PendingProgress
 )
 def test_a_table_waits_for_the_log_of_its_master(address: str, epoch: int, end: int, is_covered: bool) -> None:
     pending = offered(("a", 3, 100))
-    assert pending.take(address, LogPosition(epoch, end)) == ("a" if is_covered else None)
+    assert taken(pending, address, LogPosition(epoch, end)) == ("a" if is_covered else None)
     # It waits on if it was not taken, and is taken once.
-    assert pending.take(ADDRESS, LogPosition(3, 100)) == (None if is_covered else "a")
-    assert pending.take(ADDRESS, LogPosition(3, 100)) is None
+    assert taken(pending, ADDRESS, LogPosition(3, 100)) == (None if is_covered else "a")
+    assert taken(pending, ADDRESS, LogPosition(3, 100)) is None
 
 
 def test_the_first_table_of_a_log_that_moves_on_keeps_waiting() -> None:
     """A slave that lags steadily would otherwise never apply one."""
     pending = offered(("a", 3, 100), ("b", 3, 200), ("c", 3, 300))
-    assert pending.take(ADDRESS, LogPosition(3, 150)) == "a"
-    assert pending.take(ADDRESS, LogPosition(3, 300)) is None
+    assert taken(pending, ADDRESS, LogPosition(3, 150)) == "a"
+    assert taken(pending, ADDRESS, LogPosition(3, 300)) is None
 
 
 @pytest.mark.parametrize(
@@ -219,18 +224,18 @@ def test_the_first_table_of_a_log_that_moves_on_keeps_waiting() -> None:
 def test_a_table_of_another_log_takes_the_place_of_the_one_that_waits(newer: tuple[str, int, int]) -> None:
     _, epoch, end = newer
     pending = offered(("a", 3, 100), newer)
-    assert pending.take(ADDRESS, LogPosition(epoch, end)) == "b"
-    assert pending.take(ADDRESS, LogPosition(3, 100)) is None
+    assert taken(pending, ADDRESS, LogPosition(epoch, end)) == "b"
+    assert taken(pending, ADDRESS, LogPosition(3, 100)) is None
 
 
 def test_a_table_of_another_master_takes_the_place_of_the_one_that_waits() -> None:
     pending = offered(("a", 0, 100))
     pending.offer(MasterProgress("b", OTHER, LogPosition(0, 200)))
-    assert pending.take(ADDRESS, LogPosition(0, 200)) is None
-    assert pending.take(OTHER, LogPosition(0, 200)) == "b"
+    assert taken(pending, ADDRESS, LogPosition(0, 200)) is None
+    assert taken(pending, OTHER, LogPosition(0, 200)) == "b"
 
 
 def test_the_end_alone_decides_for_a_master_without_epochs() -> None:
     """The slave may have those of an earlier master."""
-    assert offered(("a", 0, 100)).take(ADDRESS, LogPosition(7, 99)) is None
-    assert offered(("a", 0, 100)).take(ADDRESS, LogPosition(7, 100)) == "a"
+    assert taken(offered(("a", 0, 100)), ADDRESS, LogPosition(7, 99)) is None
+    assert taken(offered(("a", 0, 100)), ADDRESS, LogPosition(7, 100)) == "a"

@@ -162,7 +162,7 @@ def test_a_late_message_with_an_earlier_due_time_is_delivered(tmp_path: Path) ->
         here.send(T0, T0 + 5000, b"late")
         here.deliver(T0 + 5000)
         here.send(T0, T0 + 1000, b"early")
-        here.timed.persist(here.timed.checkpoint())
+        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
         assert here.deliver(T0) == T0 + 1000
         here.deliver(T0 + 1000)
         assert here.bodies() == [b"late", b"early"]
@@ -176,15 +176,20 @@ def test_a_restart_delivers_each_remaining_message_once(tmp_path: Path) -> None:
         for number in range(40):
             here.send(T0, T0 + 1000 + 10 * (number % 20), b"%d" % number)
         here.deliver(T0 + 1095)
-        here.timed.persist(here.timed.checkpoint())
+        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
         written = json.loads((tmp_path / "config" / "timer.json").read_text())
-        assert written == {"deliveredMs": T0 + 1099, "queueOffset": 40, "rolledOffset": 0}
+        assert written == {
+            "deliveredMs": T0 + 1099,
+            "queueOffset": 40,
+            "rolledOffset": 0,
+            "logEnd": here.store.max_physical_offset,
+        }
     with timer_store(tmp_path) as here:
         assert here.deliver(T0 + 1095) == T0 + 1100
         assert len(here.bodies()) == 20
         here.deliver(T0 + 2000)
         assert sorted(map(int, here.bodies())) == list(range(40))
-        here.timed.persist(here.timed.checkpoint())
+        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
     with timer_store(tmp_path) as here:
         assert here.deliver(T0 + 9000) is None
         assert len(here.bodies()) == 40
@@ -194,7 +199,7 @@ def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> N
     with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + 1000, b"noted")
         here.deliver(T0 + 1000)
-        here.timed.persist(here.timed.checkpoint())
+        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
         here.send(T0 + 1000, T0 + 1500, b"not noted", UNIQ_KEY="1")
         here.send(T0 + 1000, T0 + 1500, b"has no key")
         here.deliver(T0 + 1500)
@@ -208,7 +213,7 @@ def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
 def test_an_unreadable_progress_file_is_named(tmp_path: Path, text: str) -> None:
     with timer_store(tmp_path) as here:
-        here.timed.persist(TimerCheckpoint(0, 1, 0))
+        here.timed.persist(TimerCheckpoint(0, 1, 0), 0)
         (tmp_path / "config" / "timer.json").write_text(text)
         with pytest.raises(StoreCorrupt, match=r"timer\.json"):
             here.timed.load()
@@ -290,13 +295,13 @@ async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, 
                     arrived = sorted(map(int, here.bodies()))
                     assert arrived == sorted(key for key, due_ms in due.items() if due_ms <= now_ms)
                 case "note":
-                    here.timed.persist(here.timed.checkpoint())
+                    here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
                 case "roll":
                     assert await here.roll(now_ms)
                 case _:
                     if step == "restart":
                         here.store.reput()
-                        here.timed.persist(here.timed.checkpoint())
+                        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
                     after = Path(directory) / str(number)
                     here.store.reput()
                     if step == "crash":

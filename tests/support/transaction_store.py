@@ -83,7 +83,7 @@ class TransactionStore:
 
     def note(self) -> None:
         """Write the progress, as a broker does."""
-        self.transactions.commit_offsets(self.transactions.offsets())
+        self.transactions.commit_offsets(self.transactions.offsets(), self.store.max_physical_offset)
         slices.run(self.offsets.snapshot_steps())()
 
     def messages(self, topic: str = "T", queue_id: int = 0, first: int = 0) -> list[MessageExt]:

@@ -116,13 +116,13 @@ class DeliveryServices:
 
     async def _persist(self) -> bool:
         """Write the offsets of both services, once the messages delivered up to them are flushed."""
-        offsets, checkpoint = self.delayed.offsets(), self._timers.checkpoint()
         store, timeout_ms = self._storage.store, self._environment.store_config.sync_flush_timeout
-        is_flushed = await self._storage.group_commit.wait_flushed(store.max_physical_offset, timeout_ms)
+        offsets, checkpoint, log_end = self.delayed.offsets(), self._timers.checkpoint(), store.max_physical_offset
+        is_flushed = await self._storage.group_commit.wait_flushed(log_end, timeout_ms)
         if not is_flushed or store.write_state.failure is not None:
             return False
-        await in_thread(self.delayed.persist, offsets)
-        await in_thread(self._timers.persist, checkpoint)
+        await in_thread(self.delayed.persist, offsets, log_end)
+        await in_thread(self._timers.persist, checkpoint, log_end)
         return True
 
     async def _commit_transactions(self) -> None:

@@ -50,15 +50,15 @@ class Metadata:
         self.client = RemotingClient(tls=environment.client_tls, credentials=self.credentials)
         self.registration = Registration(config, self.topics, self.client)
 
-    def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None) -> None:
-        """Load all tables. `max_offset` bounds the consumer offsets, see `ConsumerOffsetTable.load`.
+    def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None, log_end: int) -> None:
+        """Load all tables. `max_offset` and `log_end` bound the consumer offsets, see `ConsumerOffsetTable.load`.
 
         Raises StoreCorrupt for a file that cannot be parsed.
         """
         running.push_async_callback(self.client.close)
         self.topics.load(self._clock())
         self.groups.load()
-        self.offsets.load(max_offset)
+        self.offsets.load(max_offset, log_end)
         self.filters.load(self._clock())
         self.locks.load(self._clock())
         # All writes at the stop come after the scheduler has ended, see `assembly.startup`.

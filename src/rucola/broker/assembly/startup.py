@@ -85,7 +85,8 @@ async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -
     connections = Connections(environment, metadata)
     storage = Storage(environment, connections.hold)
     await storage.open(running)
-    metadata.open(running, None if environment.is_slave else storage.store.max_offset)
+    store = storage.store
+    metadata.open(running, None if environment.is_slave else store.max_offset, store.max_physical_offset)
     return OpenedParts(metadata, connections, storage)
 
 

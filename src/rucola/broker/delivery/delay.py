@@ -39,6 +39,7 @@ from pathlib import Path
 
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
+from rucola.broker.log_end import is_ahead, log_end_of, with_log_end
 from rucola.broker.stored_message import stored_message
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
@@ -105,6 +106,8 @@ class ScheduleMessageService:
         self._path = path
         self._offsets: dict[int, int] = {}
         """By level, the queue offset of the first message that is not delivered yet."""
+        self._written: Mapping[int, int] = {}
+        """The offsets in the file."""
         self._backoffs: defaultdict[int, Backoff] = defaultdict(Backoff)
         self._check_duplicates_until_ms = 0
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
@@ -115,31 +118,37 @@ class ScheduleMessageService:
         return len(self._delays_ms)
 
     def load(self) -> None:
-        """Load the offset of each level. Raises StoreCorrupt if the file cannot be parsed.
+        """Load the offset of each level, or begin again if they are ahead of the log (`broker.log_end`).
 
         Only messages that were due before the last put of the previous run can have been delivered after the last
-        write of the offsets.
+        write of the offsets. Raises StoreCorrupt if the file cannot be parsed, and OSError.
         """
         document = config_files.read_config(self._path)
         stored = parse_delay_offsets(self._path, document) if document else {}
+        self._written = stored
+        exceeds = any(end > self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level, end in stored.items())
+        if is_ahead(self._path, log_end_of(document), self._store.max_physical_offset, exceeds_queue=exceeds):
+            stored = {}
+            self.persist({}, 0)
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
         for level in sorted({*range(1, self.level_count + 1), *waiting, *stored}):
             queue = (SCHEDULE_TOPIC, level - 1)
             begin, end = self._store.min_offset(*queue), self._store.max_offset(*queue)
-            # A crash may have destroyed the end of the queue, and retention its beginning.
-            self._offsets[level] = max(begin, min(stored.get(level, 0), end))
+            self._offsets[level] = max(begin, min(stored.get(level, 0), end))  # retention may have deleted the begin
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 
     def offsets(self) -> Mapping[int, int]:
         """Return a copy of the offsets by level, without those that are 0."""
         return {level: queue_offset for level, queue_offset in self._offsets.items() if queue_offset}
 
-    def persist(self, offsets: Mapping[int, int]) -> None:
-        """Write offsets; the messages delivered up to them must be on disk.
+    def persist(self, offsets: Mapping[int, int], log_end: int) -> None:
+        """Write offsets, unless they are written; the log up to `log_end` must be on disk.
 
         May be called in any thread.
         """
-        write_delay_offsets(self._path, offsets)
+        if offsets != self._written:
+            write_delay_offsets(self._path, offsets, log_end)
+            self._written = offsets
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver due messages, DELIVERY_BATCH per level at most.
@@ -232,9 +241,9 @@ class ScheduleMessageService:
         return begin
 
 
-def write_delay_offsets(path: Path, offsets: Mapping[int, int]) -> None:
-    """Write the delay offsets by level; durable on return. Raises OSError."""
-    config_files.write_config(path, {"offsetTable": dict(offsets)})
+def write_delay_offsets(path: Path, offsets: Mapping[int, int], log_end: int) -> None:
+    """Write the delay offsets by level, and the end of the log that they need; durable on return. Raises OSError."""
+    config_files.write_config(path, with_log_end({"offsetTable": dict(offsets)}, log_end if offsets else 0))
 
 
 def parse_delay_offsets(source: Path | str, document: object) -> dict[int, int]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from rucola import slices
 from rucola.broker.delivery.delay import DELAY_OFFSET_FILE, write_delay_offsets
 from rucola.broker.delivery.timer import TIMER_FILE, TimerCheckpoint, write_checkpoint
-from rucola.broker.delivery.transactions import TRANSACTION_GROUP
 from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable
 from rucola.store.config_files import read_config
 from rucola.store.features import LMQ_OFFSET_FILE
@@ -30,11 +29,11 @@ def reset_progress(config_directory: Path) -> None:
     delayed, timers = config_directory / DELAY_OFFSET_FILE, config_directory / TIMER_FILE
     # An empty table, and no deletion: a missing file is read from its .bak.
     if read_config(delayed) is not None:
-        write_delay_offsets(delayed, {})
+        write_delay_offsets(delayed, {}, 0)
     if read_config(timers) is not None:
-        write_checkpoint(timers, TimerCheckpoint(0, 0, 0))
+        write_checkpoint(timers, TimerCheckpoint(0, 0, 0), 0)
     for name in (CONSUMER_OFFSET_FILE, LMQ_OFFSET_FILE):
         offsets = ConsumerOffsetTable(config_directory / name)
         offsets.load(None)
-        offsets.remove_group(TRANSACTION_GROUP)
+        offsets.reset_transactions()
         slices.run(offsets.snapshot_steps())()

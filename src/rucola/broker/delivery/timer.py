@@ -26,7 +26,7 @@ segments whose messages are all delivered, and those that begin later than the n
 The progress is a checkpoint of three numbers in `config/timer.json`, written every 10 s after a flush, and at the stop
 (not before the first timer message, so that Apache's broker finds no unknown file):
 
-    {"deliveredMs": d, "queueOffset": q, "rolledOffset": r}
+    {"deliveredMs": d, "queueOffset": q, "rolledOffset": r, "logEnd": e}        e: see `broker.log_end`
 
 Of the units before q, all that were due at d or earlier are delivered; those before r were rolled: put again at the end
 of the same queue, with TIMER_ROLL_TIMES incremented, before their log file is deleted (see `broker.delivery.rolling`).
@@ -59,6 +59,7 @@ import numpy.typing as npt
 from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
+from rucola.broker.log_end import is_ahead, log_end_of, with_log_end
 from rucola.broker.stored_message import stored_message
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
@@ -199,6 +200,8 @@ class TimerMessageService:
         """Segments with far messages, by queue offset divided by `segment_units`."""
         self._scan: _Scan | None = None
         """The scan in progress."""
+        self._written = TimerCheckpoint(0, 0, 0)
+        """The checkpoint in the file."""
         self._delivered_ms = 0
         """Latest due time of a delivered message."""
         self._end = 0
@@ -209,7 +212,9 @@ class TimerMessageService:
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     def load(self) -> None:
-        """Load the checkpoint. Raises StoreCorrupt if the file cannot be parsed.
+        """Load the checkpoint, or begin again if it is ahead of the log (`broker.log_end`).
+
+        Raises StoreCorrupt if the file cannot be parsed, and OSError.
 
         Units before the checkpoint's queue offset count as far, with unknown due times; the first scan finds the
         nearest. Units behind it are processed as new arrivals.
@@ -217,7 +222,12 @@ class TimerMessageService:
         document = config_files.read_config(self._path)
         stored = TimerCheckpoint(0, 0, 0) if document is None else _parse_checkpoint(self._path, document)
         begin, end = self._store.min_offset(*_QUEUE), self._store.max_offset(*_QUEUE)
-        # A crash may have destroyed the end of the queue, and retention its beginning: clamp the offsets to the queue.
+        self._written = stored
+        exceeds = max(stored.queue_offset, stored.rolled_offset) > end
+        if is_ahead(self._path, log_end_of(document), self._store.max_physical_offset, exceeds_queue=exceeds):
+            stored = TimerCheckpoint(0, 0, 0)
+            self.persist(stored, 0)
+        # Retention may have deleted the begin of the queue.
         self._rolled_offset = max(begin, min(stored.rolled_offset, end))
         self._end = max(self._rolled_offset, min(stored.queue_offset, end))
         self._delivered_ms = stored.delivered_ms
@@ -253,14 +263,14 @@ class TimerMessageService:
         # A millisecond before the first that waits: others of its millisecond may be delivered already.
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
-    def persist(self, checkpoint: TimerCheckpoint) -> None:
-        """Write a checkpoint; the messages that it covers must be on disk.
+    def persist(self, checkpoint: TimerCheckpoint, log_end: int) -> None:
+        """Write a checkpoint, unless it is written; the log up to `log_end` must be on disk.
 
-        May be called in any thread.
+        Without a timer message there is no file, which Apache's broker does not have. May be called in any thread.
         """
-        if not checkpoint.queue_offset and not self._path.exists():
-            return  # no timer message yet: create no file that Apache's broker does not have
-        write_checkpoint(self._path, checkpoint)
+        if checkpoint != self._written:
+            write_checkpoint(self._path, checkpoint, log_end)
+            self._written = checkpoint
 
     def deliver(self, now_ms: int) -> int | None:
         """Deliver due messages, DELIVERY_BATCH at most.
@@ -428,16 +438,14 @@ class TimerMessageService:
             del self._far[segment]
 
 
-def write_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
-    """Write a checkpoint; durable on return. Raises OSError."""
-    config_files.write_config(
-        path,
-        {
-            "deliveredMs": checkpoint.delivered_ms,
-            "queueOffset": checkpoint.queue_offset,
-            "rolledOffset": checkpoint.rolled_offset,
-        },
-    )
+def write_checkpoint(path: Path, checkpoint: TimerCheckpoint, log_end: int) -> None:
+    """Write a checkpoint, and the end of the log that it needs; durable on return. Raises OSError."""
+    document = {
+        "deliveredMs": checkpoint.delivered_ms,
+        "queueOffset": checkpoint.queue_offset,
+        "rolledOffset": checkpoint.rolled_offset,
+    }
+    config_files.write_config(path, with_log_end(document, log_end))
 
 
 def _parse_checkpoint(path: Path, document: object) -> TimerCheckpoint:

@@ -82,11 +82,11 @@ class TransactionCheckService:
     async def commit_offsets(self) -> bool:
         """Flush the log, then commit the offsets of the half and op queues; return False if the flush failed."""
         # The offsets are taken before the flush: an op message put during the flush is not covered by it.
-        committed = self._transactions.offsets()
+        committed, log_end = self._transactions.offsets(), self._store.max_physical_offset
         timeout_ms = self._store.config.sync_flush_timeout
-        is_flushed = await self._group_commit.wait_flushed(self._store.max_physical_offset, timeout_ms)
+        is_flushed = await self._group_commit.wait_flushed(log_end, timeout_ms)
         if not is_flushed or self._store.write_state.failure is not None:
             return False
-        self._transactions.commit_offsets(committed)
+        self._transactions.commit_offsets(committed, log_end)
         await in_thread(await in_slices(self._offsets.snapshot_steps()))
         return True

@@ -49,7 +49,7 @@ from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
-from rucola.broker.tables.offsets import ConsumerOffsetTable, offset_key
+from rucola.broker.tables.offsets import TRANSACTION_GROUP, ConsumerOffsetTable, offset_key
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
@@ -65,7 +65,6 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 """A connected producer."""
 
-TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 REMOVE_TAG = "d"
 
 _HALF_QUEUE = (TRANS_HALF_TOPIC, 0)
@@ -165,10 +164,9 @@ class TransactionalMessageService:
         # `_ended` is {4: 3, 7: 4}: the half queue continues at 3, and the op queue at 3, too.
         return TransactionOffsets(self._half_begin, min(self._ended.values(), default=self._op_end))
 
-    def commit_offsets(self, offsets: TransactionOffsets) -> None:
-        """Commit offsets; everything that was put before they were taken must be on disk."""
-        self._offsets.commit(TRANSACTION_GROUP, *_HALF_QUEUE, offsets.half)
-        self._offsets.commit(TRANSACTION_GROUP, *_OP_QUEUE, offsets.op)
+    def commit_offsets(self, offsets: TransactionOffsets, log_end: int) -> None:
+        """Commit offsets; the log up to `log_end`, its end when they were taken, must be on disk."""
+        self._offsets.commit_transactions({TRANS_HALF_TOPIC: offsets.half, TRANS_OP_HALF_TOPIC: offsets.op}, log_end)
 
     # -- prepare -------------------------------------------------------------------------------------------------------
 

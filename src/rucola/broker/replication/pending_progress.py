@@ -63,10 +63,10 @@ class PendingProgress(Generic[T]):
         if self._pending is None or not self._pending.precedes(progress):
             self._pending = progress
 
-    def take(self, address: str, own: LogPosition) -> T | None:
-        """Return the waiting table if it is covered, which then waits no more; else None."""
+    def take(self, address: str, own: LogPosition) -> MasterProgress[T] | None:
+        """Return the waiting progress if it is covered, which then waits no more; else None."""
         pending = self._pending
         if pending is None or not pending.is_covered(address, own):
             return None
         self._pending = None
-        return pending.table
+        return pending

@@ -241,12 +241,12 @@ class SlaveSynchronize:
         """Apply the offsets that waited, as far as the log covers them."""
         address, own = self._registration.master_address, self._mastership.flushed_position
         if (transactions := self._pending_transactions.take(address, own)) is not None:
-            self._offsets.merge(transactions)
-        if (offsets := self._pending_delay_offsets.take(address, own)) is not None:
+            self._offsets.merge_transactions(transactions.table, transactions.needed.end)
+        if (delayed := self._pending_delay_offsets.take(address, own)) is not None:
             try:
-                await in_thread(write_delay_offsets, self._delay_offset_path, offsets)
+                await in_thread(write_delay_offsets, self._delay_offset_path, delayed.table, delayed.needed.end)
             except OSError as error:  # the next run requests them again
                 self._outages.failed(WRITE, error)
             else:
                 self._outages.succeeded(WRITE)
-                self._delay_offsets = offsets
+                self._delay_offsets = delayed.table

@@ -12,6 +12,9 @@ commits that would break this. A group that Apache's broker accepted may contain
 ignored. In lmqConsumerOffset.json the offsets of groups named `%LMQ%...` are by themselves, without a queue id, which
 is 0.
 
+The offsets of the group CID_RMQ_SYS_TRANS are the broker's own progress with transactions. They need the log up to
+`log_end`, and are removed if it ends earlier (see `broker.log_end`).
+
 Corresponds to `ConsumerOffsetManager` and `LmqConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate differences:
 Apache keeps such offsets, and with enableLmq it ignores the consumerOffset.json of the time before.
 """
@@ -24,6 +27,8 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rucola import slices
+from rucola.broker.log_end import is_ahead, log_end_of, with_log_end
 from rucola.errors import StoreCorrupt
 from rucola.message.topics import is_lmq
 from rucola.store.config_files import ConfigFile, read_config
@@ -32,6 +37,7 @@ from rucola.store.features import LMQ_OFFSET_FILE
 logger = logging.getLogger(__name__)
 
 CONSUMER_OFFSET_FILE = "consumerOffset.json"
+TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 _SEPARATOR = "@"
 
 
@@ -58,6 +64,8 @@ class ConsumerOffsetTable:
         self._topics_of: dict[str, dict[str, None]] = {}
         self._groups_of: dict[str, dict[str, None]] = {}
         """The topics of each group, and the groups of each topic, in the table."""
+        self._log_end = 0
+        """The end of the log that the offsets of CID_RMQ_SYS_TRANS need."""
         self._incarnation = secrets.token_hex(8)
         self._changes = 0
         """The number of changes since the start."""
@@ -66,11 +74,11 @@ class ConsumerOffsetTable:
         self._changed: dict[str, int] = {}
         """The number of the last change of each `topic@group`, in the order of these changes."""
 
-    def load(self, max_offset: Callable[[str, int], int] | None) -> None:
-        """Load the file. Raises StoreCorrupt if it cannot be parsed.
+    def load(self, max_offset: Callable[[str, int], int] | None, log_end: int | None = None) -> None:
+        """Load the file. Raises StoreCorrupt if it cannot be parsed, and OSError.
 
         `max_offset` returns the end of a queue. None keeps all offsets, for a slave, whose queues may end before those
-        of its master.
+        of its master. `log_end` is the end of the log, None to keep the progress with transactions.
         """
         value, path = self._file.read(), self._file.path
         if value is None and self._before is not None:
@@ -80,6 +88,16 @@ class ConsumerOffsetTable:
             self._add(table)
             for key in table.keys() - self._table.keys():
                 logger.warning("%s: the offsets of %r are ignored: it is not topic@group", path, key)
+            self._log_end = log_end_of(value)
+        if log_end is not None:
+            exceeds = max_offset is not None and any(
+                queue_offset > max_offset(topic, queue_id)
+                for topic in self.topics_of(TRANSACTION_GROUP)
+                for queue_id, queue_offset in self.of(TRANSACTION_GROUP, topic).items()
+            )
+            if is_ahead(path, self._log_end, log_end, exceeds_queue=exceeds):
+                self.reset_transactions()
+                slices.run(self.snapshot_steps())()
         if max_offset is None:
             return
         for key, queues in self._table.items():
@@ -135,6 +153,23 @@ class ConsumerOffsetTable:
         if any(self._table.get(key) != queues for key, queues in table.items()):
             self._add(table)
             self._changes += 1
+
+    def commit_transactions(self, offsets: Mapping[str, int], log_end: int) -> None:
+        """Set the offsets of CID_RMQ_SYS_TRANS by topic, which need the log up to `log_end`."""
+        if any(self.get(TRANSACTION_GROUP, topic, 0) != queue_offset for topic, queue_offset in offsets.items()):
+            self._log_end = log_end if any(offsets.values()) else 0
+            for topic, queue_offset in offsets.items():
+                self.commit(TRANSACTION_GROUP, topic, 0, queue_offset)
+
+    def merge_transactions(self, table: Mapping[str, dict[int, int]], log_end: int) -> None:
+        """Replace the offsets of CID_RMQ_SYS_TRANS by those of a master, which need the log up to `log_end`."""
+        self._log_end = log_end
+        self.merge(table)
+
+    def reset_transactions(self) -> None:
+        """Remove the offsets of CID_RMQ_SYS_TRANS."""
+        self._log_end = 0
+        self.remove_group(TRANSACTION_GROUP)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Return the non-negative offsets of a group on a topic by queue id."""
@@ -215,11 +250,12 @@ class ConsumerOffsetTable:
             return _nothing
         table: dict[str, dict[int, int]] = {}
         # Prepared before the copy: a copy that began later is newer, and is never replaced by this one.
-        write = self._file.prepare_write(lambda: _document(table, self._file.path))
+        write = self._file.prepare_write(lambda: with_log_end(_document(table, self._file.path), log_end))
         for key in list(self._table):
             if (queues := self._table.get(key)) is not None:
                 table[key] = dict(queues)
             yield
+        log_end = self._log_end
 
         def persist() -> None:
             write()
