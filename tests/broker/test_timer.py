@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
-from rucola.broker.delivery.timer import TimerCheckpoint, redirect_delayed
+from rucola.broker.delivery.timer import MAX_DELAY_MS, TimerCheckpoint, redirect_delayed
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.properties import (
@@ -51,7 +51,7 @@ from support.waiting import until
         ({TIMER_DELAY_SEC: "60"}, T0 + 60_000),
         ({TIMER_DELAY_MS: "1"}, T0 + 1),
         ({TIMER_DELIVER_MS: str(T0 + 400 * DAY_MS)}, T0 + 400 * DAY_MS),
-        ({TIMER_DELIVER_MS: str(2**63 - 1)}, 2**63 - 1),
+        ({TIMER_DELIVER_MS: str(T0 + MAX_DELAY_MS)}, T0 + MAX_DELAY_MS),
         ({TIMER_DELIVER_MS: "1", TIMER_DELAY_MS: "2", TIMER_DELAY_SEC: "3"}, T0 + 3000),
         ({DELAY: "0", TIMER_DELAY_MS: "2"}, T0 + 2),
     ],
@@ -87,6 +87,21 @@ def test_a_delay_level_overrides_a_delivery_time() -> None:
 def test_a_delivery_time_that_is_not_a_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="TIMER_DELIVER_MS"):
         redirect_delayed("T", 0, {TIMER_DELIVER_MS: text}, 18, T0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (TIMER_DELIVER_MS, T0 + MAX_DELAY_MS + 1),
+        (TIMER_DELAY_MS, MAX_DELAY_MS + 1),
+        (TIMER_DELAY_MS, 10**18),
+        (TIMER_DELAY_SEC, MAX_DELAY_MS // 1000 + 1),
+        (TIMER_DELIVER_MS, 2**63 - 1),
+    ],
+)
+def test_a_time_that_nobody_can_mean_is_refused(name: str, value: int) -> None:
+    with pytest.raises(InvalidMessage, match=rf"{name} is {value}\b"):
+        redirect_delayed("T", 0, {name: str(value)}, 18, T0)
 
 
 # Delivery.

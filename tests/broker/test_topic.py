@@ -53,6 +53,7 @@ async def test_the_timer_topic_is_listed_from_its_first_message_on(tmp_path: Pat
             answer = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
             return set(decode_body(TopicConfigSerializeWrapper, answer.body).topic_config_table)
 
+        assert {SCHEDULE_TOPIC, TRANS_HALF_TOPIC} <= await listed()
         await peer.send(b"now", properties="TAGS\x01A\x02")
         assert TIMER_TOPIC not in await listed()
         await peer.send(b"later", properties="TIMER_DELAY_MS\x01600000\x02")

@@ -1,4 +1,4 @@
-"""Timer messages: delivery at an individual time, up to any distance in the future.
+"""Timer messages: delivery at an individual time, up to a hundred years ahead.
 
 Clients request a time by TIMER_DELIVER_MS (milliseconds since 1970), TIMER_DELAY_SEC or TIMER_DELAY_MS. Such a message
 is stored in queue 0 of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its own queue, TIMER_OUT_MS its due time,
@@ -38,8 +38,8 @@ deliveredMs, rolledOffset and the log file stay until it succeeds.
 `TimerMessageService` has no clock: `deliver(now_ms)` delivers due messages and returns the next due time.
 
 Corresponds to `TimerMessageStore` of Apache RocketMQ 5; 4.9.8 has no timer messages and delivers them immediately.
-Deliberate differences: millisecond precision instead of seconds; no timerMaxDelaySec; no timer wheel and no timerlog,
-because the ConsumeQueue contains the same information.
+Deliberate differences: millisecond precision instead of seconds; a limit of a hundred years instead of timerMaxDelaySec
+(three days); no timer wheel and no timerlog, because the ConsumeQueue contains the same information.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ logger = logging.getLogger(__name__)
 TIMER_PROPERTIES = (properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
 """Properties that request a time. If a message has several, the first in this order counts."""
 TIMER_FILE = "timer.json"
+MAX_DELAY_MS = 100 * 366 * 24 * 3_600_000
+"""How far ahead a timer message may be due: a hundred years. A time beyond that is a mistake, such as microseconds."""
 NEAR_CAPACITY = 1 << 13
 """Heap capacity in messages; may briefly reach twice this value."""
 SEGMENT_UNITS = 1 << 14
@@ -108,8 +110,11 @@ def redirect_delayed(
             f"its property {requested} is {pairs[requested][:40]!r}; it must be a whole number"
         ) from None
     due_ms = number if requested == properties.TIMER_DELIVER_MS else now_ms + number * _UNITS_MS[requested]
-    if due_ms > _LATEST_MS:
-        raise InvalidMessage(f"its property {requested} is {number}, which exceeds 64 bits of milliseconds")
+    if due_ms - now_ms > MAX_DELAY_MS:
+        unit = "seconds" if requested == properties.TIMER_DELAY_SEC else "milliseconds"
+        raise InvalidMessage(
+            f"its property {requested} is {number} {unit}, more than a hundred years ahead; is it in another unit?"
+        )
     if due_ms <= now_ms:
         return target
     pairs[properties.TIMER_OUT_MS] = str(due_ms)

@@ -181,7 +181,6 @@ class TransactionalMessageService:
         size, limit = len(properties.join(pairs)), properties.MAX_PROPERTIES_SIZE - RESERVED_PROPERTIES_SIZE
         if size > limit:
             raise InvalidMessage(f"a half message with {size} bytes of properties; {limit} are allowed")
-        self._topics.ensure(TRANS_HALF_TOPIC, 1, now_ms)
         return _HALF_QUEUE
 
     # -- end -----------------------------------------------------------------------------------------------------------

@@ -248,6 +248,7 @@ class TopicConfigTable:
         yield topic(config.broker_name, 1, PERM_INHERIT | (read_write if config.broker_topic_enable else 0))
         yield topic(topics.OFFSET_MOVED_EVENT)
         yield topic(topics.SCHEDULE_TOPIC, SCHEDULE_QUEUE_NUMS)
+        yield topic(topics.TRANS_HALF_TOPIC)  # Apache's broker creates it with its first check of transactions
         if config.trace_topic_enable:
             yield topic(config.msg_trace_topic_name)
         yield topic(topics.reply_topic(config.broker_cluster_name))
