@@ -183,3 +183,28 @@ def test_query_msg_trace_shows_a_trace(cluster: GoldenCluster) -> None:
     result = cluster.admin(f"queryMsgTraceById -i {untraced['msgId']}")
     assert result.exit_code == 1
     assert f"no trace of {untraced['msgId']}" in result.stderr
+
+
+def test_a_topic_with_fewer_queues_is_reported_at_once_and_by_doctor(cluster: GoldenCluster) -> None:
+    cluster.done("updateTopic -c DefaultCluster -t Shrinks -r 4 -w 4")
+    cluster.done("sendMessage -t Shrinks -p x -b broker-a -i 3")
+    changed = cluster.json("updateTopic -c DefaultCluster -t Shrinks -r 2 -w 2")
+    (finding,) = changed["findings"]
+    assert (finding["reason"], finding["subject"]) == ("QUEUE_NOT_READ", "Shrinks:3")
+    assert finding["fields"] == {"topic": "Shrinks", "queueId": 3, "messages": 1, "readQueueNums": 2}
+    warned = cluster.admin("updateTopic -c DefaultCluster -t Shrinks -r 2 -w 3")
+    assert [word in warned.stderr for word in ("QUEUE_NOT_READ", "FEWER_READ_QUEUES")] == [True, True]
+    report = cluster.admin("doctor --json")
+    assert report.exit_code == 1
+    assert '"Shrinks:3"' in report.stdout
+    assert "FEWER_READ_QUEUES" in cluster.admin("doctor").stdout
+    restored = cluster.admin("updateTopic -c DefaultCluster -t Shrinks -r 4 -w 4")
+    assert (restored.exit_code, restored.stderr) == (0, "")
+
+
+def test_what_is_no_discarded_transaction_is_not_resumed(cluster: GoldenCluster) -> None:
+    sent = cluster.json("sendMessage -t GA -p hello -b broker-a -i 3")
+    refused = cluster.admin(f"resumeCheckHalfMessage -i {sent['offsetMsgId']}")
+    assert refused.exit_code == 1
+    assert sent["msgId"] in refused.stderr
+    assert "GA" in refused.stderr

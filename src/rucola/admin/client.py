@@ -13,10 +13,11 @@
     client.access         accounts, users and policies of access control
     client.export         documents that describe a whole cluster
     client.monitor        problems of consumer groups
+    client.doctor         messages that wait and nobody gets
     client.roles          masters and slaves: their state, promotion, planned switchover
 
 Each part is a small class over one shared `AdminRequests` and the parts it builds upon. Apache's servers understand all
-requests as well, except those of `roles`.
+requests as well, except those of `roles` and some of `doctor`.
 
 Corresponds to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query
 is not limited to 64 records, returns the newest first, and reports whether it was truncated and which brokers failed;
@@ -33,6 +34,7 @@ from rucola.admin.access import AccessAdmin
 from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.dead_letters import DeadLetterAdmin
+from rucola.admin.doctor import DoctorAdmin
 from rucola.admin.export import ExportAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.message_track import MessageTracker
@@ -84,6 +86,7 @@ class AdminClient:
         self.access = AccessAdmin(requests)
         self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
         self.roles = RoleAdmin(requests)
+        self.doctor = DoctorAdmin(requests, self.cluster, self.topics, self.groups)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

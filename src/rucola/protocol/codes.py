@@ -126,6 +126,8 @@ class RequestCode(IntEnum):
     SWITCH_OVER = 20_004
     ASK_PROMISE = 20_005
     GET_ALL_QUEUE_LOCKS = 20_006
+    # Rucola's own: what a broker finds wrong with itself (`rucola.protocol.diagnosis`).
+    GET_DIAGNOSIS = 20_010
     # Rucola's own: signatures of version 2 (`rucola.acl.challenge`).
     GET_CHALLENGE = 20_100
 

@@ -128,6 +128,8 @@ async def start_broker(
     serving.schedule(scheduler)
     access.schedule(scheduler)
 
+    await serving.services.diagnosis.log()
+
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
     await start_metrics(environment, access, serving, connections, running)
     replication.start(scheduler, running)

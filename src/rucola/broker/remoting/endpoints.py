@@ -52,7 +52,7 @@ def broker_endpoints(
         GroupAdapter(services.groups),
         ConsumeStatsAdapter(services.consume_stats),
         ConnectionAdapter(services.inspection, calls, state.config),
-        RuntimeAdapter(services.configuration, services.runtime_info),
+        RuntimeAdapter(services.configuration, services.runtime_info, services.diagnosis),
         CleanupAdapter(services.cleanup),
         AccessAdapter(services.access, state.config),
         RoleAdapter(services.roles),

@@ -1,7 +1,7 @@
 """Adapter of requests about the broker itself: settings, figures, statistics.
 
 UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28), GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-(305), VIEW_BROKER_STATS_DATA (315).
+(305), VIEW_BROKER_STATS_DATA (315), and Rucola's own GET_DIAGNOSIS (20010).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from rucola import fastjson, settings
 from rucola.access import Action, Caller
 from rucola.broker.services.configuration import ConfigurationService
+from rucola.broker.services.diagnosis import DiagnosisService
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.protocol.body import encode_body
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
@@ -29,15 +30,19 @@ class ConfigVersionHeader(Header, kw_only=True):
 class RuntimeAdapter:
     """Settings, figures and statistics, for operators."""
 
-    def __init__(self, configuration: ConfigurationService, info: RuntimeInfoService) -> None:
+    def __init__(
+        self, configuration: ConfigurationService, info: RuntimeInfoService, diagnosis: DiagnosisService
+    ) -> None:
         self._configuration = configuration
         self._info = info
+        self._diagnosis = diagnosis
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (
             Endpoint(RequestCode.UPDATE_BROKER_CONFIG, Action.ALTER_CONFIG, self.update_config),
             Endpoint(RequestCode.GET_BROKER_CONFIG, Action.QUERY, self.get_config),
             Endpoint(RequestCode.GET_BROKER_RUNTIME_INFO, Action.QUERY, self.figures),
+            Endpoint(RequestCode.GET_DIAGNOSIS, Action.QUERY, self.diagnosis),
             Endpoint(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, Action.QUERY, self.system_topics),
             Endpoint(
                 RequestCode.VIEW_BROKER_STATS_DATA,
@@ -47,6 +52,11 @@ class RuntimeAdapter:
                 server_resource,
             ),
         )
+
+    async def diagnosis(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
+    ) -> Answer:
+        return command.response(ResponseCode.SUCCESS, body=encode_body(await self._diagnosis.findings()))
 
     async def update_config(
         self, connection: Connection, caller: Caller, command: RemotingCommand, request: None

@@ -15,6 +15,7 @@ from rucola.broker.services.client_inspection import InspectionService
 from rucola.broker.services.clients import ClientService
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.consume_stats import ConsumeStatsService
+from rucola.broker.services.diagnosis import DiagnosisService
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.groups import GroupService
 from rucola.broker.services.locks import LockService
@@ -49,6 +50,7 @@ class BrokerServices:
     inspection: InspectionService
     configuration: ConfigurationService
     runtime_info: RuntimeInfoService
+    diagnosis: DiagnosisService
     cleanup: CleanupService
     access: AccessService
     roles: RoleService
@@ -86,6 +88,7 @@ def build_services(
         inspection=InspectionService(state, calls, late.read),
         configuration=ConfigurationService(state, config_file, topics_registered),
         runtime_info=RuntimeInfoService(state, state.delayed),
+        diagnosis=DiagnosisService(state.store, state.topics),
         cleanup=CleanupService(state.store, state.topics),
         access=access,
         roles=roles,

@@ -17,10 +17,12 @@ from rucola.cli.admin.command import (
     topic_option,
     yes_option,
 )
+from rucola.cli.admin.doctor import warn
 from rucola.cli.option_types import ADDRESS
 from rucola.cli.output import LAYOUT, optional, print_json, print_table, printable, time_text, whole
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
+from rucola.protocol.diagnosis import Finding
 
 
 @command("topicList")
@@ -192,6 +194,9 @@ def update_topic(
 ) -> None:
     """Create or change a topic on one broker (-b) or on a whole cluster (-c).
 
+    Warns if messages are then in queues that nobody reads: a topic has fewer queues than before, or fewer to read than
+    to write.
+
     \b
     Examples:
       rucola admin updateTopic -c DefaultCluster -t Orders -r 4 -w 4
@@ -206,7 +211,7 @@ def update_topic(
         order=order,
     )
 
-    async def request(client: AdminClient) -> list[str]:
+    async def request(client: AdminClient) -> tuple[list[str], list[Finding]]:
         order_conf: dict[str, int] = {}
         # The order configuration names every broker of an ordered topic. For a whole cluster it is known; for a single
         # broker it is added to those that are configured already.
@@ -223,11 +228,13 @@ def update_topic(
             await client.topics.create_or_update(one, config)
         if order:
             await client.name_servers.put_order_conf(topic, order_conf)
-        return addresses
+        found = [finding for one in addresses for finding in await client.doctor.check_topic(one, topic)]
+        return addresses, found
 
-    addresses = call_admin(namesrv_addr, request)
+    addresses, found = call_admin(namesrv_addr, request)
+    warn(found)
     if as_json:
-        print_json({"brokerAddrs": addresses, "topicConfig": config})
+        print_json({"brokerAddrs": addresses, "topicConfig": config, "findings": found})
         return
     for one in addresses:
         click.echo(f"create topic to {one} success.")

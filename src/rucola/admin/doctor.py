@@ -1,0 +1,120 @@
+"""DoctorAdmin: checks of a cluster for states in which messages wait and nobody gets them.
+
+Each check looks at one master and returns findings, with a reason for programs:
+
+    reason                  what it means                                           fields
+    QUEUE_NOT_READ          messages in a queue whose id is not below               brokerName topic queueId messages
+                            readQueueNums: no route shows it                        readQueueNums
+    TOPIC_MISSING           messages of a topic that the broker does not have       brokerName topic messages
+    FEWER_READ_QUEUES       a topic takes messages in queues that nobody reads      brokerName topic readQueueNums
+                                                                                    writeQueueNums
+    FEWER_RETRY_QUEUES      a retry topic has fewer queues than its group's         brokerName group retryQueueNums
+                            retryQueueNums; Apache's broker hides retries there     readQueueNums
+    NO_RETRY_QUEUE          a group's retryQueueNums is 0; Apache's broker drops    brokerName group
+                            its retries, Rucola's takes it for 1
+    TRANSACTIONS_DISCARDED  transactions that no producer ended, which              brokerName messages
+                            `resumeCheckHalfMessage` opens again
+    NOT_DIAGNOSED           the broker cannot be asked for its own findings, the    brokerName error
+                            first two; Apache's cannot
+
+A check is a method in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.groups import GroupAdmin
+from rucola.admin.requests import AdminRequests, masters_of
+from rucola.admin.topics import TopicAdmin
+from rucola.errors import BrokerError
+from rucola.message.topics import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic, retry_topic
+from rucola.protocol.body import decode_body
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.diagnosis import Diagnosis, Finding
+from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader
+
+
+class DoctorAdmin:
+    """The part `client.doctor` of an AdminClient."""
+
+    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin, groups: GroupAdmin) -> None:
+        self._requests = requests
+        self._cluster = cluster
+        self._topics = topics
+        self._groups = groups
+
+    async def check(self) -> list[Finding]:
+        """Return the findings about all masters that the name servers know."""
+        brokers = masters_of((await self._cluster.info()).broker_addr_table.values())
+        return [finding for name in sorted(brokers) for finding in await self.check_broker(brokers[name], name)]
+
+    async def check_broker(self, address: str, broker_name: str) -> list[Finding]:
+        """Return the findings about the broker at `address`."""
+        found = [finding for check in self.CHECKS for finding in await check(self, address)]
+        for finding in found:
+            finding.fields = {"brokerName": broker_name, **finding.fields}
+        return found
+
+    async def check_topic(self, address: str, topic: str) -> list[Finding]:
+        """Return the findings about one topic of the broker at `address`."""
+        found = [*await self._own_findings(address), *await self._read_queues(address)]
+        return [finding for finding in found if finding.fields.get("topic") == topic]
+
+    async def _own_findings(self, address: str) -> list[Finding]:
+        try:
+            response = await self._requests.invoke(address, RequestCode.GET_DIAGNOSIS)
+        except BrokerError as error:
+            return [Finding(reason="NOT_DIAGNOSED", subject=address, fields={"error": str(error)})]
+        return decode_body(Diagnosis, response.body).findings
+
+    async def _read_queues(self, address: str) -> list[Finding]:
+        return [
+            Finding(
+                reason="FEWER_READ_QUEUES",
+                subject=name,
+                fields={
+                    "topic": name,
+                    "readQueueNums": topic.read_queue_nums,
+                    "writeQueueNums": topic.write_queue_nums,
+                },
+            )
+            for name, topic in sorted((await self._topics.configs(address)).items())
+            if topic.read_queue_nums < topic.write_queue_nums and not is_system_topic(name)
+        ]
+
+    async def _retry_queues(self, address: str) -> list[Finding]:
+        topics, found = await self._topics.configs(address), list[Finding]()
+        for name, group in sorted((await self._groups.configs(address)).items()):
+            topic = topics.get(retry_topic(name))
+            if group.retry_queue_nums == 0:
+                found.append(Finding(reason="NO_RETRY_QUEUE", subject=name, fields={"group": name}))
+            elif topic is not None and topic.read_queue_nums < group.retry_queue_nums:
+                fields: dict[str, str | int] = {
+                    "group": name,
+                    "retryQueueNums": group.retry_queue_nums,
+                    "readQueueNums": topic.read_queue_nums,
+                }
+                found.append(Finding(reason="FEWER_RETRY_QUEUES", subject=name, fields=fields))
+        return found
+
+    async def _discarded_transactions(self, address: str) -> list[Finding]:
+        if TRANS_CHECK_MAX_TIME_TOPIC not in await self._topics.configs(address):
+            return []
+        header = QueueRequestHeader(topic=TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0)
+        begin, end = [
+            (await self._requests.invoke(address, code, header)).decode_header(OffsetResponseHeader).offset
+            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        ]
+        fields: dict[str, str | int] = {"messages": end - begin}
+        subject = TRANS_CHECK_MAX_TIME_TOPIC
+        return [Finding(reason="TRANSACTIONS_DISCARDED", subject=subject, fields=fields)] if begin < end else []
+
+    CHECKS: ClassVar[tuple[Callable[[DoctorAdmin, str], Awaitable[list[Finding]]], ...]] = (
+        _own_findings,
+        _read_queues,
+        _retry_queues,
+        _discarded_transactions,
+    )

@@ -1,0 +1,64 @@
+"""Diagnosis: states of a broker in which messages wait and nobody gets them.
+
+    QUEUE_NOT_READ   a queue whose id is not below readQueueNums: no route shows it, no consumer reads it
+    TOPIC_MISSING    queues with messages of a topic that does not exist: deleted, or lost with topics.json
+
+Fewer queues leave the first, and so do retries that Apache's broker stored for a group whose retryQueueNums was raised.
+The messages are read again once the topic has the queue. The broker logs its findings at the start, and `rucola admin
+doctor` asks for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.protocol.diagnosis import Diagnosis, Finding
+from rucola.slices import in_slices
+from rucola.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+QUEUE_NOT_READ = "QUEUE_NOT_READ"
+TOPIC_MISSING = "TOPIC_MISSING"
+
+
+class DiagnosisService:
+    """Finds messages that no consumer can get."""
+
+    def __init__(self, store: MessageStore, topics: TopicConfigTable) -> None:
+        self._store = store
+        self._topics = topics
+
+    async def findings(self) -> Diagnosis:
+        """Return all findings, by topic and queue."""
+        return await in_slices(self._findings())
+
+    async def log(self) -> None:
+        """Log each finding as a warning; missing topics, which operators delete, as information."""
+        for finding in (await self.findings()).findings:
+            level = logging.INFO if finding.reason == TOPIC_MISSING else logging.WARNING
+            logger.log(level, "%s %s: %s; see `rucola admin doctor`", finding.reason, finding.subject, finding.fields)
+
+    def _findings(self) -> Generator[None, None, Diagnosis]:
+        found: list[Finding] = []
+        missing: dict[str, int] = {}
+        for (topic, queue_id), (begin, end) in sorted(self._store.queues().items()):
+            yield
+            if begin >= end or self._topics.is_system_topic(topic):
+                continue
+            config = self._topics.get(topic)
+            if config is None:
+                missing[topic] = missing.get(topic, 0) + end - begin
+            elif queue_id >= config.read_queue_nums:
+                fields: dict[str, str | int] = {
+                    "topic": topic,
+                    "queueId": queue_id,
+                    "messages": end - begin,
+                    "readQueueNums": config.read_queue_nums,
+                }
+                found.append(Finding(reason=QUEUE_NOT_READ, subject=f"{topic}:{queue_id}", fields=fields))
+        for topic, count in missing.items():
+            found.append(Finding(reason=TOPIC_MISSING, subject=topic, fields={"topic": topic, "messages": count}))
+        return Diagnosis(findings=found)
