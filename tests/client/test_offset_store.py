@@ -112,6 +112,20 @@ async def test_a_damaged_file_falls_back_to_its_backup(tmp_path: Path) -> None:
         await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 
+async def test_damaged_offsets_are_set_aside_if_the_application_allows_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = LocalOffsetStore(tmp_path, "me", "g")
+    await offsets.commit(own_at(3))
+    offsets.path.write_bytes(b'{"offsetTable":')
+    begun = LocalOffsetStore(tmp_path, "me", "g", discard_damaged=True)
+    assert await begun.read(QUEUE) is None
+    assert offsets.path.with_name("offsets.json.damaged").read_bytes() == b'{"offsetTable":'
+    assert str(offsets.path) in caplog.text
+    await begun.commit(own_at(1))
+    assert await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE) == 1
+
+
 async def test_an_unwritable_directory_is_logged_and_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / "me").write_text("a file where a directory should be")

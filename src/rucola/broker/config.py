@@ -264,6 +264,8 @@ class BrokerConfig:
 
     flush_consumer_offset_interval: Interval = 5000
     """Time between two writes of the consumer offsets. After a crash, messages consumed since then are redelivered."""
+    discard_damaged_config: bool = False
+    """Whether a start sets damaged files in `config/` aside and begins without them; the log names what is lost."""
     register_name_server_period: Interval = 30_000
     """Time between two registrations. A name server forgets a broker after two minutes without one."""
     register_broker_timeout_mills: Interval = 6000

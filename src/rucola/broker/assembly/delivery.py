@@ -18,6 +18,7 @@ from rucola.broker.delivery.timer import TIMER_FILE, TimerMessageService
 from rucola.broker.delivery.transaction_check import TransactionCheckService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.interceptors import may_receive
+from rucola.broker.tables.discard import load_or_discard
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store.dispatch import TopicArrivals
@@ -68,8 +69,9 @@ class DeliveryServices:
         # Registered first, so unwound last: requests may buffer puts until the server has stopped.
         running.callback(self._close_puts)
         running.callback(self._buffered_puts.stop)
-        self.delayed.load()
-        self._timers.load()
+        is_allowed, directory = self._environment.config.discard_damaged_config, self._environment.config_directory
+        load_or_discard(directory / DELAY_OFFSET_FILE, self.delayed.load, is_allowed=is_allowed)
+        load_or_discard(directory / TIMER_FILE, self._timers.load, is_allowed=is_allowed)
         if self._environment.is_slave:
             return
         running.push_async_callback(self._persist)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 from rucola.acl.credentials import credentials_of_file, default_credentials
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -11,8 +12,9 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler, in_thread
 from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
+from rucola.broker.tables.discard import load_or_discard
 from rucola.broker.tables.groups import SubscriptionGroupTable
-from rucola.broker.tables.offsets import ConsumerOffsetTable, offset_paths
+from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable, offset_paths, sound_offsets
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.topics import TopicConfigTable
@@ -32,6 +34,7 @@ class Metadata:
     def __init__(self, environment: BrokerEnvironment) -> None:
         config, directory = environment.config, environment.config_directory
         self._config = config
+        self._directory = directory
         self._clock = environment.clock
         self.persistence = TablePersistence()
         self.limits = Limits(config, environment.clock)
@@ -56,15 +59,22 @@ class Metadata:
         Raises StoreCorrupt for a file that cannot be parsed.
         """
         running.push_async_callback(self.client.close)
-        self.topics.load(self._clock())
-        self.groups.load()
-        self.offsets.load(max_offset, log_end)
-        self.filters.load(self._clock())
-        self.locks.load(self._clock())
+        now_ms = self._clock()
+        self._load("topics.json", lambda: self.topics.load(now_ms))
+        self._load("subscriptionGroup.json", self.groups.load)
+        name = self.offsets.path.name
+        salvage = sound_offsets if name == CONSUMER_OFFSET_FILE else None
+        self._load(name, lambda: self.offsets.load(max_offset, log_end), salvage)
+        self._load("consumerFilter.json", lambda: self.filters.load(now_ms))
+        self.locks.load(now_ms)
         # All writes at the stop come after the scheduler has ended, see `assembly.startup`.
         running.push_async_callback(self._persist_filters)
         running.push_async_callback(self._persist_offsets)
         running.push_async_callback(self.persistence.stop, self.topics.snapshot_writer, self.groups.snapshot_writer)
+
+    def _load(self, name: str, load: Callable[[], None], salvage: Callable[[Any], Any] | None = None) -> None:
+        is_allowed = self._config.discard_damaged_config
+        load_or_discard(self._directory / name, load, is_allowed=is_allowed, salvage=salvage)
 
     def schedule(self, scheduler: Scheduler) -> None:
         """Schedule the periodic writes and registrations."""

@@ -111,6 +111,11 @@ class ConsumerOffsetTable:
                     queues[queue_id] = end
                     self._changes += 1
 
+    @property
+    def path(self) -> Path:
+        """The file of the table."""
+        return self._file.path
+
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Return the committed offset, or -1 if there is none."""
         return self._table.get(topic + _SEPARATOR + group, {}).get(queue_id, -1)
@@ -303,3 +308,18 @@ def parse_consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[
         return table | of_lmq
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(source, 0, f"not a table of consumer offsets ({error!r})") from None
+
+
+def sound_offsets(document: Any) -> dict[str, Any] | None:
+    """Return the file with its sound entries only, None without any; the others are logged."""
+    sound: dict[str, dict[int, int]] = {}
+    table = document.get("offsetTable") if isinstance(document, dict) else None
+    for key, queues in table.items() if isinstance(table, dict) else ():
+        for queue_id, queue_offset in queues.items() if isinstance(queues, dict) else ():
+            try:
+                sound.setdefault(key, {})[int(queue_id)] = int(queue_offset)
+            except (TypeError, ValueError):
+                logger.error("consumer offsets: %s, queue %r is lost: %r is no offset", key, queue_id, queue_offset)
+        if not isinstance(queues, dict):
+            logger.error("consumer offsets: %s is lost: %r is no table of queues", key, queues)
+    return with_log_end({"offsetTable": sound}, log_end_of(document)) if sound else None

@@ -95,10 +95,11 @@ class LocalOffsetStore:
     Raises ConfigError without `root` if the user has no home directory.
     """
 
-    def __init__(self, root: str | Path | None, client_id: str, group: str) -> None:
+    def __init__(self, root: str | Path | None, client_id: str, group: str, *, discard_damaged: bool = False) -> None:
         self.commits_with_pulls = False
         directory = _default_root() if root is None else Path(root)
         self.path = directory / client_id / group / "offsets.json"
+        self._discard_damaged = discard_damaged
         self._offsets: dict[MessageQueue, int] | None = None
         """The content of the file, including queues that are not assigned now; None until it is read."""
         self._outages = Outages(logger)
@@ -159,7 +160,7 @@ class LocalOffsetStore:
         return self._offsets
 
     def _load(self) -> dict[MessageQueue, int]:
-        failures = []
+        damaged: dict[Path, Exception] = {}
         for path in (self.path, self.path.with_name(self.path.name + ".bak")):
             try:
                 return decode_offset_table(path.read_bytes())
@@ -167,9 +168,18 @@ class LocalOffsetStore:
                 continue
             except (OSError, RemoteProtocolError) as error:
                 logger.warning("cannot read offsets from %s: %s", path, error)
-                failures.append(f"{path}: {error}")
-        if failures:
-            raise ConfigError(f"cannot read the offsets of this member; repair or remove {'; '.join(failures)}")
+                damaged[path] = error
+        if not damaged:
+            return {}
+        if not self._discard_damaged or any(isinstance(error, OSError) for error in damaged.values()):
+            failures = "; ".join(f"{path}: {error}" for path, error in damaged.items())
+            raise ConfigError(
+                f"cannot read the offsets of this member; repair or remove {failures}; with "
+                "discard_damaged_offsets=True damaged files are set aside, and this member begins as a new one"
+            )
+        for path in damaged:
+            path.replace(path.with_name(path.name + ".damaged"))
+        logger.warning("the offsets of this member were damaged and are lost; it begins as a new one: %s", self.path)
         return {}
 
 

@@ -78,6 +78,8 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Concurrently, how long a message may be in flight before it is retried: consumeTimeout."""
     offsets_root: str | Path | None = None
     """With broadcasting, the directory of the offset files; None means `~/.rocketmq_offsets`."""
+    discard_damaged_offsets: bool = False
+    """With broadcasting, whether a damaged offset file is set aside, so that this member begins as a new one."""
     trace: ConsumeTrace | None = None
     """Records every call of the listener."""
     value: ValueType | None = None
@@ -118,5 +120,6 @@ class ConsumeKeywords(TypedDict, total=False):
     suspend_current_queue_ms: float
     consume_timeout_ms: float
     offsets_root: str | Path | None
+    discard_damaged_offsets: bool
     trace: ConsumeTrace | None
     value: ValueType | None

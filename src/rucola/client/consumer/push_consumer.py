@@ -116,7 +116,12 @@ class PushConsumer(GroupClient):
         self._pull_consumer = PullConsumer(group, instance=self.instance)
         self._offset_store: OffsetStore = BrokerOffsetStore(self._pull_consumer, in_order=orderly)
         if broadcasting:
-            self._offset_store = LocalOffsetStore(self.options.offsets_root, self.instance.client_id, group)
+            self._offset_store = LocalOffsetStore(
+                self.options.offsets_root,
+                self.instance.client_id,
+                group,
+                discard_damaged=self.options.discard_damaged_offsets,
+            )
         self._locks = QueueLocks(group, self.instance) if orderly and not broadcasting else None
         # 2. From assignment to ready queue.
         self._ready_queue = ReadyQueue(in_order=orderly, can_deliver=self._can_deliver)
