@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rucola.admin import LATEST, AdminClient
 from rucola.broker.broker import Broker
+from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
+from rucola.broker.replication.visible_end import VisibleEnd
+from rucola.broker.services.results import Waiting
 from rucola.client import MessageExt, PushConsumer, SendStatus
 from rucola.message.record import decode_many
 from rucola.protocol import pull
@@ -16,11 +23,13 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, SearchOffsetRequestHeader
 from rucola.store.config import BrokerRole
+from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
 from support.proxy import Proxy
 from support.replication import send
+from support.stores import config, inner
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -65,6 +74,62 @@ async def ends(running: Cluster, broker: Broker) -> list[int]:
 
 async def nothing(message: MessageExt) -> None:
     """Consume a message."""
+
+
+class Channel:
+    """A client as the broker sees it."""
+
+    peer = "127.0.0.1:1"
+    is_open = True
+    is_congested = False
+
+    def close(self) -> None:
+        """It stays open."""
+
+
+class Readers:
+    """One held pull per queue, which reads the visible messages of a store, and waits for the next ones."""
+
+    def __init__(self, path: Path, queues: int) -> None:
+        turns = count()
+        self.hold = PullRequestHold(call_soon=lambda call: None, clock=lambda: float(next(turns)) * 1e-9)
+        self.store = MessageStore(config(path), lambda topics: self.visible.on_arrival(topics))
+        self.visible = VisibleEnd(self.store, self.hold)
+        self.seen = [0] * queues
+
+    def read(self, queue_id: int) -> None:
+        if (waiting := self._read(queue_id)) is not None:
+            self.hold.hold(HeldPull(Channel(), "T", queue_id, waiting, 1, lambda *_: self._read(queue_id)))
+
+    def _read(self, queue_id: int) -> Waiting | None:
+        found = self.store.get("T", queue_id, self.seen[queue_id], 32)
+        self.seen[queue_id] += found.count
+        return None if found.count else Waiting(self.seen[queue_id], found.max_offset, None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "dispatch", "show", "read"]), st.integers(0, 2)), max_size=40))
+@example([("put", 0), ("put", 1), ("dispatch", 0), ("read", 0), ("put", 2), ("show", 1)])
+def test_a_pull_is_answered_as_soon_as_its_messages_are_visible(steps: list[tuple[str, int]]) -> None:
+    """The retry of one dispatches new messages, while the others are being woken."""
+    with tempfile.TemporaryDirectory() as directory:
+        readers = Readers(Path(directory), queues=3)
+        with (store := readers.store):
+            readers.visible.advance(0)
+            ends = [0]
+            for step, number in steps:
+                if step == "put":
+                    store.put(inner(queue_id=number), 1)
+                    ends.append(store.max_physical_offset)
+                elif step == "dispatch":
+                    store.reput()
+                elif step == "show":
+                    readers.visible.advance(max(store.visible_end or 0, ends[-1 - min(number, len(ends) - 1)]))
+                elif ("T", number) not in readers.hold.held:
+                    readers.read(number)
+                for queue in store.consume_queues():  # without a read, which would dispatch
+                    if (queue.topic, queue.queue_id) in readers.hold.held:
+                        assert queue.end_before(store.visible_end) == readers.seen[queue.queue_id]
+        assert check(Path(directory)) == []
 
 
 async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> None:

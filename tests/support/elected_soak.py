@@ -13,6 +13,8 @@ after the other without retries; a reader polls all queues. At the end
   read, stuck consumer);
 - the logs of all brokers have the same bytes, and their stores are sound.
 
+Between two faults, while all members are in sync, every send is answered with SEND_OK.
+
 Prints the median and the worst failover time: from the fault to the first send that began after it and was stored.
 If a check fails, the directory with all stores and logs is kept.
 """
@@ -30,6 +32,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from operator import ge
 from pathlib import Path
 
 from rucola.client import Producer
@@ -45,6 +48,8 @@ ETCD_EACH = 5
 """In one of so many rounds etcd is away for a while first."""
 ETCD_AWAY_S = 6.0
 SEND_PAUSE_S = 0.005
+QUIET_SENDS = 1000
+"""Sends of all producers between two faults."""
 SETTLE_S = 300.0
 
 
@@ -83,6 +88,7 @@ class ElectedSoak:
         self._stored_s = 0.0
         """When the last send that was stored had begun."""
         self._polls = Polls()
+        self._is_quiet = False
         self._shows_progress = shows_progress
         self.result = SoakResult()
 
@@ -92,9 +98,9 @@ class ElectedSoak:
         # An error of a client that is no MQError ends the run: the task group raises it.
         async with Producer("soak", self._group.namesrv, retry_times=0) as producer, asyncio.TaskGroup() as clients:
             senders = [clients.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
-            reader = clients.create_task(self._polls.run(self._group.namesrv, 10 * SEND_PAUSE_S))
+            reader = clients.create_task(self._polls.run(self._group.namesrv, SEND_PAUSE_S))
             for number in range(promotions):
-                await until(self._group.all_in_sync, SETTLE_S)
+                await self._quiet()
                 if number % ETCD_EACH == ETCD_EACH - 1:
                     await self._lose_etcd()
                 fault = self._random.choice(FAULTS)
@@ -102,7 +108,7 @@ class ElectedSoak:
                 self.result.failovers_s.setdefault(fault, []).append(seconds)
                 if self._shows_progress:
                     print(f"promotion {number + 1} of {promotions}: {fault}, {seconds:.2f} s", flush=True)
-            await until(self._group.all_in_sync, SETTLE_S)
+            await self._quiet()
             for task in senders:
                 task.cancel()
             await asyncio.wait(senders)
@@ -118,7 +124,21 @@ class ElectedSoak:
             begin_s = loop.time()
             if isinstance(await ledger.send(producer), SendResult):
                 self._stored_s = max(self._stored_s, begin_s)
-            await asyncio.sleep(SEND_PAUSE_S)
+            await asyncio.sleep(0 if self._is_quiet else SEND_PAUSE_S)
+
+    async def _quiet(self) -> None:
+        """Wait until the group is complete, and let producers send without a pause and without any fault."""
+        await until(self._group.all_in_sync, SETTLE_S)
+        self._is_quiet = True
+        # What is in flight was possibly put before, so that it counts no more than the one after it.
+        counts = [ledger.ended + 2 for ledger in self._ledgers]
+        await until(lambda: all(map(ge, (ledger.ended for ledger in self._ledgers), counts)), SETTLE_S)
+        others = [len(ledger.others) for ledger in self._ledgers]
+        enough = sum(ledger.ended for ledger in self._ledgers) + QUIET_SENDS
+        await until(lambda: sum(ledger.ended for ledger in self._ledgers) >= enough, SETTLE_S)
+        self._is_quiet = False
+        refused = [ledger.others[count:] for ledger, count in zip(self._ledgers, others, strict=True)]
+        assert not any(refused), f"not acknowledged without a fault: {refused}"
 
     async def _promote(self, fault: str) -> float:
         """Take the master away; return the time until a message was stored by another one."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rucola.client import Message, Producer, PullConsumer, SendStatus
+from rucola.client import Message, MessageQueue, Producer, PullConsumer, SendStatus
 from rucola.client.producer.send_request import SendResult
 from rucola.errors import MQError
 from rucola.message.ids import parse_offset_msg_id
@@ -56,6 +56,11 @@ class SendLedger:
     stored_s: float = 0.0
     """When the last send began that was stored, with the guarantee or without."""
     _count: int = 0
+
+    @property
+    def ended(self) -> int:
+        """The number of sends with an outcome."""
+        return len(self.acknowledged) + len(self.others)
 
     def _next(self) -> tuple[int, bytes]:
         number = self._count
@@ -199,15 +204,24 @@ class Polls:
         return sum(map(len, self._seen.values()))
 
     async def run(self, namesrv: str, pause_s: float) -> None:
-        """Pull all queues, until cancelled."""
+        """Pull all queues, until cancelled. Brokers hold pulls that find nothing."""
         async with PullConsumer("soak-reader", namesrv) as consumer:
-            while True:
+            queues: list[MessageQueue] = []
+            while not queues:
                 with suppress(MQError):
-                    for queue in await consumer.queues(TOPIC):
-                        seen = self._seen.setdefault(queue.queue_id, [])
-                        result = await consumer.pull(queue, seen[-1][0] + 1 if seen else 0)
-                        seen += [(one.queue_offset, hashlib.sha256(one.body).digest()) for one in result.messages]
+                    queues = await consumer.queues(TOPIC)
                 await asyncio.sleep(pause_s)
+            async with asyncio.TaskGroup() as pulls:
+                for queue in queues:
+                    pulls.create_task(self._pull(consumer, queue, pause_s))
+
+    async def _pull(self, consumer: PullConsumer, queue: MessageQueue, pause_s: float) -> None:
+        seen = self._seen.setdefault(queue.queue_id, [])
+        while True:
+            with suppress(MQError):
+                result = await consumer.pull(queue, seen[-1][0] + 1 if seen else 0, suspend_ms=1000)
+                seen += [(one.queue_offset, hashlib.sha256(one.body).digest()) for one in result.messages]
+            await asyncio.sleep(pause_s)
 
     def have_all(self, stored: Stored) -> bool:
         return all(len(self._seen.get(queue_id, [])) >= len(found) for queue_id, found in stored.items())

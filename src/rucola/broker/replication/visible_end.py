@@ -49,8 +49,8 @@ class VisibleEnd:
             self._wake_seen()
 
     def _wake_seen(self) -> None:
-        for queue in list(self._unseen):
-            end = queue.end_before(self._store.visible_end)
-            if end == queue.max_offset:
-                del self._unseen[queue]
+        ends = {queue: queue.end_before(self._store.visible_end) for queue in self._unseen}
+        self._unseen = {queue: None for queue, end in ends.items() if end < queue.max_offset}
+        # Last: the read of a retried pull may dispatch, which adds queues and comes here again.
+        for queue, end in ends.items():
             self._hold.arrived(queue, end)
