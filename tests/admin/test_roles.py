@@ -14,8 +14,10 @@ from rucola.errors import ConfigError
 from rucola.message import Message
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
-from support.cluster import Cluster
+from rucola.store.tools.check import check
+from support.cluster import Cluster, cluster
 from support.replication import follows, pair, send
+from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 
@@ -43,14 +45,14 @@ async def test_a_planned_switchover_fails_no_send(tmp_path: Path) -> None:
         await follows(first, second)
         is_over = asyncio.Event()
         sending = [asyncio.create_task(send_until(running, is_over)) for _ in range(4)]
-        for number, (old, new) in enumerate([(first, second), (second, first)], 2):
+        for number, (old, new, own_id) in enumerate([(first, second, 2), (second, first, 1)], 2):
             await follows(old, new)
             began_ms = wall_clock_ms()
             epoch, pause_ms = await admin.roles.switch_over(new.address)
             assert epoch == number
             assert pause_ms > 0
             await follows(new, old)
-            assert (new.config.broker_id, old.config.broker_id) == (0, 1)
+            assert (new.config.broker_id, old.config.broker_id) == (0, own_id)
             for status in (await admin.roles.group(new.address)).values():
                 assert (status.switch_reason, status.switched_ms > began_ms) == ("switchover", True)
         is_over.set()
@@ -65,6 +67,64 @@ async def test_a_planned_switchover_fails_no_send(tmp_path: Path) -> None:
         )
     assert all(bodies for bodies, _ in results)
     assert {body for bodies, _ in results for body in bodies} <= await stored(tmp_path / "broker-a")
+
+
+async def test_no_two_slaves_ever_have_the_same_id(tmp_path: Path) -> None:
+    """Not even when one of three masters after the other has become a slave, and processes have begun anew."""
+    async with asyncio.timeout(120), cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        brokers = [await running.start_broker(store=SYNC)]
+        await running.create_topic(brokers[0], "T")
+        for number in (1, 2):
+            brokers.append(
+                await running.start_broker(
+                    store={"broker_role": BrokerRole.SLAVE}, directory=str(number), broker_id=number
+                )
+            )
+
+        async def begin_anew(number: int) -> None:
+            """Start a stopped broker in another process."""
+            old = brokers[number]
+            brokers[number] = await running.start_broker(
+                port=old.config.listen_port, broker_id=number, directory=str(number) if number else None,
+                store={"broker_role": BrokerRole.SLAVE} if number else SYNC,
+            )  # fmt: skip
+
+        async def ids() -> dict[int, list[int]]:
+            """The ids of the slaves that are connected to each master, whose log they have."""
+            group = await admin.roles.group(brokers[0].address)
+            return {
+                number: sorted(slave.broker_id or 0 for slave in group[broker.address].slaves if not slave.lag_bytes)
+                for number, broker in enumerate(brokers)
+                if broker.address in group and group[broker.address].is_accepting
+            }
+
+        async def are(master: int, *expected: int) -> None:
+            async def is_so() -> bool:
+                return await ids() == {master: [*expected]}
+
+            await until(is_so, 30)
+
+        assert set(await send(running, 3)) == {SendStatus.SEND_OK}
+        await are(0, 1, 2)
+        # 1. The first becomes slave of the second, and keeps its new id over a restart.
+        await admin.roles.switch_over(brokers[1].address)
+        await are(1, 2, 3)
+        await brokers[0].stop()
+        await begin_anew(0)
+        assert brokers[0].config.broker_id == 3
+        await are(1, 2, 3)
+        # 2. The second ends, the third is promoted, and the second follows it: its own id was not given away.
+        await brokers[1].stop()
+        await admin.roles.promote(brokers[2].address)
+        await begin_anew(1)
+        await admin.roles.demote(brokers[1].address)
+        await are(2, 1, 3)
+        # 3. Back to the first.
+        await admin.roles.switch_over(brokers[0].address)
+        await are(0, 1, 2)
+        assert set(await send(running, 3)) == {SendStatus.SEND_OK}
+        await are(0, 1, 2)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "1") == check(tmp_path / "2") == []
 
 
 @pytest.mark.slow

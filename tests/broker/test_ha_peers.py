@@ -30,10 +30,12 @@ SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 TIMEOUT_MS = 20_000
 
 
-async def join(master: Broker, member: int, end: int, epochs: tuple[tuple[int, int], ...] = ()) -> Stream:
+async def join(
+    master: Broker, member: int, end: int, epochs: tuple[tuple[int, int], ...] = (), address: str = "one:1"
+) -> Stream:
     """Connect as a slave that has everything below `end`, and say so."""
     stream = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
-    await greet(stream, Join(member, 0, end, end, epochs), 0, TIMEOUT_MS)
+    await greet(stream, Join(member, 0, end, end, address, epochs), 0, TIMEOUT_MS)
     await stream.write(encode_report(end))
     return stream
 
@@ -69,6 +71,25 @@ async def test_what_a_slave_confirmed_by_an_older_connection_does_not_count(tmp_
     assert check(tmp_path / "broker-a") == []
 
 
+async def test_of_two_slaves_with_one_id_the_second_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as running:
+        master = await running.start_broker(store=SYNC)
+        first = await join(master, 1, 0)
+        await until(lambda: master.role.in_sync() == {1: 0})
+        second = await join(master, 1, 0, address="other:1")
+        await ends(second)
+        assert master.role.in_sync() == {1: 0}
+        assert "brokerId 1 is that of the slave at one:1" in caplog.text
+        first.close()
+        await until(lambda: master.role.in_sync() == {})
+        second = await join(master, 1, 0, address="other:1")
+        await until(lambda: master.role.in_sync() == {1: 0})
+        second.close()
+    assert check(tmp_path / "broker-a") == []
+
+
 async def test_a_slave_whose_log_has_diverged_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Though it begins within the master's log: what it confirms would be bytes that it does not have."""
     async with cluster(tmp_path) as running:
@@ -78,7 +99,7 @@ async def test_a_slave_whose_log_has_diverged_is_not_served(tmp_path: Path, capl
         end = master.role.position().end
         stream = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
         with suppress(LogDiverged, RemotingConnectError):  # the slave's side sees it as well
-            await greet(stream, Join(1, 0, 1, end, ((7, 0),)), 0, TIMEOUT_MS)
+            await greet(stream, Join(1, 0, 1, end, "one:1", ((7, 0),)), 0, TIMEOUT_MS)
         await stream.write(encode_report(end))
         await ends(stream)
         assert master.role.in_sync() == {}
@@ -119,7 +140,7 @@ async def test_a_fenced_master_serves_no_slave(tmp_path: Path, caplog: pytest.Lo
         await until(lambda: "fenced: this broker was master in epoch 1" in caplog.text)
         stream = await open_stream(f"{HOST}:{first.config.ha_listen_port}")
         with pytest.raises(RemotingConnectError):
-            await greet(stream, Join(3, 0, 0, 0, ()), 0, TIMEOUT_MS)
+            await greet(stream, Join(3, 0, 0, 0, "one:1", ()), 0, TIMEOUT_MS)
         await ends(stream)
         assert first.role.in_sync() == {}
         await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")

@@ -33,10 +33,10 @@ def test_the_bytes_are_as_documented() -> None:
         "0000000000000003" "0000000000000000" "00000000000000c8" "01"
         "0000000000000001" "0000000000000000" "0000000000000003" "0000000000000064"
     )  # fmt: skip
-    join = encode_join(Join(7, 3, 100, 150, ((1, 0),)))
+    join = encode_join(Join(7, 3, 100, 150, "h:1", ((1, 0),)))
     assert join.hex() == (
-        "fffffffffffffffe" "00000030"
-        "0000000000000007" "0000000000000003" "0000000000000064" "0000000000000096"
+        "fffffffffffffffe" "00000035"
+        "0000000000000007" "0000000000000003" "0000000000000064" "0000000000000096" "0003" "683a31"
         "0000000000000001" "0000000000000000"
     )  # fmt: skip
     assert encode_report(KNOWS_EPOCHS) == b"\xff" * 8
@@ -52,11 +52,11 @@ def test_a_greeting_comes_back(
     assert (size, decode_greeting(data[INTRODUCTION.size :])) == (len(data) - INTRODUCTION.size, greeting)
 
 
-@given(OFFSETS, OFFSETS, OFFSETS, OFFSETS, EPOCHS)
+@given(OFFSETS, OFFSETS, OFFSETS, OFFSETS, st.text(st.characters(codec="utf-8"), max_size=50), EPOCHS)
 def test_a_join_comes_back(
-    member_id: int, newest: int, one: int, other: int, epochs: tuple[tuple[int, int], ...]
+    member_id: int, newest: int, one: int, other: int, address: str, epochs: tuple[tuple[int, int], ...]
 ) -> None:
-    join = Join(member_id, newest, min(one, other), max(one, other), epochs)
+    join = Join(member_id, newest, min(one, other), max(one, other), address, epochs)
     data = encode_join(join)
     assert decode_join(data[INTRODUCTION.size :]) == join
 
@@ -77,7 +77,10 @@ def test_the_size_is_bounded(size: int) -> None:
     with pytest.raises(RemoteProtocolError, match="0 with 5 bytes"):
         checked_size(INTRODUCTION.pack(0, 5), JOINS)
     with pytest.raises(RemoteProtocolError, match="wants it from 9 on"):
-        decode_join(encode_join(Join(1, 1, 9, 8, ()))[INTRODUCTION.size :])
+        decode_join(encode_join(Join(1, 1, 9, 8, "", ()))[INTRODUCTION.size :])
+    for cut in (b"\x00", b"\x00\x05h:1", b"\x00\x02\xff\xff"):
+        with pytest.raises(RemoteProtocolError):
+            decode_join(bytes(32) + cut)
 
 
 def test_a_master_without_epochs_is_told_apart_by_its_first_bytes() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 
 from rucola.admin.requests import AdminRequests
 from rucola.epochs import Epoch, divergence
@@ -99,7 +100,7 @@ class RoleAdmin:
         if reasons := [reason for reason in reasons if reason]:
             self._refuse("promoting", address, reasons, force=force)
         for master in masters:
-            await self._demote(master, own.member_id)
+            await self._demote(master, _free_id(own, *group.values()))
         newest = max([own.epoch, own.fenced_by, *[status.epoch for status in group.values()]])
         header = PromoteBrokerRequestHeader(epoch=newest + 1, force=force)
         response = await self._requests.invoke(address, RequestCode.PROMOTE_BROKER, header)
@@ -120,7 +121,10 @@ class RoleAdmin:
         if len(masters) != 1:
             found = ", ".join(masters) or "none"
             raise ConfigError(f"a switchover needs one running master; found: {found}. See `rucola admin promote`")
-        header = SwitchOverRequestHeader(target_addr=address, target_id=own.broker_id, timeout_ms=timeout_ms)
+        free_id = _free_id(own, *group.values())
+        header = SwitchOverRequestHeader(
+            target_addr=address, target_id=own.broker_id, broker_id=free_id, timeout_ms=timeout_ms
+        )
         response = await self._requests.invoke(masters[0], RequestCode.SWITCH_OVER, header, extra_ms=2 * timeout_ms)
         result = response.decode_header(RoleChangeResponseHeader)
         await self._wait(masters[0], lambda status: status.is_following)
@@ -138,7 +142,7 @@ class RoleAdmin:
         for other, master in masters.items():
             if excess := await self._excess(address, own, master):
                 self._refuse("demoting", address, [f"{excess} than {other}; they are set aside"], force=force)
-        await self._demote(address, next(iter(masters.values())).member_id if masters else 0)
+        await self._demote(address, _free_id(own, *group.values()))
         if masters:
             await self._wait(address, lambda status: status.is_following)
 
@@ -172,6 +176,14 @@ class RoleAdmin:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise ConfigError(f"{address} has not changed its role after {WAIT_S} s; its log says why") from None
+
+
+def _free_id(*group: HaStatus) -> int:
+    """Return the least brokerId above 0 that no broker of a group has, also none that only its master knows."""
+    used: set[int | None] = {slave.broker_id for status in group for slave in status.slaves}
+    for status in group:
+        used |= {status.member_id, status.broker_id}
+    return next(number for number in count(1) if number not in used)
 
 
 def _epochs(status: HaStatus) -> list[Epoch]:

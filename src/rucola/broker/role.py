@@ -5,14 +5,16 @@
 `config/role.json` keeps a changed role over restarts of the process:
 
     {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false,
-     "switchedMs":1385035200000,"reason":"promote"}
+     "brokerId":0,"switchedMs":1385035200000,"reason":"promote"}
 
 `configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
 file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
 producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or got the order to follow a
 certain one, until its log is known to equal its master's: what only its log has was never replicated to it, and may be
-cut off. Otherwise it is the master that has lost messages, and an operator has to decide. `switchedMs` and `reason` are
-those of the last switch; a broker that has always had its role has 0 and an empty reason.
+cut off. Otherwise it is the master that has lost messages, and an operator has to decide. `brokerId` is the id as slave
+of a broker that has none above 0 in broker.conf. It got that when it became one, and keeps it: the id of the broker
+that replaced it is needed again when that one becomes slave. `switchedMs` and `reason` are those of the last switch; a
+broker that has always had its role has 0 and an empty reason.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class RoleControl(Protocol):
     async def become_slave(
         self,
         epoch: int,
-        master_id: int,
+        broker_id: int,
         ha_address: str,
         address: str = "",
         *,
@@ -114,7 +116,7 @@ class RoleControl(Protocol):
         the name servers have.
 
         What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
-        `master_id`, which its new master has no use for. A slave goes on without a restart.
+        `broker_id`, unless it has one from before. A slave goes on without a restart.
         """
         ...
 
@@ -137,6 +139,8 @@ class RoleRecord:
     previous: BrokerRole
     """The role in which the broker last served this directory; as far as that is known, else `current`."""
     last_switch: RoleSwitch = NO_SWITCH
+    broker_id: int = 0
+    """The id as slave of a broker that has none in its configuration; 0 if it was never one."""
 
     @property
     def is_promotion(self) -> bool:
@@ -154,13 +158,14 @@ class RoleRecord:
             before, current, master = (BrokerRole(value[key]) for key in ("configured", "current", "master"))
             rejoins = bool(value["rejoins"])
             last_switch = RoleSwitch(int(value.get("switchedMs", 0)), str(value.get("reason", "")))
+            broker_id = int(value.get("brokerId", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise StoreCorrupt(file.path, 0, f"{error!r}; without it brokerRole of broker.conf applies") from None
         if before is configured:
-            return cls(configured, current, master, rejoins, current, last_switch)
+            return cls(configured, current, master, rejoins, current, last_switch, broker_id)
         if is_master(configured):
-            return cls(configured, configured, configured, False, current, last_switch)
-        return cls(configured, configured, master, rejoins or is_master(current), current, last_switch)
+            return cls(configured, configured, configured, False, current, last_switch, broker_id)
+        return cls(configured, configured, master, rejoins or is_master(current), current, last_switch, broker_id)
 
     def changed(self, current: BrokerRole) -> Self:
         """Return the record after a change of the role."""
@@ -173,6 +178,7 @@ class RoleRecord:
             "current": self.current.value,
             "master": self.master.value,
             "rejoins": self.rejoins,
+            "brokerId": self.broker_id,
             "switchedMs": self.last_switch.at_ms,
             "reason": self.last_switch.reason,
         }

@@ -60,7 +60,10 @@ class BrokerRoleControl:
         self._record: RoleRecord | None = None
         """The role, from `load` on."""
         self.member_id = config.broker_id
-        """brokerId of the configuration; as master the broker registers with 0 all the same."""
+        """Its id as slave, of the configuration or of config/role.json, 0 without one.
+
+        As master the broker registers with 0 all the same.
+        """
         self.role_since_ms = 0
         """When the broker started in its role; set by the broker."""
         self.switches: Counter[SwitchReason] = Counter()
@@ -90,9 +93,15 @@ class BrokerRoleControl:
             record = dataclasses.replace(record.changed(BrokerRole.SLAVE), master=elected)
         if is_master(record.current) is not is_master(previous):
             record = self._switched(record, SwitchReason.START)
+        self.member_id = self.member_id or record.broker_id
+        if not (self.member_id or is_master(record.current)):
+            raise StoreError(
+                f"{self._file.path} makes this broker a slave, which needs a brokerId above 0, unique among its name: "
+                "set it in broker.conf"
+            )
         if record.current is not self._store_config.broker_role:
             logger.info("role %s instead of the configured one, see config/role.json", record.current.value)
-        self._take(record, self.member_id)
+        self._take(record)
 
     @property
     def is_loaded(self) -> bool:
@@ -114,10 +123,10 @@ class BrokerRoleControl:
         self.switches[reason] += 1
         return dataclasses.replace(record, last_switch=RoleSwitch(self._clock(), reason))
 
-    def _take(self, record: RoleRecord, broker_id: int) -> None:
+    def _take(self, record: RoleRecord) -> None:
         self._record = record
         self._store_config.broker_role = record.current
-        self._config.broker_id = MASTER_ID if is_master(record.current) else broker_id
+        self._config.broker_id = MASTER_ID if is_master(record.current) else self.member_id
 
     async def _write(self, record: RoleRecord) -> None:
         self._record = record
@@ -210,12 +219,12 @@ class BrokerRoleControl:
                 raise StoreError(f"epoch {epoch} is not new: this log has messages of epoch {last}")
             others = None if in_sync is None else in_sync - {self.member_id}
             start = RoleStart(epoch, others, storage.store.visible_end)
-            await self._restart(self.record.master, MASTER_ID, start, reason)
+            await self._restart(self.record.master, start, reason)
 
     async def become_slave(
         self,
         epoch: int,
-        master_id: int,
+        broker_id: int,
         ha_address: str,
         address: str = "",
         *,
@@ -230,8 +239,10 @@ class BrokerRoleControl:
                 if not is_same or not self._parts.replication.is_following:
                     await self._parts.replication.follow_again(address)
                 return
-            start = RoleStart(master_address=address)
-            await self._restart(BrokerRole.SLAVE, self.member_id or master_id, start, reason, rejoins=True)
+            if not self.member_id:
+                self.member_id = broker_id
+                self._record = dataclasses.replace(self.record, broker_id=broker_id)
+            await self._restart(BrokerRole.SLAVE, RoleStart(master_address=address), reason, rejoins=True)
 
     async def stop_following(self) -> None:
         """Close the connection to the master until `become_slave`; the log stays as it is."""
@@ -239,7 +250,7 @@ class BrokerRoleControl:
             await self._parts.replication.stop_following()
 
     async def _restart(
-        self, role: BrokerRole, broker_id: int, start: RoleStart, reason: SwitchReason, *, rejoins: bool = False
+        self, role: BrokerRole, start: RoleStart, reason: SwitchReason, *, rejoins: bool = False
     ) -> None:
         """Stop all parts and start them in another role."""
         began_s = time.monotonic()
@@ -247,7 +258,7 @@ class BrokerRoleControl:
             await self._broker.stop_parts()
             record = dataclasses.replace(self._switched(self.record.changed(role), reason), rejoins=rejoins)
             await self._write(record)
-            self._take(record, broker_id)
+            self._take(record)
             await self._broker.start_parts(start)
         except Exception as error:
             self._note_failure(error)

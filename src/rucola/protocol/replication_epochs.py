@@ -18,6 +18,8 @@ RocketMQ 4.9.8. Numbers below 0, which it never uses as offsets, introduce what 
                        8  the newest epoch that it knows
                        8  the physical offset at which to begin, which replaces the first report
                        8  the end of its log
+                       2  size of the address that follows
+                          the address at which it serves clients, which tells it from another one with its brokerId
                           for each epoch of its log: 8 number, 8 begin
 
 then transfers and reports as ever, but for 8 more bytes in the header of a transfer, behind the size:
@@ -49,6 +51,7 @@ MAX_SIZE: Final = 1 << 20
 
 _GREETING: Final = Struct(">qqq?")
 _JOIN: Final = Struct(">qqqq")
+_ADDRESS_SIZE: Final = Struct(">H")
 _EPOCH: Final = Struct(">qq")
 
 
@@ -72,6 +75,7 @@ class Join(NamedTuple):
     newest_epoch: int
     begin: int
     end: int
+    address: str
     epochs: tuple[tuple[int, int], ...]
 
 
@@ -82,7 +86,8 @@ def encode_greeting(greeting: Greeting) -> bytes:
 
 def encode_join(join: Join) -> bytes:
     """Return a join with its introduction."""
-    return _encode(JOINS, _JOIN.pack(*join[:-1]), join.epochs)
+    address = join.address.encode()
+    return _encode(JOINS, _JOIN.pack(*join[:4]) + _ADDRESS_SIZE.pack(len(address)) + address, join.epochs)
 
 
 def decode_greeting(body: bytes) -> Greeting:
@@ -96,7 +101,15 @@ def decode_join(body: bytes) -> Join:
     member_id, newest_epoch, begin, end = _fields(_JOIN, body)
     if not 0 <= begin <= end:
         raise RemoteProtocolError(f"a slave with a log that ends at {end} wants it from {begin} on")
-    return Join(member_id, newest_epoch, begin, end, _epochs(body[_JOIN.size :]))
+    (size,) = _fields(_ADDRESS_SIZE, body[_JOIN.size :])
+    rest = body[_JOIN.size + _ADDRESS_SIZE.size :]
+    try:
+        address = rest[:size].decode()
+    except UnicodeDecodeError:
+        address = ""
+    if len(rest) < size or (size and not address):
+        raise RemoteProtocolError(f"a slave whose address has {size} bytes: {rest[:size]!r}")
+    return Join(member_id, newest_epoch, begin, end, address, _epochs(rest[size:]))
 
 
 def checked_size(introduction: bytes, number: int) -> int:

@@ -42,17 +42,21 @@ class PromoteBrokerRequestHeader(Header, kw_only=True):
 class DemoteBrokerRequestHeader(Header, kw_only=True):
     """DEMOTE_BROKER: become slave of the registered master; what only this log has is set aside.
 
-    `broker_id` is for a broker whose configuration has none above 0.
+    `broker_id`, which no other broker of the name has, is for one that has none above 0.
     """
 
     broker_id: int = 0
 
 
 class SwitchOverRequestHeader(Header, kw_only=True):
-    """SWITCH_OVER: hand over to a slave, which the master knows by `target_id`, and follow it."""
+    """SWITCH_OVER: hand over to a slave, which the master knows by `target_id`, and follow it.
+
+    `broker_id` as of DEMOTE_BROKER.
+    """
 
     target_addr: str
     target_id: int
+    broker_id: int = 0
     timeout_ms: int = 10_000
 
 

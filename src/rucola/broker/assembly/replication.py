@@ -243,6 +243,7 @@ class _SlaveSide:
             self._registration,
             Follower(
                 environment.config.broker_id,
+                self._registration.address,
                 storage.mastership.epochs,
                 environment.on_diverged,
                 environment.may_cut,

@@ -83,6 +83,8 @@ class Follower:
 
     member_id: int
     """brokerId, unique among the brokers of one name."""
+    address: str
+    """The address at which this slave serves clients."""
     epochs: EpochFile
     on_diverged: Callable[[int], None]
     """Called with the physical offset at which the own log has to be cut off."""
@@ -274,7 +276,9 @@ class _ReplicationSession:
         """Exchange epochs with the master; return its first bytes if it knows none."""
         follower, store = self._follower, self._store
         newest = max(follower.newest_epoch, follower.epochs.last.number)
-        join = Join(follower.member_id, newest, self._begin, store.max_physical_offset, follower.epochs.epochs)
+        join = Join(
+            follower.member_id, newest, self._begin, store.max_physical_offset, follower.address, follower.epochs.epochs
+        )  # fmt: skip
         timeout_ms = self._config.ha_housekeeping_interval
         greeting, first = await greet(self._stream, join, store.min_physical_offset, timeout_ms)
         if greeting is not None:

@@ -78,6 +78,8 @@ class _HAConnection:
         """Set when the transfer begins."""
         self.member_id: int | None = None
         """The slave's brokerId, if it knows epochs."""
+        self.address = stream.peer
+        """The address at which the slave serves clients, if it knows epochs."""
         self.knows_epochs = False
         self.told_end = NO_VISIBLE_END
         """The visible end that the slave was told last."""
@@ -164,7 +166,7 @@ class HAService:
         members = self._in_sync
         return [
             SlaveProgress(
-                connection.peer,
+                connection.address,
                 connection.member_id,
                 connection.reported,
                 None if members is None else connection.member_id in members,
@@ -320,9 +322,15 @@ class HAService:
                 "If that slave was master, it sets the rest aside and follows. If this master has lost messages, "
                 "`rucola admin promote` on the slave keeps them"
             )
+        for other in self._connections:
+            if other.member_id == join.member_id and other.address != join.address:
+                raise StoreError(
+                    f"its brokerId {join.member_id} is that of the slave at {other.address} as well: give the one at "
+                    f"{join.address} another brokerId in its broker.conf"
+                )
         # A connection that this slave had before may be half-open, and what it confirmed by it not its own any more.
         self.disconnect_slave(join.member_id)
-        connection.member_id, connection.knows_epochs = join.member_id, True
+        connection.member_id, connection.address, connection.knows_epochs = join.member_id, join.address, True
         return encode_report(join.begin)
 
     def _on_report(self, connection: _HAConnection, physical_offset: int) -> None:

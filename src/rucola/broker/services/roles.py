@@ -200,6 +200,11 @@ class RoleService:
         if self._config.coordination.is_enabled:
             raise Refused(Reason.FAILED, ELECTED)
 
+    def _check_broker_id(self, broker_id: int) -> None:
+        """Raise Refused if this broker has no id as slave, and gets none."""
+        if self._control.member_id <= 0 and broker_id <= 0:
+            raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
+
     async def promote(self, caller: Caller, request: PromoteBrokerRequestHeader) -> int:
         """Become master in the background; return the epoch. Raises Refused."""
         self._check_not_elected()
@@ -220,8 +225,7 @@ class RoleService:
         Raises Refused without an id above 0.
         """
         self._check_not_elected()
-        if not (self._control.member_id or broker_id):
-            raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
+        self._check_broker_id(broker_id)
         logger.warning("%s demotes this broker to slave", caller.address)
         self._mastership.pause(f"{SWITCHOVER} this broker becomes slave")
         epoch = self._mastership.epochs.last.number
@@ -239,6 +243,7 @@ class RoleService:
             raise Refused(Reason.FAILED, "this broker is no master")
         if target.target_id not in self._replication.confirmed():
             raise Refused(Reason.FAILED, f"slave {target.target_id} is not connected, or knows no epochs")
+        self._check_broker_id(target.broker_id)
         logger.warning("%s has this master hand over to %s", caller.address, target.target_addr)
         began_s = time.monotonic()
         mastership.pause(f"{SWITCHOVER} {target.target_addr} becomes master; send again in a moment")
@@ -255,7 +260,7 @@ class RoleService:
         status = await self._wait_master(target, mastership.epoch)
         pause_ms = round((time.monotonic() - began_s) * 1000)
         ha_address = self._master_address(status.ha_address)
-        change = self._control.become_slave(status.epoch, target.target_id, ha_address, reason=SwitchReason.SWITCHOVER)
+        change = self._control.become_slave(status.epoch, target.broker_id, ha_address, reason=SwitchReason.SWITCHOVER)
         self._control.in_background(change)
         return status.epoch, pause_ms
 
