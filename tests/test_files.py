@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,29 @@ def test_the_old_content_is_kept_as_a_backup(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     replace_file(path, b"1")
-    path.with_name("topics.json.tmp").mkdir()
+    path.with_name("topics.json.bak").mkdir()
     with pytest.raises(IsADirectoryError):
         replace_file(path, b"2")
     assert path.read_bytes() == b"1"
+    assert sorted(os.listdir(tmp_path)) == ["topics.json", "topics.json.bak"]
+
+
+def test_writers_at_once_leave_no_part_of_a_file(tmp_path: Path) -> None:
+    """Neither under the name nor as backup, at any moment."""
+    path = tmp_path / "delayOffset.json"
+    backup = path.with_name("delayOffset.json.bak")
+    contents = [bytes([65 + writer]) * 20_000 for writer in range(4)]
+    replace_file(path, contents[0])
+    replace_file(path, contents[1])
+
+    def write(content: bytes) -> None:
+        for _ in range(50):
+            replace_file(path, content)
+
+    with ThreadPoolExecutor(len(contents)) as threads:
+        writing = [threads.submit(write, content) for content in contents]
+        while not all(one.done() for one in writing):
+            assert {path.read_bytes(), backup.read_bytes()} <= {*contents}
+        for one in writing:
+            one.result()
+    assert sorted(os.listdir(tmp_path)) == [path.name, backup.name]

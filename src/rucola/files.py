@@ -3,10 +3,11 @@
 Replacing a file such as `config/topics.json`:
 
     1. write the previous content to `<name>.bak`, by way of a temporary file like the new content
-    2. write the new content to `<name>.tmp` and fsync it
-    3. rename .tmp to the name and fsync the directory
+    2. write the new content to `<name>.<random>.tmp` and fsync it
+    3. rename that to the name and fsync the directory
 
-A power cut at any moment leaves a complete file under the name.
+A power cut at any moment leaves a complete file under the name. Each writer has a temporary file of its own, so that of
+two at once, in threads or processes, one comes last, and neither renames what the other is still writing.
 
 Files have messages, offsets and settings: new ones are readable and writable by their owner only (0600), new
 directories as well (0700), even if the umask allows more. A replaced file keeps its mode, so that an operator can admit
@@ -30,6 +31,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -218,21 +220,22 @@ def check_ownership(directory: Path) -> None:
 
 def _write(path: Path, content: bytes, model: Path) -> None:
     """Write a file with the mode of `model`, if that exists."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
-    fd = open_inside(path.parent, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    fd = open_inside(path.parent, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
-        sync_all(fd)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            sync_all(fd)
+        finally:
+            os.close(fd)
+        # Synced before the rename: otherwise a power cut could leave the name with a file without its bytes.
+        temporary.replace(path)
     except BaseException:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(fd)
-    # Synced before the rename: otherwise a power cut could leave the name with a file without its bytes.
-    temporary.replace(path)
     sync_directory(path.parent)
 
 

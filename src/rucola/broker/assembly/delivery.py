@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
@@ -55,6 +56,8 @@ class DeliveryServices:
         self.transactions = TransactionalMessageService(
             config, store, self.puts, metadata.topics, offsets, len(delays_ms)
         )
+        self._persisting = asyncio.Lock()
+        """Held by one of the two that write the offsets, periodic task and retention: the older ones come first."""
         self._transaction_check = TransactionCheckService(
             self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock,
             may_receive(access.interceptor),
@@ -119,13 +122,14 @@ class DeliveryServices:
     async def _persist(self) -> bool:
         """Write the offsets of both services, once the messages delivered up to them are flushed."""
         store, timeout_ms = self._storage.store, self._environment.store_config.sync_flush_timeout
-        offsets, checkpoint, log_end = self.delayed.offsets(), self._timers.checkpoint(), store.max_physical_offset
-        is_flushed = await self._storage.group_commit.wait_flushed(log_end, timeout_ms)
-        if not is_flushed or store.write_state.failure is not None:
-            return False
-        await in_thread(self.delayed.persist, offsets, log_end)
-        await in_thread(self._timers.persist, checkpoint, log_end)
-        return True
+        async with self._persisting:
+            offsets, checkpoint, log_end = self.delayed.offsets(), self._timers.checkpoint(), store.max_physical_offset
+            is_flushed = await self._storage.group_commit.wait_flushed(log_end, timeout_ms)
+            if not is_flushed or store.write_state.failure is not None:
+                return False
+            await in_thread(self.delayed.persist, offsets, log_end)
+            await in_thread(self._timers.persist, checkpoint, log_end)
+            return True
 
     async def _commit_transactions(self) -> None:
         await self._transaction_check.commit_offsets()
