@@ -15,7 +15,7 @@ from rucola.message import Message
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
-from support.cluster import Cluster, cluster
+from support.cluster import HOST, Cluster, cluster
 from support.replication import follows, pair, send
 from support.waiting import until
 
@@ -170,6 +170,25 @@ async def test_promotion_says_what_it_would_lose(tmp_path: Path) -> None:
         await follows(second, first)
         (kept,) = (tmp_path / "broker-a" / "diverged").iterdir()
         assert len(await stored(kept)) == 3
+
+
+async def test_a_master_that_hangs_is_not_taken_for_one_that_could_hand_over(tmp_path: Path) -> None:
+    """Its connection to the slave is open, and it answers nothing."""
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv, timeout_ms=1000) as admin:
+        master, way = await running.start_broker_behind_proxy(store=SYNC, broker_ip2=HOST)
+        slave = await running.start_slave()
+        async with Producer("p", running.namesrv) as producer:
+            await until(lambda: bool(master.role.in_sync()))
+            await producer.send(Message("TBW102", b"m"))
+        await follows(master, slave)
+        way.freeze()
+        for change in (admin.roles.promote, admin.roles.switch_over):
+            with pytest.raises(ConfigError, match=f"{master.address} does not answer") as refused:
+                await change(slave.address)
+            assert "switchover -b" not in str(refused.value)
+        assert (await admin.roles.status(slave.address)).role == "SLAVE"
+        assert await admin.roles.promote(slave.address, force=True) == 2
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
 
 
 @pytest.mark.slow

@@ -132,6 +132,31 @@ async def test_a_slave_follows_no_older_master_than_the_last_one(
     assert check(tmp_path / "slave") == []
 
 
+async def test_a_slave_joins_a_new_master_as_soon_as_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempts follow each other closely: slaves hear of the master before it has begun."""
+    for delay in ("WAIT_S", "LONG_WAIT_S"):
+        monkeypatch.setattr(ha_client, delay, 600.0)
+    attempts = 0
+
+    async def serve(stream: Stream) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 3:
+            await welcome(stream, b"", Greeting(1, 0, 0, True, ()), TIMEOUT_MS)
+            await ends(stream)
+
+    async with cluster(tmp_path) as running:
+        server = StreamServer(HOST, 0, serve)
+        server.start()
+        slave = await running.start_slave(ha_master_address=f"{HOST}:{server.port}")
+        await until(lambda: attempts > 3)
+        await slave.stop()
+        await server.stop()
+    assert check(tmp_path / "slave") == []
+
+
 async def test_a_fenced_master_serves_no_slave(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
         await send(running, 5)

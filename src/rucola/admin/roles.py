@@ -50,33 +50,40 @@ class RoleAdmin:
 
         The name is that of the broker at `address`; brokers that do not respond are left out.
         """
+        asked = await self._ask_group(address)
+        return {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
+
+    async def _ask_group(self, address: str) -> dict[str, HaStatus | MQError]:
+        """Return the state of every registered broker of one name, by address, or why it did not respond.
+
+        The broker at `address` must.
+        """
         own = await self.status(address)
         info = decode_body(
             ClusterInfo, (await self._requests.invoke_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body
         )
         data = info.broker_addr_table.get(own.broker_name)
-        others = {*data.broker_addrs.values()} - {address} if data is not None else set[str]()
+        others = sorted({*data.broker_addrs.values()} - {address} if data is not None else set[str]())
 
-        async def ask(other: str) -> HaStatus | None:
+        async def ask(other: str) -> HaStatus | MQError:
             try:
                 return await self.status(other)
-            except MQError:
-                return None
+            except MQError as error:
+                return error
 
-        answers = await asyncio.gather(*map(ask, sorted(others)))
-        found = dict(zip(sorted(others), answers, strict=True))
-        return {address: own} | {other: status for other, status in found.items() if status is not None}
+        return {address: own, **dict(zip(others, await asyncio.gather(*map(ask, others)), strict=True))}
 
-    async def _changeable_group(self, address: str) -> tuple[HaStatus, dict[str, HaStatus]]:
-        """Return the state of a broker, and of the others of its name.
+    async def _changeable_group(self, address: str) -> tuple[HaStatus, dict[str, HaStatus], list[str]]:
+        """Return the state of a broker and of the others of its name, and those that do not respond.
 
         Raises ConfigError if etcd elects their master.
         """
-        group = await self.group(address)
+        asked = await self._ask_group(address)
+        group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
         own = group.pop(address)
         if own.is_elected:
             raise ConfigError(ELECTED)
-        return own, group
+        return own, group, [one for one, status in asked.items() if isinstance(status, MQError)]
 
     async def promote(self, address: str, *, force: bool = False) -> int:
         """Make a slave, or a fenced master, the master; return the epoch.
@@ -84,7 +91,7 @@ class RoleAdmin:
         Raises ConfigError if messages would be lost. Without `force` no other master may run, and no other slave may
         have more messages. With it a running master is demoted first.
         """
-        own, group = await self._changeable_group(address)
+        own, group, silent = await self._changeable_group(address)
         if own.role != SLAVE and own.is_accepting:
             raise ConfigError(f"{address} is master already, in epoch {own.epoch}")
         masters = {other: status for other, status in group.items() if status.role != SLAVE and not status.fenced_by}
@@ -92,6 +99,12 @@ class RoleAdmin:
         if masters:
             running = ", ".join(masters)
             reasons.append(f"{running} is master and runs: `rucola admin switchover -b {address}` loses nothing")
+        elif own.is_following:
+            named = f" ({', '.join(silent)} does not answer)" if silent else ""
+            reasons.append(
+                f"{address} is connected to its master{named}, which may go on to accept messages: end that process "
+                "first"
+            )
         elif own.role == SLAVE and own.master_role == "ASYNC_MASTER":
             reasons.append(
                 "its master was an ASYNC_MASTER, and cannot be asked: what it had not replicated yet is set aside when "
@@ -114,12 +127,12 @@ class RoleAdmin:
         Returns the epoch and the pause in milliseconds. Raises ConfigError or BrokerError if the master cannot; then it
         stays master.
         """
-        own, group = await self._changeable_group(address)
+        own, group, silent = await self._changeable_group(address)
         if own.role != SLAVE:
             raise ConfigError(f"{address} is no slave; name the slave that shall become master")
         masters = [other for other, status in group.items() if status.role != SLAVE and status.is_accepting]
         if len(masters) != 1:
-            found = ", ".join(masters) or "none"
+            found = ", ".join(masters) or "none" + (f"; {', '.join(silent)} does not answer" if silent else "")
             raise ConfigError(f"a switchover needs one running master; found: {found}. See `rucola admin promote`")
         free_id = _free_id(own, *group.values())
         header = SwitchOverRequestHeader(
@@ -135,7 +148,7 @@ class RoleAdmin:
 
         What only its log has is set aside. Raises ConfigError if messages would be lost, or there is no master.
         """
-        own, group = await self._changeable_group(address)
+        own, group, _ = await self._changeable_group(address)
         if own.is_accepting:
             self._refuse("demoting", address, ["it is the master: no broker would accept messages"], force=force)
         masters = {other: status for other, status in group.items() if status.role != SLAVE and status.is_accepting}

@@ -60,10 +60,15 @@ _NEVER = 1 << 63
 """A physical offset beyond every log."""
 READ_SIZE = 64 * 1024
 """Bytes that are copied and parsed in one loop iteration."""
+FIRST_WAIT_S = 0.1
+"""Delay before the second connection attempt; it doubles with each attempt, up to the next two.
+
+A new master serves slaves some tenths of a second after it is known.
+"""
 WAIT_S = 1.0
-"""Delay before the next connection attempt."""
+"""Longest delay before the next connection attempt."""
 LONG_WAIT_S = 5.0
-"""Delay after a session that could not copy anything, or that failed locally."""
+"""Longest delay after a session that could not copy anything, or that failed locally."""
 
 AHEAD_ADVICE = (
     "That master has lost messages that this slave has, and that may be acknowledged. Nothing is copied until this is "
@@ -129,6 +134,8 @@ class HAClient:
         self._is_following = False
         """Whether the current session has found the logs to be the same."""
         self._is_connected = False
+        self._wait_s = FIRST_WAIT_S
+        """Delay before the next connection attempt."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -143,6 +150,7 @@ class HAClient:
 
     def start(self) -> None:
         """Start to follow the master."""
+        self._wait_s = FIRST_WAIT_S
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -163,18 +171,19 @@ class HAClient:
     async def _run(self) -> None:
         while True:
             address = self._config.ha_master_address or self._registration.master_ha_address
-            wait_s = WAIT_S
+            longest_s = WAIT_S
             if address:
-                wait_s = await self._follow(address)
+                longest_s = await self._follow(address)
             else:
                 self._outages.failed(SEARCH, f"no name server has a master of {self._config.broker_name} yet")
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(min(self._wait_s, longest_s))
+            self._wait_s = min(2 * self._wait_s, LONG_WAIT_S)
             if not self._config.ha_master_address:  # the response of a registration contains the master's address
                 self._registration.schedule()
                 await self._registration.wait_registered()
 
     async def _follow(self, address: str) -> float:
-        """Run one session; return the delay before the next one, in seconds."""
+        """Run one session; return the longest delay before the next one, in seconds."""
         self._is_following = False
         try:
             stream = await open_stream(address, self._tls)
@@ -201,7 +210,10 @@ class HAClient:
         except Exception:
             logger.exception("following the master at %s failed", address)
             return LONG_WAIT_S
-        return WAIT_S if self._is_following else LONG_WAIT_S
+        if not self._is_following:
+            return LONG_WAIT_S
+        self._wait_s = FIRST_WAIT_S  # the master has gone
+        return WAIT_S
 
     async def _run_session(self, stream: Stream) -> None:
         self._is_connected = True

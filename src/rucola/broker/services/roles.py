@@ -211,7 +211,7 @@ class RoleService:
         if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
             raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
         if self._replication.is_following and not request.force:
-            raise Refused(Reason.FAILED, "its master is connected: `rucola admin switchover` loses nothing")
+            raise Refused(Reason.FAILED, "its master is connected, and may go on to accept messages: end it first")
         newest, _ = await self._registration.newest_master(request.epoch)
         epoch = max(request.epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
         logger.warning("%s promotes this broker to master, in epoch %d", caller.address, epoch)
