@@ -88,7 +88,7 @@ async def test_the_page_documents_exactly_the_exported_metrics(tmp_path: Path) -
 
 
 def election_metrics() -> set[str]:
-    figures = CoordinationFigures(Role.MASTER, 7, frozenset({1, 2}), False, 3, 8.5, False)
+    figures = CoordinationFigures(Role.MASTER, 7, frozenset({1, 2}), frozenset({1, 2}), False, 3, 8.5, False)
     families = ElectionCollector("c", "broker-a", lambda: figures).collect()
     return {family.name + "_total" * (family.type == "counter") for family in families}
 

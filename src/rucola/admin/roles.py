@@ -7,6 +7,7 @@ here that consumers do not get them: messages that a broker sets aside stay read
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -30,6 +31,8 @@ POLL_S = 0.1
 WAIT_S = 30
 """How long a change of the role may take; reading a large log after a crash takes the longest."""
 SLAVE = "SLAVE"
+MAX_LAG = 1 << 20
+"""Bytes by which a slave may lag that counts as a copy, under load."""
 
 
 class RoleAdmin:
@@ -73,15 +76,17 @@ class RoleAdmin:
 
         return {address: own, **dict(zip(others, await asyncio.gather(*map(ask, others)), strict=True))}
 
-    async def _changeable_group(self, address: str) -> tuple[HaStatus, dict[str, HaStatus], list[str]]:
+    async def _changeable_group(
+        self, address: str, *, or_elected: bool = False
+    ) -> tuple[HaStatus, dict[str, HaStatus], list[str]]:
         """Return the state of a broker and of the others of its name, and those that do not respond.
 
-        Raises ConfigError if etcd elects their master.
+        Raises ConfigError if etcd elects their master, unless `or_elected`.
         """
         asked = await self._ask_group(address)
         group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
         own = group.pop(address)
-        if own.is_elected:
+        if own.is_elected and not or_elected:
             raise ConfigError(ELECTED)
         return own, group, [one for one, status in asked.items() if isinstance(status, MQError)]
 
@@ -127,7 +132,7 @@ class RoleAdmin:
         Returns the epoch and the pause in milliseconds. Raises ConfigError or BrokerError if the master cannot; then it
         stays master.
         """
-        own, group, silent = await self._changeable_group(address)
+        own, group, silent = await self._changeable_group(address, or_elected=True)
         if own.role != SLAVE:
             raise ConfigError(f"{address} is no slave; name the slave that shall become master")
         masters = [other for other, status in group.items() if status.role != SLAVE and status.is_accepting]
@@ -138,10 +143,47 @@ class RoleAdmin:
         header = SwitchOverRequestHeader(
             target_addr=address, target_id=own.broker_id, broker_id=free_id, timeout_ms=timeout_ms
         )
+        began_s = time.monotonic()
         response = await self._requests.invoke(masters[0], RequestCode.SWITCH_OVER, header, extra_ms=2 * timeout_ms)
         result = response.decode_header(RoleChangeResponseHeader)
+        if own.is_elected:
+            await self._wait(address, lambda status: status.is_accepting and status.epoch >= result.epoch)
+            result.pause_ms = round((time.monotonic() - began_s) * 1000)
         await self._wait(masters[0], lambda status: status.is_following)
         return result.epoch, result.pause_ms
+
+    async def stop_risks(self, address: str) -> list[str]:
+        """Return why the broker at `address` should not be stopped now; empty if it can be.
+
+        It can be if its group goes on to acknowledge messages, with another copy of each if it is one that waits for
+        copies, and no broker of the group is missing or catches up.
+        """
+        asked = await self._ask_group(address)
+        group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
+        risks = [f"{one} does not answer: {status}" for one, status in asked.items() if isinstance(status, MQError)]
+        own = group[address]
+        masters = {one: status for one, status in group.items() if status.role != SLAVE and status.is_accepting}
+        if len(masters) != 1:
+            return [*risks, f"the group has {len(masters)} masters that accept messages"]
+        ((at, master),) = masters.items()
+        if at == address:
+            risks.append("it is the master: `rucola admin switchover` to one of its slaves first")
+        copies = 0
+        for slave in master.slaves:
+            if slave.lag_bytes > MAX_LAG or slave.in_sync is False:
+                risks.append(f"slave {slave.broker_id} at {slave.address} lags by {slave.lag_bytes} bytes")
+            elif slave.address != address:
+                copies += 1
+        known = {slave.address for slave in master.slaves}
+        risks += [f"{one} does not follow {at}" for one in group if one != at and one not in known]
+        if not copies and at != address and master.role == "SYNC_MASTER":
+            risks.append("the master has no other slave: sends are answered SLAVE_NOT_AVAILABLE until this one is back")
+        if own.election is not None:
+            if missing := sorted({*own.election.in_sync} - {*own.election.members}):
+                risks.append(f"members {missing} of the in-sync set do not run")
+            if own.election.is_etcd_away:
+                risks.append("etcd does not answer, so that no other master could be elected")
+        return risks
 
     async def demote(self, address: str, *, force: bool = False) -> None:
         """Make a broker slave of the registered master.

@@ -16,6 +16,7 @@ from rucola.coordination.etcd import EtcdClient
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord
 from rucola.coordination.incarnation import LogIncarnation, boot_id
 from rucola.coordination.write_lease import WriteLease
+from rucola.errors import StoreError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.promise import AskPromiseRequestHeader, AskPromiseResponseHeader
@@ -39,6 +40,10 @@ class GroupRole(Protocol):
     def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse: ...
 
     def figures(self) -> CoordinationFigures | None: ...
+
+    async def prefer(self) -> None: ...
+
+    async def hand_over(self, timeout_s: float) -> bool: ...
 
 
 class BrokerCoordination:
@@ -138,6 +143,16 @@ class BrokerCoordination:
     def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse:
         """Answer the request of a master; before the start nothing is promised."""
         return PromiseResponse(False, 0) if self._coordinator is None else self._coordinator.promise(epoch, master)
+
+    async def prefer(self) -> None:
+        """Announce that this slave is to be the next master. MQError if etcd does not take that."""
+        if self._coordinator is None:
+            raise StoreError("this broker is about to start")
+        await self._coordinator.prefer()
+
+    async def hand_over(self, timeout_s: float) -> bool:
+        """Give the mastership up; return False if this broker keeps it."""
+        return self._coordinator is not None and await self._coordinator.hand_over(timeout_s)
 
     def figures(self) -> CoordinationFigures | None:
         """Return the figures for the metrics; None before the start."""

@@ -1,6 +1,6 @@
 """Prometheus metrics of the election of a broker's master; served with those of `rucola.broker.metrics`.
 
-rocketmq_election_master                 cluster broker   1 on the master, as this broker sees it, else 0
+rocketmq_election_master                 cluster broker   1 on the master while it has the right to acknowledge, else 0
 rocketmq_election_epoch                  cluster broker   the highest epoch that is known
 rocketmq_election_in_sync_members        cluster broker   members of the in-sync set, the master included
 rocketmq_election_right_seconds          cluster broker   how long the master may still acknowledge if nothing answers
@@ -34,7 +34,7 @@ class ElectionCollector:
         if figures is None:
             return
         for name, text, value in (
-            ("master", "whether this broker is the master", figures.role is Role.MASTER),
+            ("master", "whether this broker is the master", figures.role is Role.MASTER and figures.right_s > 0),
             ("epoch", "highest epoch that is known", figures.epoch),
             ("in_sync_members", "members of the in-sync set", len(figures.in_sync)),
             ("right_seconds", "time for which the master may still acknowledge", figures.right_s),

@@ -186,7 +186,7 @@ class BrokerCollector:
         yield epoch
         text = "1 if the broker accepts messages, else 0"
         accepting = GaugeMetricFamily("rocketmq_broker_is_accepting", text, labels=("cluster", "broker"))
-        accepting.add_metric(own, int(self._store.write_state.is_writable))
+        accepting.add_metric(own, int(self._roles.is_accepting))
         yield accepting
         text = "when the role of the broker switched last; 0 if it never did"
         last = GaugeMetricFamily("rocketmq_broker_last_switch_timestamp_seconds", text, labels=("cluster", "broker"))

@@ -36,13 +36,16 @@ from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.etcd import EtcdClient, LeaseNotFound
 from rucola.coordination.group_keys import GroupKeys, LeaderRecord, MemberRecord, StateRecord, Transaction, View
 from rucola.coordination.write_lease import WriteLease, boot_time_s
-from rucola.errors import MQError
+from rucola.errors import MQError, StoreError
 from rucola.outages import Outages
 
 logger = logging.getLogger(__name__)
 
 JOINING_WAIT_S: Final = 0.05
 """Pause between rounds while a slave is about to join the in-sync set."""
+HANDOVER_POLL_S: Final = 0.01
+LEAVING_WAIT_S: Final = 0.25
+"""Time between the change of the in-sync set in etcd and the end of the connection to the master."""
 VACANT_WAIT_S: Final = 0.1
 """Pause between rounds while there is no master."""
 WATCH_ROUNDS: Final = 6
@@ -107,6 +110,8 @@ class CoordinationFigures(NamedTuple):
     role: Role
     epoch: int
     in_sync: frozenset[int]
+    members: frozenset[int]
+    """The members that ran when etcd answered last."""
     is_etcd_away: bool
     etcd_failures: int
     right_s: float
@@ -145,6 +150,8 @@ class Coordinator:
         self._election = Election(record, bounds, boot_time_s(), may_found=may_found)
         self._members: dict[int, MemberRecord] = {}
         """The last known record of each member, for its address."""
+        self._running: frozenset[int] = frozenset()
+        """The members that etcd had last."""
         self._following: tuple[int, LeaderRecord] | None = None
         self._wake = asyncio.Event()
         self._renewed_s = 0.0
@@ -160,7 +167,7 @@ class Coordinator:
         self._tasks = [asyncio.create_task(run()) for run in (self._renew, self._watch, self._rounds)]
 
     async def stop(self) -> None:
-        """Stop acknowledging, let the in-sync slaves catch up, and leave the group at once."""
+        """Leave the group: as master, once the in-sync slaves have caught up, as slave, once no send waits for it."""
         was_master = self._election.role is Role.MASTER
         self._election.leave()  # before the tasks, which apply the right once more at their end
         self._apply_right()
@@ -174,6 +181,8 @@ class Coordinator:
             async with asyncio.timeout(2 * self._bounds.retry_timeout_s):
                 if was_master:
                     await self._wait_replicated()
+                else:
+                    await self._leave_in_sync_set()
                 await self._etcd.revoke(self._election.lease)
 
     async def _wait_replicated(self) -> None:
@@ -183,6 +192,38 @@ class Coordinator:
             if boot_time_s() >= deadline_s:
                 return
             await asyncio.sleep(JOINING_WAIT_S)  # reports of slaves arrive on other tasks
+
+    async def _leave_in_sync_set(self) -> None:
+        """Have the master take this slave out of the in-sync set, while it still replicates."""
+        await self._transact(self._keys.announcing(self._election.record, self._election.lease))
+        while True:
+            view = self._keys.view(await self._etcd.range(self._keys.prefix))
+            if view.leader is None or view.state is None or self._me not in view.state.in_sync:
+                await asyncio.sleep(LEAVING_WAIT_S)  # the master gets the answer to its own change a moment later
+                return
+            await asyncio.sleep(JOINING_WAIT_S)
+
+    # A handover.
+
+    async def prefer(self) -> None:
+        """Announce that this slave is to be the next master. MQError if etcd does not take that."""
+        self._election.prefer()
+        if (lease := self._election.lease) == 0 or await self._transact(
+            self._keys.announcing(self._election.record, lease)
+        ) is None:
+            raise StoreError("etcd does not know this broker")
+
+    async def hand_over(self, timeout_s: float) -> bool:
+        """Give the mastership up; return False if that took too long, and it is kept."""
+        self._election.hand_over()
+        self._wake.set()
+        deadline_s = boot_time_s() + timeout_s
+        while self._election.role is Role.MASTER:
+            if boot_time_s() >= deadline_s:
+                self._election.hand_over(wanted=False)
+                return False
+            await asyncio.sleep(HANDOVER_POLL_S)
+        return True
 
     def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse:
         """Respond to the master of an epoch, which asks for a promise.
@@ -202,6 +243,7 @@ class Coordinator:
             election.role,
             election.epoch,
             election.in_sync,
+            self._running,
             self._is_away,
             self._failures,
             max(0.0, self.lease.until_s - now_s),
@@ -278,6 +320,7 @@ class Coordinator:
             return 0.0  # this process was stopped: its view may be outdated
         self._note_success()
         self._members |= view.members
+        self._running = frozenset(view.members)
         broker = self._broker
         position = broker.position()
         own = Own(position.epoch, position.end, broker.in_sync(), broker.has_failed(), broker.may_grow())

@@ -38,7 +38,14 @@ A member with priority 0 is never elected, but its log counts: it announces the 
 lack what it confirmed is not chosen while such a member has more. An entitled one is, since it has all that was
 acknowledged.
 
-**A failed store** takes no messages until it is opened again. A master with one gives up, if another member can follow.
+**A failed store** takes no messages until it is opened again. A master with one gives up if another member can follow.
+
+**A handover.** The master has stopped accepting messages, and the member that is to follow has all of them. That one
+announces the highest priority, so that it is the first of equal logs, and the master gives up. It stands again only if
+no one has followed it for twice `ttl`.
+
+**A member that leaves**, since it stops in order, says so before its connections end. The master takes it out of the
+in-sync set at once, so that no send waits for it.
 
 Deliberate difference to Patroni, whose bounds these are: no promise is given in advance, so that with etcd a failover
 does not wait for the end of promises.
@@ -46,8 +53,9 @@ does not wait for the end of promises.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from msgspec import structs
@@ -68,6 +76,8 @@ from rucola.coordination.decisions import (
 from rucola.coordination.group_keys import NOT_STANDING, ElectedState, MemberRecord, View
 from rucola.errors import ConfigError
 
+PREFERRED = (1 << 31) - 1
+"""Priority of a broker to which the mastership is handed over."""
 MARGIN = 0.05
 """Part of `ttl` by which a master's right ends earlier: clocks may differ in rate by less than that."""
 
@@ -159,8 +169,12 @@ class Election:
         # Promises of an earlier process of this broker are not known: as if it had promised just now.
         self._promised_until_s = now_s + bounds.ttl_s
         self._is_standing = False
-        self._has_given_up = False
-        """Whether this broker was master until its store failed, and no other one has followed it yet."""
+        self._given_up_until_s = 0.0
+        """Until when this broker, which was master, leaves the mastership to others; or until one has followed it."""
+        self._hands_over = False
+        self._priority = own_record.priority
+        self._preferred_in = 0
+        """The epoch after which this broker is the first of equal candidates; 0 if it is not."""
         self._vacant_since_s: float | None = None
         """Since when there is no state."""
         self._candidate_since_s = 0.0
@@ -239,6 +253,21 @@ class Election:
     def leave(self) -> None:
         """End the right for good: this broker stops."""
         self._resign()
+        self._record = structs.replace(self._record, leaving=True)
+
+    @property
+    def record(self) -> MemberRecord:
+        """What this broker announces."""
+        return self._record
+
+    def prefer(self) -> None:
+        """Be the first of equal candidates in the election after the current epoch."""
+        self._preferred_in = self.epoch
+        self._record = structs.replace(self._record, priority=PREFERRED)
+
+    def hand_over(self, *, wanted: bool = True) -> None:
+        """Give the mastership up once another broker can be elected; with `wanted=False`, keep it."""
+        self._hands_over = wanted
 
     def _resign(self) -> None:
         self._office_lease, self._promises_right_s = 0, 0.0
@@ -275,7 +304,7 @@ class Election:
         if leader is None:
             return self._seek(now_s, view, state, own)
         if leader.record.member != self._me:
-            self._has_given_up = False
+            self._given_up_until_s = 0.0
             return self._announced(view, replace_standing=False) or Follow(state.epoch, leader.record)
         if now_s < self._promised_until_s:
             return Wait("elected; another master may go on until the end of a promise")
@@ -311,6 +340,9 @@ class Election:
             self.role = Role.SLAVE
             self._resign()
         self.epoch = max(self.epoch, state.epoch)
+        if self._preferred_in and self.epoch > self._preferred_in:
+            self._preferred_in = 0
+            self._record = structs.replace(self._record, priority=self._priority)
 
     def _announced(self, view: View, *, replace_standing: bool) -> Announce | None:
         """Return the due announcement, if any: of a record that changed or that etcd lacks."""
@@ -324,7 +356,7 @@ class Election:
     def _seek(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
         """Decide what a slave does while there is no leader."""
         eligible = _eligible(view, state)
-        if self._me not in eligible or self._has_given_up:
+        if self._me not in eligible or now_s < self._given_up_until_s:
             return self._announced(view, replace_standing=False) or Wait("no leader, and this broker is no candidate")
         if self._record.standing != state.revision:
             if now_s < self._promised_until_s:
@@ -424,8 +456,9 @@ class Election:
         )
 
     def _as_master(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
-        if own.has_failed and self._has_heir(view, state):
-            self.role, self._has_given_up = Role.SLAVE, True
+        if (own.has_failed or self._hands_over) and self._has_heir(view, state):
+            self._given_up_until_s = math.inf if own.has_failed else now_s + 2 * self._bounds.ttl_s
+            self.role, self._hands_over = Role.SLAVE, False
             self._resign()
             return Wait() if view.leader is None else Release(view.leader.lease)
         if view.leader is None:
@@ -436,6 +469,8 @@ class Election:
             return announce
         if (unknown := self._unknown(view)) is not None:
             return unknown
+        staying = {member: end for member, end in own.confirmed.items() if not _is_leaving(view, member)}
+        own = replace(own, confirmed=staying)
         lost = self._lost(now_s, view, state, own)
         ready = self._ready(now_s, own)
         self._last_end = own.end
@@ -461,7 +496,7 @@ class Election:
         return None
 
     def _lost(self, now_s: float, view: View, state: ElectedState, own: Own) -> frozenset[int]:
-        """Return members that have not caught up for too long, or have another log now."""
+        """Return members that have not caught up for too long, leave, or have another log now."""
         lost = set()
         for member in self.in_sync - {self._me}:
             # Compared with the end at the last decision: a slave is always a little behind a log that grows.
@@ -469,7 +504,8 @@ class Election:
                 self._caught_up_s[member] = now_s
             late_s = now_s - self._caught_up_s.setdefault(member, now_s)
             record = view.members.get(member)
-            if late_s > self._bounds.in_sync_timeout_s or (record is not None and not state.is_entitled(record)):
+            has_left = record is not None and (record.leaving or not state.is_entitled(record))
+            if late_s > self._bounds.in_sync_timeout_s or has_left:
                 lost.add(member)
         return frozenset(lost)
 
@@ -501,6 +537,11 @@ class Election:
     def is_joining(self) -> bool:
         """Whether a member is about to join, and the next decision should come soon."""
         return bool(self._barriers)
+
+
+def _is_leaving(view: View, member: int) -> bool:
+    record = view.members.get(member)
+    return record is not None and record.leaving
 
 
 def _preference(record: MemberRecord) -> tuple[int, int, int, int]:

@@ -59,6 +59,8 @@ class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
     """As a candidate: the last epoch of its log. Otherwise, 0, unless etcd has lost the state: the last one known."""
     end: int = 0
     """As a candidate: the end of its log."""
+    leaving: bool = False
+    """Whether it stops, so that the master takes it out of the in-sync set."""
 
 
 @dataclass(frozen=True, slots=True)

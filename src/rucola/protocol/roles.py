@@ -14,10 +14,10 @@ from rucola.protocol.command import Header
 SWITCHOVER: Final = "[SWITCHOVER]"
 """How the remark of SERVICE_NOT_AVAILABLE begins while a master hands over: a producer may send again in a moment."""
 ELECTED: Final = (
-    "the master of this group is elected (etcdEndpoints), and no command changes it: stop the master in order, and "
-    "another broker of the in-sync set takes over at once. If none of the set will come back, start an empty broker "
-    "with each brokerId of the set; then the longest log of all running brokers is elected, and what only the lost "
-    "ones had is lost"
+    "the master of this group is elected (etcdEndpoints), and another broker takes over by itself if it is lost; "
+    "`rucola admin switchover` has it hand over to a slave of the in-sync set. If none of the set will come back, "
+    "start an empty broker with each brokerId of the set; then the longest log of all running brokers is elected, and "
+    "what only the lost ones had is lost"
 )
 """Why a change of the role is refused in such a group, and what an operator does instead."""
 
@@ -85,6 +85,19 @@ class SlaveStatus(Body, kw_only=True):
     """Whether SEND_OK of a SYNC_MASTER waits for it; None without an in-sync set, when one slave is enough."""
 
 
+class ElectionStatus(Body, kw_only=True):
+    """The election of a group's master, as one of its brokers knows it."""
+
+    epoch: int
+    in_sync: list[int]
+    """The members of the in-sync set, the master included, by brokerId."""
+    members: list[int]
+    """The members that run."""
+    is_etcd_away: bool
+    right_seconds: float
+    """For how long the master may still acknowledge if nothing answers; 0 on a slave."""
+
+
 class HaStatus(Body, kw_only=True):
     """GET_HA_STATUS: the role of a broker, and what would be lost with it."""
 
@@ -122,5 +135,9 @@ class HaStatus(Body, kw_only=True):
     unreplicated_messages: int = 0
     is_elected: bool = False
     """Whether etcd elects the master of its group, so that no request changes its role."""
+    election: ElectionStatus | None = None
+    """None without an election, and before it begins."""
+    master_epoch: int = 0
+    """The epoch of the master that this slave has followed last; 0 on a master."""
     messages: int | None = None
     """The number of messages from `count_from` on."""

@@ -48,6 +48,11 @@ class Replication(Protocol):
         ...
 
     @property
+    def followed_epoch(self) -> int:
+        """The epoch of the master that this slave has followed last; 0 on a master."""
+        ...
+
+    @property
     def may_grow(self) -> bool:
         """Whether this slave has a master that may send to it, connected or not."""
         ...
@@ -104,6 +109,7 @@ class _MasterSide:
     """Sends the log to slaves. Every dispatch wakes the connections."""
 
     is_following = False
+    followed_epoch = 0
     may_grow = False
 
     def __init__(
@@ -196,6 +202,10 @@ class _SlaveSide:
     @property
     def is_following(self) -> bool:
         return self._client is not None and self._client.is_following
+
+    @property
+    def followed_epoch(self) -> int:
+        return 0 if self._client is None else self._client.followed_epoch
 
     @property
     def may_grow(self) -> bool:

@@ -137,6 +137,7 @@ def _role_service(
         RemotingPeerCalls(metadata.client),
         environment.roles,
         environment.clock,
+        environment.coordination,
     )
 
 

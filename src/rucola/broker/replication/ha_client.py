@@ -144,6 +144,11 @@ class HAClient:
         return self._is_following and self._is_connected
 
     @property
+    def followed_epoch(self) -> int:
+        """The epoch of the last master; 0 if it has none, or none was followed yet."""
+        return self._follower.newest_epoch
+
+    @property
     def is_running(self) -> bool:
         """Whether the slave follows its master, connected or not."""
         return self._task is not None

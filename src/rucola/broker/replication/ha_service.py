@@ -19,7 +19,8 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
 
 A SYNC_MASTER answers SEND_OK after a slave has reported the message (`wait_replicated`). All waiting senders share the
 next report. The wait ends after slaveTimeout. It fails immediately if no slave is connected or all lag by
-haSlaveFallbehindMax, and when the last slave disconnects.
+haSlaveFallbehindMax, and when the last slave disconnects; but a new master waits EXPECTED_S for the members of its
+in-sync set, which have everything, to connect to it for the first time.
 
 Corresponds to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave without a log
 gets all of it by default, where Apache sends the newest file; a slave that requests a range which the log does not
@@ -58,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 READ_SIZE = 8192
 """Bytes per read of reports, which have 8 bytes each."""
+EXPECTED_S = 1.0
+"""Time that senders wait for in-sync slaves that have not connected to a new master yet."""
 TELL_INTERVAL_S = 0.1
 """After this time without data, slaves are told of a new visible end."""
 
@@ -112,6 +115,8 @@ class HAService:
         """Up to here all in-sync slaves of a SYNC_MASTER have, or had, the log."""
         self._in_sync: frozenset[int] | None = None
         """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
+        self._expected: frozenset[int] = frozenset()
+        """Members of the in-sync set of the start that have not connected to this master yet."""
         self._reported = asyncio.Event()
         """Set by each report."""
         self._connections: set[_HAConnection] = set()
@@ -129,6 +134,7 @@ class HAService:
 
     def start(self) -> None:
         """Listen for slaves, and store the chosen port in the configuration. Raises RemotingError."""
+        self._expected = self._in_sync or frozenset()
         self._server.start()
         self._config.ha_listen_port = self._server.port
 
@@ -190,8 +196,10 @@ class HAService:
                 # Without an in-sync set its last master told no end at all. Not all members may have what this one has.
                 end = visible_end if visible_end is not None and visible_end <= end else 0
             self._visible_end = end
+        self._expected &= members
         self._in_sync = members
         self._on_progress()
+        self._fail_waiters()
 
     def _on_progress(self) -> None:
         end = self._replicated_end()
@@ -239,7 +247,8 @@ class HAService:
         """
         # The lag is checked before this message counts as replicated, as Apache does.
         farthest = self._replicated_end()
-        if farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max:
+        is_behind = farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max
+        if is_behind and not self._expected:
             return PutMessageStatus.SLAVE_NOT_AVAILABLE
         if farthest >= physical_offset:
             return PutMessageStatus.PUT_OK
@@ -247,10 +256,11 @@ class HAService:
         self._waiters.append((physical_offset, done))
         self.on_put()  # without this, replication would wait for the next dispatch, up to 5 ms
         try:
-            async with asyncio.timeout(self._config.slave_timeout / 1000):
+            timeout_s = self._config.slave_timeout / 1000
+            async with asyncio.timeout(min(timeout_s, EXPECTED_S) if is_behind else timeout_s):
                 is_replicated = await done
         except TimeoutError:
-            return PutMessageStatus.FLUSH_SLAVE_TIMEOUT
+            return PutMessageStatus.SLAVE_NOT_AVAILABLE if is_behind else PutMessageStatus.FLUSH_SLAVE_TIMEOUT
         return PutMessageStatus.PUT_OK if is_replicated else PutMessageStatus.SLAVE_NOT_AVAILABLE
 
     async def _serve(self, stream: Stream) -> None:
@@ -266,8 +276,7 @@ class HAService:
             log_seldom(logger, logging.WARNING, kind, "slave %s disconnected: %s", connection.peer, error)
         finally:
             self._connections.discard(connection)
-            if self._replicated_end() < 0:
-                self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
+            self._fail_waiters()
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
@@ -347,9 +356,15 @@ class HAService:
             )
         if connection.reported < 0:
             connection.wake.set()
+            self._expected -= {connection.member_id}
         connection.reported = physical_offset
         self._reported.set()
         self._on_progress()
+
+    def _fail_waiters(self) -> None:
+        """End the wait of all senders if there is no slave to wait for."""
+        if self._replicated_end() < 0 and not self._expected:
+            self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
 
     def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
         """Resolve the senders that wait for bytes before `physical_offset`."""

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
+from rucola.broker.coordination import GroupRole
 from rucola.broker.mastership import Mastership
 from rucola.broker.role import RoleControl, RoleSwitch, SlaveProgress, SwitchReason
 from rucola.errors import BrokerError, MQError
@@ -31,6 +32,7 @@ from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
 from rucola.protocol.roles import (
     ELECTED,
     SWITCHOVER,
+    ElectionStatus,
     HaStatus,
     PromoteBrokerRequestHeader,
     SlaveStatus,
@@ -40,6 +42,7 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+NO_RIGHT = "this broker is elected master, and has no right to acknowledge: neither etcd nor the members confirm it"
 POLL_S = 0.02
 """Time between two questions whether the slave is master."""
 MAX_COUNTED = 1_000_000
@@ -99,6 +102,11 @@ class ReplicationState(Protocol):
         """Whether this slave is connected to its master, with an equal log."""
         ...
 
+    @property
+    def followed_epoch(self) -> int:
+        """The epoch of the master that this slave has followed last; 0 on a master."""
+        ...
+
     def confirmed(self) -> dict[int, int]:
         """Return what each slave that knows epochs has confirmed, by its brokerId."""
         ...
@@ -125,6 +133,7 @@ class RoleService:
         peers: PeerCalls,
         control: RoleChanges,
         clock: Callable[[], int],
+        election: GroupRole | None = None,
     ) -> None:
         self._config = config
         self._store = store
@@ -134,6 +143,8 @@ class RoleService:
         self._peers = peers
         self._control = control
         self._clock = clock
+        self._election = election
+        """The election of the master; None if operators decide."""
 
     def slaves(self) -> list[SlaveStatus]:
         """Return the connected slaves of this master, and how far each lags."""
@@ -164,6 +175,25 @@ class RoleService:
         """The switches since the start of the process, by reason."""
         return self._control.switches
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether this broker stores and acknowledges messages, which an elected master needs the right for."""
+        if self._election is not None and ((figures := self._election.figures()) is None or not figures.right_s):
+            return False
+        return self._store.write_state.is_writable
+
+    def _election_status(self) -> ElectionStatus | None:
+        figures = None if self._election is None else self._election.figures()
+        if figures is None:
+            return None
+        return ElectionStatus(
+            epoch=figures.epoch,
+            in_sync=sorted(figures.in_sync),
+            members=sorted(figures.members),
+            is_etcd_away=figures.is_etcd_away,
+            right_seconds=round(figures.right_s, 1),
+        )
+
     async def status(self, count_from: int | None) -> HaStatus:
         """Return role, epochs and replication of this broker."""
         store, config, mastership = self._store, self._config, self._mastership
@@ -176,8 +206,10 @@ class RoleService:
             member_id=self._control.member_id,
             role=store.config.broker_role.value,
             master_role=self._control.master_role,
-            is_accepting=store.write_state.is_writable,
-            reason=store.write_state.reason or "",
+            is_accepting=self.is_accepting,
+            reason=store.write_state.reason or ("" if self.is_accepting else NO_RIGHT),
+            election=self._election_status(),
+            master_epoch=self._replication.followed_epoch,
             is_following=self._replication.is_following,
             epoch=self.epoch,
             fenced_by=mastership.fenced_by,
@@ -207,6 +239,9 @@ class RoleService:
 
     async def promote(self, caller: Caller, request: PromoteBrokerRequestHeader) -> int:
         """Become master in the background; return the epoch. Raises Refused."""
+        if self._election is not None and request.is_switchover and self._store.config.is_slave:
+            await self._election.prefer()
+            return self.epoch
         self._check_not_elected()
         if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
             raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
@@ -237,13 +272,17 @@ class RoleService:
 
         Raises Refused.
         """
-        self._check_not_elected()
         mastership = self._mastership
         if not mastership.is_valid:
             raise Refused(Reason.FAILED, "this broker is no master")
         if target.target_id not in self._replication.confirmed():
             raise Refused(Reason.FAILED, f"slave {target.target_id} is not connected, or knows no epochs")
         self._check_broker_id(target.broker_id)
+        figures = None if self._election is None else self._election.figures()
+        if figures is not None and target.target_id not in figures.in_sync:
+            raise Refused(
+                Reason.FAILED, f"slave {target.target_id} is not in the in-sync set {sorted(figures.in_sync)}"
+            )
         logger.warning("%s has this master hand over to %s", caller.address, target.target_addr)
         began_s = time.monotonic()
         mastership.pause(f"{SWITCHOVER} {target.target_addr} becomes master; send again in a moment")
@@ -257,6 +296,12 @@ class RoleService:
             raise Refused(Reason.FAILED, f"this broker stays master, and not {target.target_addr}: {why}") from None
         except MQError as error:  # it may have got the request
             logger.error("switchover: %s did not answer: %s", target.target_addr, error)
+        if self._election is not None:
+            # The election goes on by itself, and ends this service; the operator sees who becomes master.
+            if not await self._election.hand_over(target.timeout_ms / 1000):
+                mastership.resume()
+                raise Refused(Reason.FAILED, "this broker stays master: etcd names no other one that could be elected")
+            return mastership.epoch + 1, 0
         status = await self._wait_master(target, mastership.epoch)
         pause_ms = round((time.monotonic() - began_s) * 1000)
         ha_address = self._master_address(status.ha_address)

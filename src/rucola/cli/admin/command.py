@@ -47,7 +47,7 @@ class AdminCommands(SuggestingGroup):
             "clusterList", "brokerStatus", "statsAll", "getBrokerConfig", "updateBrokerConfig", "getNamesrvConfig",
             "updateNamesrvConfig", "updateKvConfig", "deleteKvConfig", "wipeWritePerm", "addWritePerm",
         ),
-        "Replication and failover": ("haStatus", "promote", "switchover", "demote"),
+        "Replication and failover": ("haStatus", "promote", "switchover", "demote", "safeToStop"),
         "Access control": (
             "updateAclConfig", "deleteAclConfig", "updateGlobalWhiteAddr", "clusterAclConfigVersion", "createUser",
             "updateUser", "deleteUser", "getUser", "listUser", "createAcl", "updateAcl", "deleteAcl", "getAcl",

@@ -142,6 +142,25 @@ def switchover(namesrv_addr: str, as_json: bool, address: str, timeout_s: float,
     _report(as_json, {"brokerAddr": address, "epoch": epoch, "pauseMs": pause_ms}, text)
 
 
+@command("safeToStop")
+@slave_option
+def safe_to_stop(namesrv_addr: str, as_json: bool, address: str) -> None:
+    """Tell whether a broker can be stopped now without a gap, for rolling restarts.
+
+    Exit code 0 if so, else 1, with the reasons: it is the master, or no other slave has the messages, or another broker
+    of its name is missing or catches up.
+
+    \b
+    Examples:
+      rucola admin safeToStop -b localhost:10911 && systemctl restart rucola-broker
+    """
+    risks = call_admin(namesrv_addr, lambda client: client.roles.stop_risks(address))
+    report = "\n".join([f"{address} should not be stopped now:", *risks]) if risks else f"{address} can be stopped"
+    _report(as_json, {"brokerAddr": address, "isSafe": not risks, "reasons": risks}, report)
+    if risks:
+        raise SystemExit(1)
+
+
 @command("demote")
 @slave_option
 @force_option

@@ -1,0 +1,77 @@
+"""Planned handovers and rolling restarts of a group whose master is elected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rucola.admin import AdminClient
+from rucola.client import Producer
+from rucola.store.tools.check import check
+from support.elected_group import ElectedGroup, logs_are_equal
+from support.etcd import EtcdServer
+from support.send_ledger import SendLedger
+from support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+SETTLE_S = 120.0
+
+
+@pytest.fixture
+async def group(tmp_path: Path, own_etcd: EtcdServer) -> AsyncIterator[ElectedGroup]:
+    with ExitStack() as stack:
+        group = ElectedGroup(tmp_path, stack, own_etcd, 3)
+        await group.create_topic()
+        yield group
+
+
+async def test_a_rolling_restart_by_the_book(group: ElectedGroup) -> None:
+    """Each broker is stopped when the command says so, and its master hands over first."""
+    ledger = SendLedger()
+    async with Producer("p", group.namesrv) as producer, AdminClient(group.namesrv) as admin:
+        await until(group.all_in_sync, SETTLE_S)
+        await ledger.until_ok(producer)
+        first = await group.master()
+        before = len(ledger.others)
+
+        async def send() -> None:
+            while True:
+                await ledger.send(producer)
+                await asyncio.sleep(0)
+
+        async def is_safe(number: int) -> bool:
+            return not await admin.roles.stop_risks(group.address(number))
+
+        sending = asyncio.create_task(send())
+        slaves = sorted(group.brokers.keys() - {first})
+        for number in (*slaves, first):
+            await until(group.all_in_sync, SETTLE_S)
+            if number == first:
+                unsafe = len(ledger.others) - before
+                assert not await is_safe(first), "it is the master"
+                assert (await admin.roles.switch_over(group.address(slaves[0])))[1] > 0
+                assert await group.master() == slaves[0], "the one that was named, and not only one of the set"
+                await until(group.all_in_sync, SETTLE_S)
+            await until(lambda number=number: is_safe(number), SETTLE_S)
+            assert await asyncio.to_thread(group.brokers[number].stop) == 0
+            count = len(ledger.acknowledged) + 50
+            await until(lambda count=count: len(ledger.acknowledged) >= count, SETTLE_S)
+            assert not await is_safe(slaves[0] if number != slaves[0] else slaves[1]), "another one is away"
+            group.start(number)
+        await until(group.all_in_sync, SETTLE_S)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await ledger.check(group.namesrv)
+        master = await group.master()
+        print("without a guarantee", unsafe, [what[:100] for _, what in ledger.others[before:][:unsafe]][:3])
+        reasons = await admin.roles.stop_risks(group.address(master))
+    for number in (*(group.brokers.keys() - {master}), master):
+        assert group.brokers[number].stop() == 0
+        assert check(group.directory(number)) == []
+    assert len(reasons) == 1
+    assert logs_are_equal(group)
