@@ -469,10 +469,10 @@ class Election:
             return announce
         if (unknown := self._unknown(view)) is not None:
             return unknown
-        staying = {member: end for member, end in own.confirmed.items() if not _is_leaving(view, member)}
-        own = replace(own, confirmed=staying)
         lost = self._lost(now_s, view, state, own)
-        ready = self._ready(now_s, own)
+        # One that leaves is connected for a moment longer than etcd has its record.
+        staying = {member: end for member, end in own.confirmed.items() if _is_staying(view, member)}
+        ready = self._ready(now_s, replace(own, confirmed=staying))
         self._last_end = own.end
         members = {member: state.in_sync[member] for member in state.in_sync.keys() - lost}
         members |= {member: self._incarnations[member] for member in ready}
@@ -539,9 +539,9 @@ class Election:
         return bool(self._barriers)
 
 
-def _is_leaving(view: View, member: int) -> bool:
+def _is_staying(view: View, member: int) -> bool:
     record = view.members.get(member)
-    return record is not None and record.leaving
+    return record is not None and not record.leaving
 
 
 def _preference(record: MemberRecord) -> tuple[int, int, int, int]:

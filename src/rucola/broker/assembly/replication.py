@@ -220,7 +220,8 @@ class _SlaveSide:
     async def follow_again(self, master_address: str) -> None:
         if master_address:
             self._registration.follow(master_address)
-        if self._client is not None:
+        # A slave that has just started may follow it already: an interruption would make sends wait for it.
+        if self._client is not None and not self._client.follows(self._environment.config.ha_master_address):
             await self._client.stop()
             self._client.start()
 

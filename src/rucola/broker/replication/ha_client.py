@@ -134,6 +134,8 @@ class HAClient:
         self._is_following = False
         """Whether the current session has found the logs to be the same."""
         self._is_connected = False
+        self._address = ""
+        """The address of the current session, or of the last one."""
         self._wait_s = FIRST_WAIT_S
         """Delay before the next connection attempt."""
         self._task: asyncio.Task[None] | None = None
@@ -142,6 +144,10 @@ class HAClient:
     def is_following(self) -> bool:
         """Whether the slave is connected to its master, with an equal log."""
         return self._is_following and self._is_connected
+
+    def follows(self, address: str) -> bool:
+        """Return whether the slave is connected to a master at this address, with an equal log."""
+        return self.is_following and self._address == address
 
     @property
     def followed_epoch(self) -> int:
@@ -189,7 +195,7 @@ class HAClient:
 
     async def _follow(self, address: str) -> float:
         """Run one session; return the longest delay before the next one, in seconds."""
-        self._is_following = False
+        self._is_following, self._address = False, address
         try:
             stream = await open_stream(address, self._tls)
         except MQError as error:
