@@ -78,6 +78,7 @@ ARGUMENTS = {
     "skipAccumulatedMessage": "-g g -t T --yes",
     "startMonitoring": "--once",
     "statsAll": "",
+    "safeToStop": "-b {broker}",
     "switchover": "-b {broker} --yes",
     "topicClusterList": "-t T",
     "topicList": "",
