@@ -79,7 +79,7 @@ def test_the_keywords_are_the_fields_of_the_options(keywords: type[object], opti
 
 
 def test_options_and_errors_of_clients_are_in_the_package() -> None:
-    of_stores = {"RemoteProtocolError", "StoreError", "StoreCorrupt", "StoreLocked"}
+    of_stores = {"RemoteProtocolError", "StoreError", "StoreCorrupt", "StoreLocked", "DirectoryNotShared"}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.MQError)]
     assert {kind.__name__ for kind in kinds} - of_stores <= set(rucola.client.__all__)
     assert {"ConsumeOptions", "ProducerOptions"} <= set(rucola.client.__all__)

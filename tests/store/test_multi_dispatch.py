@@ -96,8 +96,8 @@ def test_every_way_builds_the_same_queues(
         rebuild(path / "ASYNC_MASTER", path / "rebuilt", settings=master.config)
         pieces: dict[tuple[str, int], list[UnitRun]] = {}
         log = path / "ASYNC_MASTER" / "commitlog"
-        for begin in log_files(log):
-            for item in scan_log_file(log, begin, master.config):
+        for file in log_files(log):
+            for item in scan_log_file(log, int(file.name), master.config):
                 if isinstance(item, UnitRun):
                     pieces.setdefault((item.topic, item.queue_id), []).append(item)
         for runs in pieces.values():

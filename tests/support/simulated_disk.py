@@ -148,9 +148,9 @@ class Disk:
                 self.look()
                 result = call(*arguments, **named)
                 self.look()
+                self.on_call()  # what it opens itself is no call of the program
             finally:
                 self._is_looking = False
-            self.on_call()
             return result
 
         return framed
