@@ -1,8 +1,4 @@
-"""Messages, in memory and in bytes.
-
-The package depends on no file, socket or request. A CommitLog, a pull response and Spark all hold the same record
-bytes, so one codec (`record`) serves all three.
-"""
+"""Messages, in memory and in bytes. No I/O: one codec (`record`) serves CommitLogs, pull responses and Spark."""
 
 from rucola.message.message import Message, MessageExt, MessageInner, MessageInnerBatch
 

@@ -1,6 +1,4 @@
-"""Body of SEND_BATCH_MESSAGE: several messages for one topic in one request.
-
-The messages are concatenated without a count. Each is encoded as
+"""Body of SEND_BATCH_MESSAGE: several messages for one topic, concatenated without a count.
 
     position  bytes  field
            0      4  size, of this message
@@ -12,10 +10,8 @@ The messages are concatenated without a count. Each is encoded as
         20+n      2  properties size p
         22+n      p  properties, see `properties`
 
-The broker splits the batch and stores ordinary records, so a store does not show that a batch was sent.
-
-Counterpart of encodeMessages and decodeMessages in org.apache.rocketmq.common.message.MessageDecoder. Apache's broker
-trusts the sizes; `decode_batch` validates them against each other.
+The broker stores them as ordinary records. Counterpart of encodeMessages and decodeMessages in
+org.apache.rocketmq.common.message.MessageDecoder. Deliberate difference: the sizes are validated.
 """
 
 from __future__ import annotations
@@ -35,10 +31,7 @@ _MIN_SIZE: Final = _HEAD_SIZE + 2
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Encode `messages` as the body of one request, whose header names their common topic.
-
-    Raises InvalidMessage for properties or a flag that the format cannot represent.
-    """
+    """Encode messages of one topic. Raises InvalidMessage for properties or a flag that the format cannot represent."""
     parts: list[bytes] = []
     for message in messages:
         joined = properties.join(message.properties)
@@ -51,20 +44,13 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
 
 
 def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
-    """Decode a batch into three parallel lists: flags, bodies and property strings.
-
-    Raises InvalidMessage, which names the position, if the sizes contradict each other.
-    """
+    """Return parallel lists of flags, bodies and property strings. Raises InvalidMessage, which names the position."""
     flags, bodies, strings, _ = decode_part(bytes(body), 0, len(body))
     return flags, bodies, strings
 
 
 def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], list[bytes], list[bytes], int]:
-    """Decode up to `max_count` messages from `position` on.
-
-    Returns the position after them as well. Otherwise like `decode_batch`. Indexing and small slices of bytes are
-    cheaper than those of a memoryview.
-    """
+    """Decode up to `max_count` messages from `position`, as `decode_batch`; also return the position after them."""
     end = len(data)
     flags, bodies, strings = [], [], []
     for _ in range(max_count):
@@ -76,8 +62,8 @@ def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], 
         body_begin = position + _HEAD_SIZE
         body_end = body_begin + body_size
         position += size
-        # Sizes are signed. A negative one fails as well: the body then ends before it begins.
-        # One chained comparison on the usual path; `_disagreement` finds out which size is wrong.
+        # Sizes are signed, and a negative one fails as well. One chained comparison on the usual path; `_disagreement`
+        # finds the wrong size.
         if (
             not body_begin <= body_end <= position - 2 <= end - 2
             or body_end + 2 + (data[body_end] << 8 | data[body_end + 1]) != position
@@ -90,7 +76,6 @@ def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], 
 
 
 def _disagreement(position: int, end: int, size: int, body_size: int) -> InvalidMessage:
-    """Return the error for a message whose sizes contradict each other."""
     if not _MIN_SIZE <= size <= end - position:
         return _invalid(position, f"size is {size}, but {end - position} bytes are left")
     if not 0 <= body_size <= size - _MIN_SIZE:

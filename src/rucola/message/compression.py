@@ -1,17 +1,11 @@
 """Compression of message bodies with zlib, LZ4 or ZSTD.
 
-A producer compresses a body above its threshold and marks it in sysFlag: bit 0 is set, and bits 8 to 10 hold the type.
-The broker stores and forwards such a body unchanged; CRC and size in the record are those of the compressed bytes.
-
     zlib  a zlib stream (RFC 1950)      LZ4  an LZ4 frame, not a block      ZSTD  a Zstandard frame
 
-A few compressed bytes can expand to gigabytes, so `decompress` bounds size and ratio (`ExpansionLimits`).
-
-Brokers accept any body with these bits, so an intact record can have one that is not compressed as they say. Every
-reader of messages calls `read_body`, which returns such a body as it is stored, with the reason: clients, the command
-line, the store tools and Spark. The reason is called `body_error` in Python, `bodyError` in JSON and columns.
-
-Counterpart of the package org.apache.rocketmq.common.compression.
+In sysFlag, bit 0 marks a compressed body and bits 8 to 10 hold the type. The broker stores and forwards the body
+unchanged; CRC and size in the record are of the compressed bytes. Brokers accept any body with these bits, so every
+reader calls `read_body`, which returns a body that cannot be decompressed as stored, with the reason (`body_error`,
+`bodyError` in JSON and columns). Counterpart of the package org.apache.rocketmq.common.compression.
 """
 
 from __future__ import annotations
@@ -30,28 +24,27 @@ from rucola.message import sysflag
 
 SIZE_VARIABLE: Final = "RUCOLA_MAX_DECOMPRESSED_SIZE"
 RATIO_VARIABLE: Final = "RUCOLA_MAX_DECOMPRESSION_RATIO"
-"""Environment variables that replace the limits. A process reads them at its first compressed message."""
+"""Environment variables that replace the limits, read with the first compressed message of the process."""
 
 _ZSTD_STEP: Final = 256
-"""Compressed bytes per step of ZSTD: 4 bytes can expand to 128 KiB, so at most 8 MiB are produced per check."""
+"""Compressed bytes per step of ZSTD: 4 bytes can expand to 128 KiB, so a step produces at most 8 MiB."""
 
 
 class ExpansionLimits(NamedTuple):
-    """Limits on the expansion of one body: in bytes, and relative to its compressed size."""
+    """Limits on the expansion of one body."""
 
     max_size: int = 64 * 1024 * 1024
-    """Largest decompressed body in bytes; sixteen times the default of maxMessageSize."""
+    """Largest decompressed body in bytes."""
     max_ratio: int = 250
-    """Largest ratio of sizes beyond `free_size`. Logs and JSON reach 5 to 50, repeated text 1,000."""
+    """Largest ratio beyond `free_size`. Logs and JSON reach 5 to 50, repeated text 1,000."""
     free_size: int = 8 * 1024 * 1024
-    """Decompressed bytes that any body may have, whatever its ratio."""
+    """Decompressed bytes that any body may have, regardless of its ratio."""
 
     def of(self, compressed_size: int) -> int:
-        """Return the most bytes that a body of this compressed size may have."""
+        """Return the largest permitted size of a body with this compressed size."""
         return min(self.max_size, max(self.free_size, self.max_ratio * compressed_size))
 
     def exceeded(self, kind: str, compressed_size: int) -> InvalidMessage:
-        """Return the error for an oversized body, naming the limit and how to raise it."""
         limit = self.of(compressed_size)
         if limit == self.max_size:
             rule = f"the limit of a decompressed body; {SIZE_VARIABLE} raises it"
@@ -62,7 +55,7 @@ class ExpansionLimits(NamedTuple):
 
 @lru_cache(maxsize=1)
 def expansion_limits() -> ExpansionLimits:
-    """Return the limits of this process; ConfigError for a variable that is no positive number."""
+    """Return the limits of this process. Raises ConfigError."""
     default = ExpansionLimits()
     return default._replace(
         max_size=_from_environment(SIZE_VARIABLE, default.max_size),
@@ -78,15 +71,12 @@ def _from_environment(name: str, default: int) -> int:
 
 
 class CompressionType(IntEnum):
-    """Compression type, as encoded in bits 8 to 10 of sysFlag."""
-
     LZ4 = 1
     ZSTD = 2
     ZLIB = 3
 
     @property
     def sys_flag(self) -> int:
-        """The sysFlag bits of a body with this compression."""
         return sysflag.COMPRESSED | self << sysflag.COMPRESSION_SHIFT
 
 
@@ -111,7 +101,7 @@ def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: i
 
 
 def read_body(stored: bytes | memoryview, sys_flag: int) -> tuple[bytes, str | None]:
-    """Return the body of a record and None, or the body as stored and the reason why it cannot be decompressed."""
+    """Return the body and None, or the body as stored and the reason why it cannot be decompressed."""
     try:
         return decompress(stored, sys_flag), None
     except InvalidMessage as error:
@@ -119,11 +109,7 @@ def read_body(stored: bytes | memoryview, sys_flag: int) -> tuple[bytes, str | N
 
 
 def decompress(body: bytes | memoryview, sys_flag: int, limits: ExpansionLimits | None = None) -> bytes:
-    """Decompress the body of a record with this sysFlag.
-
-    Without the compressed bit, returns a copy. Raises InvalidMessage if the bytes are not one complete stream of the
-    type, or if the result would exceed `limits`, by default those of the process.
-    """
+    """Return the decompressed body. Raises InvalidMessage for an incomplete stream or a result above `limits`."""
     if not sys_flag & sysflag.COMPRESSED:
         return bytes(body)
     kind = compression_type(sys_flag)
@@ -151,11 +137,7 @@ def decompress(body: bytes | memoryview, sys_flag: int, limits: ExpansionLimits 
 
 
 def _decompress_zstd(body: bytes | memoryview, max_size: int) -> tuple[bytes, bool, bool]:
-    """Return the decompressed bytes, whether the stream is whole, and whether it exceeds `max_size`.
-
-    A stream need not declare its size, so it is fed in steps. The window, which it declares and the library allocates,
-    counts as its size.
-    """
+    """Return bytes, whether the stream is whole, and whether it exceeds `max_size`, which bounds the window too."""
     if zstandard.get_frame_parameters(body).window_size > max(max_size, 1 << zstandard.WINDOWLOG_MIN):
         return b"", False, True
     zstd = zstandard.ZstdDecompressor().decompressobj()

@@ -1,10 +1,8 @@
 """Delay levels: the fixed delays with which messages can be delivered.
 
-A broker has a list of delays, by default eighteen from one second to two hours. A message names a level, counted from
-1, in its property DELAY; the broker keeps it in SCHEDULE_TOPIC_XXXX, queue `level - 1`, until it is due. A level above
-the last means the last.
-
-Counterpart of org.apache.rocketmq.store.schedule.ScheduleMessageService.parseDelayLevel.
+The broker keeps a message with level n (from 1, in its property DELAY; above the last means the last) in
+SCHEDULE_TOPIC_XXXX, queue n - 1, until due. Counterpart of
+org.apache.rocketmq.store.schedule.ScheduleMessageService.parseDelayLevel.
 """
 
 from __future__ import annotations
@@ -17,16 +15,13 @@ from rucola.errors import ConfigError
 
 DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 MAX_DELAY_LEVEL: Final = len(DEFAULT_DELAY_LEVELS.split())
-"""The number of levels of a broker whose messageDelayLevel is the default."""
+"""The number of levels of a broker with the default messageDelayLevel."""
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
-    """Parse a `messageDelayLevel` setting into delays in milliseconds; level n is item n - 1.
-
-    Raises ConfigError for a word that is not a number with one of the units s, m, h and d, and for an empty list.
-    """
+    """Return the delays in milliseconds of a `messageDelayLevel`; level n is item n - 1. Raises ConfigError."""
     levels = []
     for word in text.split():
         if not (match := re.fullmatch(r"([0-9]+)([smhd])", word, re.ASCII)):
@@ -38,5 +33,4 @@ def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
 
 
 def due_time_ms(levels: Sequence[int], level: int, store_timestamp: int) -> int:
-    """Return when a message of this level is due; both times in milliseconds."""
     return store_timestamp + levels[min(level, len(levels)) - 1]

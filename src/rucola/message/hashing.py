@@ -2,12 +2,8 @@
 
     h(s) = s[0] * 31^(n-1) + s[1] * 31^(n-2) + ... + s[n-1]     in 32 bits, two's complement
 
-over UTF-16 code units: a character outside the basic plane counts as its two surrogates. Hashes collide ("Aa" and
-"BB" have the same), so a selection by hash is followed by a comparison of the strings.
-
-An index uses the absolute value; -2^31, whose absolute value does not fit 32 bits, becomes 0.
-
-`string_hash` costs about 50 ns a character; `string_hashes` hashes many strings at once for a tenth of that.
+over UTF-16 code units (surrogates count as two). Hashes collide ("Aa" and "BB"), so a selection by hash is followed by
+a comparison of strings. An index uses the absolute value; -2^31, whose absolute value does not fit, becomes 0.
 """
 
 from __future__ import annotations
@@ -39,7 +35,6 @@ def string_hash(text: str) -> int:
 
 
 def _hash_of(units: Sequence[int]) -> int:
-    """Return the hash of UTF-16 code units as an unsigned number."""
     value = 0
     for unit in units:
         # "AB" is 65 * 31 + 66 = 2,081; "Aa" and "BB" both are 2,112.
@@ -65,7 +60,6 @@ def index_hash(text: str) -> int:
 
 
 def _powers(base: int, count: int) -> npt.NDArray[np.uint32]:
-    """Return base^0, base^1, ... modulo 2^32."""
     powers = np.full(count, base, dtype=np.uint32)
     powers[0] = 1
     return np.multiply.accumulate(powers, dtype=np.uint32)
@@ -78,10 +72,7 @@ _INVERSE_POWERS: Final = _powers(_INVERSE, _CHUNK)
 
 
 def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
-    """Return String.hashCode of every text as an array of shape (len(texts),), in the same order.
-
-    `before` holds the hash of a prefix of each text, in the same shape, if the texts are suffixes only.
-    """
+    """Return String.hashCode of every text. `before` has the hashes of prefixes that the texts continue."""
     if not texts:
         return np.zeros(0, np.int32)
     joined = "\0".join((*texts, ""))  # each text ends with a NUL, which adds nothing to a sum
@@ -109,7 +100,6 @@ def string_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = N
 
 
 def index_hashes(texts: Sequence[str], before: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
-    """Return `index_hash` of every text, like `string_hashes`."""
     hashes: npt.NDArray[np.int32] = np.abs(string_hashes(texts, before))
     # The absolute value of -2^31 stays negative in 32 bits.
     hashes[hashes < 0] = 0

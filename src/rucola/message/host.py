@@ -3,9 +3,8 @@
     IPv4   4 bytes address, 4 bytes port        8 bytes
     IPv6  16 bytes address, 4 bytes port       20 bytes
 
-As text a host is `address:port`. IPv6 addresses are formatted like Java's: eight groups in hex, without zero
-compression and without brackets (`0:0:0:0:0:0:0:1:10911`); every usual spelling is parsed, with or without brackets.
-Host names are not resolved.
+As text `address:port`. IPv6 addresses are formatted as Java does, `0:0:0:0:0:0:0:1:10911`; all usual spellings are
+parsed, with or without brackets. Host names are not resolved.
 
 Counterpart of java.net.InetSocketAddress as org.apache.rocketmq.common.message.MessageExt uses it.
 """
@@ -21,7 +20,7 @@ from rucola.errors import InvalidMessage
 
 @lru_cache(maxsize=4096)
 def encode_host(host: str) -> bytes:
-    """Encode `address:port` as 8 or 20 bytes. Raises InvalidMessage for any other text."""
+    """Encode `address:port` as 8 or 20 bytes. Raises InvalidMessage."""
     address, separator, port = host.rpartition(":")
     if address[:1] == "[" and address[-1:] == "]":
         address = address[1:-1]
@@ -35,10 +34,7 @@ def encode_host(host: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """Decode the 8 or 20 bytes of a host field.
-
-    Raises InvalidMessage for another size or an invalid port.
-    """
+    """Decode a host field of 8 or 20 bytes. Raises InvalidMessage for another size or an invalid port."""
     if len(data) == 8:
         a, b, c, d, port = struct.unpack(">4BI", data)
         address = f"{a}.{b}.{c}.{d}"

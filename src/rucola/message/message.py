@@ -1,10 +1,4 @@
-"""Messages in memory, one class for each owner.
-
-An application sends a `Message`; a broker puts a `MessageInner`, or a `MessageInnerBatch`, into its store; a consumer
-receives a `MessageExt`, the decoded record.
-
-Counterpart of Message, MessageExtBrokerInner, MessageExtBatch and MessageExt of org.apache.rocketmq.common.message.
-"""
+"""Messages in memory: Message and MessageExt(BrokerInner, Batch) of org.apache.rocketmq.common.message."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ class HasProperties:
 
     @property
     def tags(self) -> str | None:
-        """The tag, by which consumers filter; None if there is none."""
+        """The tag, by which consumers filter."""
         return self.properties.get(properties.TAGS)
 
     @tags.setter
@@ -37,7 +31,7 @@ class HasProperties:
 
     @property
     def keys(self) -> str | None:
-        """The keys by which the message can be queried, separated by spaces, or None."""
+        """The keys by which the message can be queried, separated by spaces."""
         return self.properties.get(properties.KEYS)
 
     @keys.setter
@@ -51,7 +45,7 @@ class HasProperties:
 
     @property
     def unique_key(self) -> str | None:
-        """The id that the producer assigned, see `ids.unique_id`; None if there is none."""
+        """The id that the producer assigned, see `ids.unique_id`."""
         return self.properties.get(properties.UNIQ_KEY)
 
     @unique_key.setter
@@ -81,12 +75,11 @@ class HasProperties:
 
 
 class Message(HasProperties):
-    """A message to be sent: a topic, a body of bytes, and properties.
+    """A message to be sent. Raises InvalidMessage for values of other types.
 
-    Raises InvalidMessage for values of other types. `tags`, `keys`, `unique_key` and `delay_level` are stored in
-    `properties`. `flag` is a 32-bit number of the application, which the system carries and does not interpret.
-    `body_flags` are the bits of sysFlag that describe a body which is compressed already, 0 for every other one. A
-    message with them is not compressed again, nor sent in a batch.
+    `tags`, `keys`, `unique_key` and `delay_level` are stored in `properties`. `flag` is a 32-bit number of the
+    application. `body_flags` are the bits of sysFlag of a body that is already compressed; it is then sent as it is,
+    and not in a batch.
     """
 
     __slots__ = ("body", "body_flags", "flag", "properties", "topic")
@@ -136,12 +129,7 @@ class Message(HasProperties):
 
 @dataclass(slots=True)
 class MessageExt(HasProperties):
-    """A decoded record: the message and the fields that the broker added.
-
-    `body` is decompressed unless `decode` was called with `decompress=False`; `stored_size` and `body_crc` are size and
-    CRC of the body as stored. A body that cannot be decompressed is as stored, and `body_error` says why. Hosts are
-    `address:port`, timestamps milliseconds since 1970.
-    """
+    """A decoded record. Hosts are `address:port`, times ms since 1970; `stored_size` and `body_crc` are as stored."""
 
     topic: str
     queue_id: int
@@ -162,32 +150,31 @@ class MessageExt(HasProperties):
     prepared_transaction_offset: int
     store_host_bytes: bytes = field(repr=False)
     body_error: str | None = None
-    """Why `body` could not be decompressed and is as stored; None for every other message."""
+    """Why `body` could not be decompressed and is as stored; otherwise None."""
     value: Any = field(default=None, repr=False, compare=False)
     """The decoded body, if the consumer has the option `value`, see `rucola.client.values`."""
 
     @property
     def body_flags(self) -> int:
-        """The `body_flags` with which a copy of the message is sent (see Message)."""
+        """The `body_flags` of a copy of this message."""
         return sysflag.body_flags(self.sys_flag) if self.body_error else 0
 
     @property
     def offset_msg_id(self) -> str:
-        """The address of the record: the broker's host and the physical offset, see `ids`."""
+        """The address of the record, see `ids`."""
         return ids.offset_msg_id(self.store_host_bytes, self.physical_offset)
 
     @property
     def msg_id(self) -> str:
-        """The id shown to users: the producer's unique key if there is one, else `offset_msg_id`."""
+        """The unique key if there is one, else `offset_msg_id`."""
         return self.unique_key or self.offset_msg_id
 
 
 class MessageInner(msgspec.Struct, gc=False):
     """A message that a broker puts into its store.
 
-    `body` and `properties` are the bytes to be stored; `born_host` has 8 or 20 bytes. The last three fields are the
-    input of dispatch, so that properties are parsed once: the hash of the tags for the ConsumeQueue unit, the unique
-    key and the raw KEYS string for the index. They must agree with `properties`, from which a rebuild reads them.
+    `born_host` has 8 or 20 bytes. The last three fields are the input of dispatch: tags hash, unique key and raw KEYS.
+    They must agree with `properties`, from which a rebuild reads them.
     """
 
     topic: str
@@ -206,11 +193,7 @@ class MessageInner(msgspec.Struct, gc=False):
 
 
 class MessageInnerBatch(msgspec.Struct):
-    """A batch of messages that a broker puts into one queue, as columns.
-
-    All or none of the messages are put there. All sequences have the same length; a field that is not a sequence holds
-    for every message. Fields have the meaning of those of `MessageInner`.
-    """
+    """A batch that a broker puts into one queue, all or nothing, as columns of equal length, see `MessageInner`."""
 
     topic: str
     queue_id: int

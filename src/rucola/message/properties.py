@@ -1,19 +1,13 @@
-"""Message properties: their names and their encoding as a string.
-
-On disk and on the wire the properties of a message are one UTF-8 string of at most 32,767 bytes:
+"""Message properties: their names and their encoding as one UTF-8 string of at most 32,767 bytes.
 
     name 0x01 value 0x02 name 0x01 value 0x02 ... name 0x01 value
 
-There are no lengths and no escapes. The first 0x01 ends a name, so a value may contain 0x01, but a name may not;
-neither may contain 0x02 or be empty. On disk nothing follows the last value; clients of other languages terminate the
-string with 0x02, and `parse` accepts both.
+There are no lengths and no escapes. A value may contain 0x01; otherwise names and values contain no separator and are
+not empty. On disk nothing follows the last value; clients of other languages send a final 0x02.
 
-Parsing is as tolerant as Apache's: a segment without 0x01, with an empty name or with an empty value is ignored, the
-last of two equal names wins, and invalid UTF-8 becomes U+FFFD. `join` accepts exactly the results of `parse`, so the
-broker can always store again a message that it has read.
-
-Counterpart of org.apache.rocketmq.common.message.MessageConst and MessageDecoder.string2messageProperties.
-Apache writes any string; `join` rejects properties that would not survive a round trip.
+`parse` is as tolerant as Apache: it ignores a segment without 0x01, an empty name or an empty value; the last of equal
+names wins; invalid UTF-8 becomes U+FFFD. Counterpart of org.apache.rocketmq.common.message.MessageConst and
+MessageDecoder.string2messageProperties. Deliberate difference: `join` rejects what `parse` would not return.
 """
 
 from __future__ import annotations
@@ -77,14 +71,11 @@ RESERVED: Final = frozenset(
         REPLY_TO_CLIENT, TTL, ARRIVE_TIME, PUSH_REPLY_TIME, CLUSTER, MSG_TYPE, INNER_MULTI_QUEUE_OFFSET,
     }
 )  # fmt: skip
-"""Property names reserved by the system; applications may not use them for their own properties."""
+"""Property names that applications may not use."""
 
 
 def parse(data: bytes | memoryview | str) -> dict[str, str]:
-    """Parse a property string into a dictionary, in order of the names' first appearance.
-
-    Never raises: malformed segments are ignored, as described in the module's docstring.
-    """
+    """Parse a property string. Never raises: malformed segments are ignored."""
     text = data if isinstance(data, str) else str(data, "utf-8", "replace")
     properties: dict[str, str] = {}
     for segment in text.split("\x02"):
@@ -98,17 +89,9 @@ _ALL_BUT_SEPARATORS: Final = bytes(byte for byte in range(256) if byte not in (1
 
 
 def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
-    """Parse many property strings into one list of values for each name.
+    """Parse many strings into lists of values by name, at a third of the cost; None if names or order differ.
 
-    Returns None if they differ in shape. Each list is as long as `strings`. The messages of a batch mostly have the
-    same names in the same order, and parsing them together costs a third of `parse` for each:
-
-        1. join all strings; only the separators 0x01 and 0x02 remain after `translate`
-        2. if these alternate as often as the first string predicts, every string has as many properties as it
-        3. split once; every second part is a name, and slices with the stride of one string are the columns
-
-    None is returned for strings with other names or another order, and for any segment that `parse` would ignore,
-    except that an empty value is returned as it is.
+    An empty value is returned as it is; other segments that `parse` ignores make the result None.
     """
     names = list(parse(strings[0]))
     count = len(names) * len(strings)
@@ -125,25 +108,18 @@ def columns(strings: Sequence[bytes]) -> dict[str, list[str]] | None:
 
 
 def is_true(value: bool | str | None) -> bool:
-    """Tell whether a boolean property or ext field is true by Java's rule.
-
-    Only the word `true` is, in any case.
-    """
+    """Return whether a boolean property or ext field is true, as in Java: only `true` is, in any case."""
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def join(properties: Mapping[str, str]) -> bytes:
-    """Encode `properties` as a property string in UTF-8, without a separator after the last value.
-
-    Raises InvalidMessage for an empty name or value, a name with 0x01, a name or value with 0x02, text that is not
-    Unicode, and a string above 32,767 bytes, since `parse` would not return these properties.
-    """
+    """Encode `properties`, without a final separator. Raises InvalidMessage if `parse` would not return them."""
     if not properties:
         return b""
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
     count = len(properties)
-    # Two counts over the whole string replace checks of every pair. With one 0x01 per pair and one 0x02 between
-    # pairs, only an empty name or value is left to exclude: a separator next to another, or at an end.
+    # Two counts replace checks of every pair: with the right number of separators, only an empty name or value is left
+    # to exclude, a separator next to another or at an end.
     is_usual = text.count("\x01") == count and text.count("\x02") == count - 1
     if not is_usual or "\x01\x02" in text or "\x02\x01" in text or text[0] == "\x01" or text[-1] == "\x01":
         _check(properties)
@@ -157,7 +133,6 @@ def join(properties: Mapping[str, str]) -> bytes:
 
 
 def _check(properties: Mapping[str, str]) -> None:
-    """Raise InvalidMessage for the first property that would not survive a round trip."""
     for name, value in properties.items():
         if not name or not value:
             raise InvalidMessage(f"property {name!r} has the value {value!r}; name and value may not be empty")

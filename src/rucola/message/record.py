@@ -24,14 +24,11 @@ All numbers are big-endian and signed. With IPv4 hosts, the usual case, 88 bytes
       89+n+t      2  properties size p, at most 32,767
       91+n+t      p  properties, see `properties`
 
-A CommitLog file ends with a blank: 8 bytes, the size of the rest of the file and the magic 0xCBD43194.
+A CommitLog file ends with a blank: 8 bytes, the size of the rest of the file and the magic 0xCBD43194. The CRC covers
+the body only; damage to other fields, except sizes, cannot be detected from the record alone.
 
-The CRC covers the body only. The sizes are redundant, since they add up to the size of the record; damage to any other
-field cannot be detected from the record alone.
-
-Counterpart of org.apache.rocketmq.common.message.MessageDecoder and of the encoder in
-org.apache.rocketmq.store.CommitLog. `decode` verifies the CRC, which Apache's clients do not, and `encode` derives the
-two host bits of sysFlag from the hosts.
+Counterpart of org.apache.rocketmq.common.message.MessageDecoder and of org.apache.rocketmq.store.CommitLog.
+Deliberate differences: `decode` verifies the CRC; `encode` derives the host bits of sysFlag.
 """
 
 from __future__ import annotations
@@ -56,9 +53,9 @@ from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.topics import MAX_TOPIC_LENGTH
 
 LARGE_BODY: Final = 256 * 1024
-"""The size from which on a body is stored from where it is: to copy it into a record of 3.9 MB takes 1 ms."""
+"""The size from which a body is stored without a copy: copying 3.9 MB takes 1 ms."""
 Buffer = bytes | bytearray | memoryview | mmap
-"""Anything that records are decoded from. Mapped files are read in place."""
+"""Bytes that records are decoded from. Mapped files are read in place."""
 
 MESSAGE_MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194
@@ -82,13 +79,12 @@ HEAD: Final = np.dtype(
         ("body_size", ">i4"),
     ]
 )
-"""The 88 bytes before the body of a record with IPv4 hosts, as a numpy type for many records at once."""
+"""The 88 bytes before the body of a record with IPv4 hosts."""
 
 HEAD_SIZE: Final = HEAD.itemsize
 MIN_RECORD_SIZE: Final = HEAD_SIZE + 1 + 2
 
 FRAME: Final = struct.Struct(">iI")
-"""Size and magic, the first 8 bytes of a record and of a blank."""
 
 _PLACE: Final = struct.Struct(">i16xqq")
 
@@ -97,21 +93,18 @@ _HEADS: Final = {
 }
 _HEAD_V4: Final = _HEADS[8, 8]
 
-# The same head in two pieces for batches, whose messages have equal fields from sysFlag to preparedTransactionOffset:
-# these are packed once for the whole batch.
+# The same head in two pieces: the messages of a batch have equal fields from sysFlag to preparedTransactionOffset,
+# packed once.
 _ORIGINS: Final = {(born, store): struct.Struct(f">iq{born}sq{store}siq") for born, store in _HEADS}
 _PLACED: Final = {origin.size: struct.Struct(f">iIiiiqq{origin.size}si") for origin in _ORIGINS.values()}
-# Host sizes by the lower six bits of sysFlag, so that a lookup replaces two tests.
+# Host sizes by the lower six bits of sysFlag.
 _HOST_SIZES: Final = tuple(sysflag.host_sizes(flag) for flag in range(64))
 _HOSTS_V6: Final = sysflag.HOSTS_V6
 _HOSTS_V4: Final = ~_HOSTS_V6
 
 
 class Peek(NamedTuple):
-    """The fields of a record that dispatch and scans need.
-
-    Body, hosts and properties are not decoded. Positions are relative to the start of the buffer.
-    """
+    """The fields that dispatch and scans need. Positions are relative to the start of the buffer."""
 
     size: int
     body_crc: int
@@ -128,12 +121,11 @@ class Peek(NamedTuple):
 
 
 def body_crc(body: Buffer) -> int:
-    """Return the bodyCRC of a record with this body."""
     return int(crc32(body)) & 0x7FFFFFFF
 
 
 def body_crcs(data: Buffer, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """Return `body_crc` of data[begin:end] for each range, in one array."""
+    """Return `body_crc` of each range of `data`."""
     if speed.crc32_of_ranges is not None:
         crcs = speed.crc32_of_ranges(data, np.ascontiguousarray(begins), np.ascontiguousarray(ends))
         if crcs is not None:
@@ -159,10 +151,7 @@ def _topic_text(data: bytes) -> str:
 
 
 class RecordParts:
-    """A record in parts, in order, the second of which is the body.
-
-    Its length is that of all parts.
-    """
+    """A record in parts, the second of which is the body. `len` is the size of the record."""
 
     __slots__ = ("_size", "parts")
 
@@ -177,11 +166,7 @@ class RecordParts:
 def encode(
     message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> bytes:
-    """Encode `message` as the record for the given offsets in queue and log.
-
-    Raises InvalidMessage if the topic or the properties are too long, a host has neither 8 nor 20 bytes, or a number
-    does not fit its field. The size of the body is limited by the broker's maxMessageSize, not by the format.
-    """
+    """Encode `message` as a record. Raises InvalidMessage for a value that does not fit its field."""
     topic = _topic_field(message.topic)
     body = message.body
     stored_properties = message.properties
@@ -200,7 +185,7 @@ def encode(
 def encode_parts(
     message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> RecordParts:
-    """Encode a message with a large body, see `encode`, without a copy of the body."""
+    """Encode a message with a large body, as `encode`, without a copy of the body."""
     return RecordParts(_parts(message, queue_offset, physical_offset, store_timestamp, store_host))
 
 
@@ -222,8 +207,7 @@ def _parts(
         fixed_size = head.size + 3
     body_size = len(body)
     try:
-        # The topic begins with its size byte, which `fixed_size` contains as well, hence the - 1. A body of 5 bytes,
-        # topic T and no properties make 91 + 5 + 2 - 1 = 97 bytes.
+        # The topic starts with its size byte, which `fixed_size` contains as well, hence the - 1.
         return (
             head.pack(
                 fixed_size + body_size + len(topic) - 1 + properties_size,
@@ -254,10 +238,7 @@ def _parts(
 def encode_many(
     batch: MessageInnerBatch, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
-    """Encode a batch as contiguous records; return them with each one's size, see `encode`.
-
-    The offsets are those of the first record; each of the others follows its predecessor in queue and log.
-    """
+    """Encode a batch as contiguous records; also return the size of each. The offsets are of the first record."""
     topic = _topic_field(batch.topic)
     queue_id, born_host = batch.queue_id, batch.born_host
     head, sys_flag = _head_of_hosts(born_host, store_host, batch.sys_flag & _HOSTS_V4)
@@ -317,15 +298,11 @@ def _head_of_hosts(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[
 
 
 def _outline(buffer: Buffer, position: int) -> tuple[tuple[Any, ...], int, int, int, str]:
-    """Validate the record at `position`; return (head fields, body begin, topic begin, properties begin, topic).
-
-    Each size is validated before the field behind it is read, so no byte outside the record is accessed.
-    """
+    """Return (head fields, body start, topic start, properties start, topic). Accesses no byte outside the record."""
     left = len(buffer) - position
     if position < 0 or left < MIN_RECORD_SIZE:
         raise _invalid(position, f"{max(left, 0)} bytes are left; the smallest record has {MIN_RECORD_SIZE}")
-    # All heads are the same up to sysFlag, so the one with IPv4 hosts is unpacked first; if sysFlag has a host bit,
-    # the head is unpacked again with the right sizes.
+    # All heads are the same up to sysFlag, so if that has a host bit, the head is unpacked again with the right sizes.
     head = _HEAD_V4
     fields = head.unpack_from(buffer, position)
     size = fields[0]
@@ -359,15 +336,11 @@ def _outline(buffer: Buffer, position: int) -> tuple[tuple[Any, ...], int, int, 
 
 
 place_of = _PLACE.unpack_from
-"""Unpack (size, queue offset, physical offset) from the first 36 bytes of a record, without validation."""
+"""Return (size, queue offset, physical offset) from the first 36 bytes of a record, without validation."""
 
 
 def peek(buffer: Buffer, position: int = 0) -> Peek:
-    """Decode the fields of `Peek` from the record at `position`, after validating its sizes.
-
-    Body and properties are not read and the CRC is not verified. Raises InvalidMessage, which names the position,
-    unless a complete record begins there.
-    """
+    """Decode the record at `position` without body, properties and CRC. Raises InvalidMessage unless it is complete."""
     fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
     return Peek(
         fields[0],
@@ -386,11 +359,9 @@ def peek(buffer: Buffer, position: int = 0) -> Peek:
 
 
 def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_crc: bool = True) -> MessageExt:
-    """Decode the record at `position`; bytes after it are ignored.
+    """Decode the record at `position`. Raises InvalidMessage for an incomplete record or a CRC mismatch.
 
-    With `decompress=False` the body stays as stored, so that `encode` reproduces the record. A body that cannot be
-    decompressed stays so as well, and `body_error` has the reason. The result owns its bytes. Raises InvalidMessage,
-    which names the position, for an incomplete record or a CRC mismatch.
+    The result owns its bytes. Without `decompress` the body stays as stored, for `encode`; otherwise see `body_error`.
     """
     fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)
     (
@@ -430,7 +401,7 @@ def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_
 
 
 def decode_many(buffer: Buffer, *, decompress: bool = True, check_crc: bool = True) -> list[MessageExt]:
-    """Decode a buffer of contiguous records, such as the body of a pull response."""
+    """Decode contiguous records, such as the body of a pull response."""
     return list(_decode_each(buffer, decompress, check_crc))
 
 

@@ -1,6 +1,4 @@
-"""SQL92 filters: expressions over a message's properties.
-
-For example, `price > 5 AND region IN ('eu', 'us')`.
+"""SQL92 filters: expressions over a message's properties, such as `price > 5 AND region IN ('eu', 'us')`.
 
     selector    or             a OR b OR ...
     or          and            a AND b AND ...
@@ -10,13 +8,9 @@ For example, `price > 5 AND region IN ('eu', 'us')`.
     unary       TRUE FALSE NULL, 'text' ('' for a quote), 5, 5L, 5.5, 5E3, a property's name, or a selector in brackets
 
 Keywords are case-insensitive, property names are not. Comments are `-- ...` up to the end of the line and `/* ... */`.
-An expression has at most 4,096 characters, and a property longer than 1,024 characters is not a number, so that no
-client can occupy a broker with one subscription or one message.
-
 NOT binds tightest: `NOT a = 1` is `(NOT a) = 1`, which matches no message. There is no arithmetic, LIKE or CONTAINS.
 
-A property is a string, or NULL if the message lacks it. Logic has three values; a message matches if the whole
-expression is TRUE, not if it is NULL. Operands are compared as follows:
+A property is a string, or NULL if missing. Logic has three values; a message matches if the expression is TRUE:
 
     strings with > >= < <=      as doubles
     a string with = <> a string as strings
@@ -26,15 +20,12 @@ expression is TRUE, not if it is NULL. Operands are compared as follows:
     a string that does not parse as that type                          the whole expression matches nothing
 
 `compile` rejects expressions that cannot have a value: text or booleans with an ordering operator, `= NULL`, an empty
-range, a malformed number, and 0.0, which is below the least double that Apache accepts.
-
-A compiled `Expression` is a tree of closures that only look up and compare. It is pure and may be shared between
-threads. Importing this module imports the grammar library, so import it only when a subscription has a filter.
+range, a malformed number, and 0.0, which is below the least double that Apache accepts. Import this module only for a
+filter: it imports the grammar library.
 
 Counterpart of `SelectorParser`, `ComparisonExpression`, `UnaryExpression` and `ConstantExpression` of Apache RocketMQ
-4.9.8. Deliberate differences: text after a complete expression is rejected, while Apache ignores it (its `a LIKE 'x%'`
-means `a` and matches nothing); an expression that exceeds the limits below is rejected; and `TRUE = a` compares as
-`a = TRUE` does, while Apache fails to convert the TRUE and matches nothing.
+4.9.8. Deliberate differences: text after an expression (Apache ignores it) and expressions above the limits are
+rejected; `TRUE = a` compares as `a = TRUE` (Apache matches nothing).
 """
 
 from __future__ import annotations
@@ -100,26 +91,26 @@ BLOCK_COMMENT.3: /\/\*[^*]*\*(\*|[^*\/][^*]*\*)*\//
 """
 
 MAX_DEPTH = 200
-"""Limit on the nesting of conditions; each level is one call when a message is evaluated."""
+"""Limit on the nesting of conditions; each level is one call per message."""
 
 MAX_LENGTH = 4096
-"""Limit on the length of an expression in characters: compiling one of that length takes up to 20 ms."""
+"""Limit on an expression in characters; this length compiles in up to 20 ms."""
 MAX_COMMENTS = 100
-"""Limit on the number of `--`. For each of them on the last line the lexer searches the rest for a line break."""
+"""Limit on the number of `--`: for each on the last line the lexer searches the rest for a line break."""
 MAX_NUMBER_LENGTH = 1024
-"""Limit on the length of a property that is compared with a number."""
+"""Limit on a property that is compared with a number; a longer one is not a number."""
 
 _INT_END = 1 << 31
 _LONG_END = 1 << 63
 _MIN_DOUBLE, _MAX_DOUBLE = 5e-324, 1.7976931348623157e308
 
 _Evaluate: TypeAlias = Callable[[Mapping[str, str]], Any]
-"""Evaluate a term for the properties of a message. Raises _NoValueError if a property cannot be converted."""
+"""Evaluate a term for a message's properties. Raises _NoValueError if a property cannot be converted."""
 _Convert: TypeAlias = Callable[[Any], Any]
 
 
 class Expression:
-    """A compiled filter; `text` is its source."""
+    """A compiled filter, safe to share between threads; `text` is its source."""
 
     __slots__ = ("_evaluate", "text")
 
@@ -131,7 +122,6 @@ class Expression:
         return f"Expression({self.text!r})"
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a message with these properties matches."""
         try:
             return self._evaluate(properties) is True
         except _NoValueError:
@@ -155,15 +145,11 @@ def compile(expression: str) -> Expression:
 
 @cache
 def _parser() -> Lark:
-    """Return the parser, built once in about 20 ms.
-
-    ASCII matching keeps other letters from folding into keywords.
-    """
+    """Return the parser, built once in about 20 ms. ASCII matching keeps other letters from folding into keywords."""
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Compiler(), g_regex_flags=re.ASCII)
 
 
 def _unexpected(expression: str, error: UnexpectedInput) -> tuple[int, str]:
-    """Return the position of a syntax error and its description."""
     if isinstance(error, UnexpectedToken):
         if error.token.type == "$END":
             return len(expression), "more is expected"
@@ -174,7 +160,7 @@ def _unexpected(expression: str, error: UnexpectedInput) -> tuple[int, str]:
 
 
 class _Type(Enum):
-    """The type of a term whose value is not NULL. Numbers are always constants."""
+    """Types of values. Numbers are always constants."""
 
     TEXT = auto()
     INT = auto()
@@ -182,12 +168,9 @@ class _Type(Enum):
     DOUBLE = auto()
     BOOLEAN = auto()
     NOTHING = auto()
-    """The term is always NULL."""
 
 
 class _Role(Enum):
-    """The grammatical role of a term, which determines the operators that accept it."""
-
     PROPERTY = auto()
     CONSTANT = auto()
     NEGATED = auto()
@@ -199,10 +182,7 @@ _NUMBERS = (_Type.INT, _Type.LONG, _Type.DOUBLE)
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A compiled part of an expression.
-
-    `constant` is its value if that does not depend on the message.
-    """
+    """A compiled part of an expression; `constant` is a value that does not depend on the message."""
 
     position: int
     role: _Role
@@ -226,10 +206,7 @@ class _MeaninglessError(Exception):
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, _Term]):
-    """Transformer of the parser's reductions into terms, innermost first.
-
-    Methods have the names of grammar rules.
-    """
+    """Transformer of reductions into terms; methods have the names of grammar rules."""
 
     def string(self, token: Token) -> _Term:
         return _constant(_start(token), _Role.CONSTANT, _Type.TEXT, _text(token))
@@ -336,7 +313,6 @@ def _start(token: Token) -> int:
 
 
 def _text(token: Token) -> str:
-    """Return the value of a string literal."""
     return token[1:-1].replace("''", "'")
 
 
@@ -355,10 +331,7 @@ def _nest(position: int, role: _Role, type: _Type, evaluate: _Evaluate, *parts: 
 
 
 def _condition(term: _Term) -> _Term:
-    """Return `term` as a condition.
-
-    A property becomes one that is never TRUE, since it is a string.
-    """
+    """Return `term` as a condition. A property is a string, so never TRUE."""
     if term.role is _Role.CONDITION or (term.role is _Role.CONSTANT and term.type in (_Type.BOOLEAN, _Type.NOTHING)):
         return term
     if term.role is not _Role.PROPERTY:
@@ -382,10 +355,7 @@ def _not(condition: _Term, position: int) -> _Term:
 
 
 def _chain(terms: tuple[_Term, ...], *, decisive: bool) -> _Term:
-    """Join conditions by OR (`decisive` is True) or AND (False).
-
-    The first decisive value ends the evaluation.
-    """
+    """Join conditions by OR (`decisive` True) or AND (False); the first decisive value ends the evaluation."""
     conditions = tuple([_condition(term) for term in terms])
     evaluates = tuple([condition.evaluate for condition in conditions])
 
@@ -451,7 +421,6 @@ def _ordered(holds: Callable[[Any, Any], bool], left: _Term, right: _Term) -> _T
 
 
 def _converters(left: _Type, right: _Type) -> tuple[_Convert, _Convert]:
-    """Return the two conversions that make values of these types comparable."""
     if left is right:
         return _SAME[left], _SAME[right]
     if _Type.NOTHING in (left, right):
@@ -474,7 +443,7 @@ def _never(value: object) -> object:
     return object()
 
 
-# No text can be matched in two ways, so that a long one which is not a number is refused in linear time.
+# No text matches in two ways, so a long non-number is refused in linear time.
 _INTEGER = re.compile(r"[+-]?\d+")
 _DOUBLE = re.compile(
     r"[+-]?(NaN|Infinity|([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?"
@@ -485,7 +454,7 @@ _DOUBLE_BITS, _LONG_BITS = Struct(">d"), Struct(">q")
 
 
 def _integer(text: str, end: int) -> int:
-    """Parse an integer below `end` like Java: digits of any script, no spaces."""
+    """Parse an integer below `end` as Java does: digits of any script, no spaces."""
     if len(text) > MAX_NUMBER_LENGTH or not _INTEGER.fullmatch(text):
         raise _NoValueError
     value = int(text)
@@ -503,7 +472,6 @@ def _long(text: str) -> int:
 
 
 def _double(text: str) -> int:
-    """Parse a double like Java and return its rank."""
     text = text.strip(_SPACE)
     if len(text) > MAX_NUMBER_LENGTH or not _DOUBLE.fullmatch(text):
         raise _NoValueError
@@ -521,10 +489,7 @@ def _boolean(text: str) -> bool:
 
 
 def _rank(number: float) -> int:
-    """Map a double to an integer with Java's order.
-
-    -0.0 is below 0.0, NaN equals itself and is above all others.
-    """
+    """Map a double to an integer in Java's order: -0.0 is below 0.0; NaN equals itself and is above all others."""
     bits: int = _LONG_BITS.unpack(_DOUBLE_BITS.pack(number))[0] if number == number else _LONG_END - 1
     return bits if bits >= 0 else ~bits - _LONG_END
 

@@ -35,31 +35,22 @@ COMPRESSION_SHIFT: Final = 8
 
 
 def transaction_state(sys_flag: int) -> int:
-    """Return the transaction state, one of the four TRANSACTION_ values."""
     return sys_flag & TRANSACTION_MASK
 
 
 def with_transaction_state(sys_flag: int, state: int) -> int:
-    """Return the flag with its transaction state replaced by `state`, one of the TRANSACTION_ values."""
     return (sys_flag & ~TRANSACTION_MASK) | state
 
 
 def is_dispatched(sys_flag: int) -> bool:
-    """Return whether a record gets a unit in its ConsumeQueue.
-
-    Prepared and rolled-back records do not: they have queueOffset 0 and are invisible to consumers.
-    """
+    """Return whether a record gets a ConsumeQueue unit: not if prepared or rolled back (their queueOffset is 0)."""
     return not sys_flag & TRANSACTION_PREPARED
 
 
 def body_flags(sys_flag: int) -> int:
-    """Return the bits that describe the body: whether and how it is compressed."""
     return sys_flag & (COMPRESSED | COMPRESSION_MASK)
 
 
 def host_sizes(sys_flag: int) -> tuple[int, int]:
-    """Return the sizes of bornHost and storeHost in bytes, port included.
-
-    They are 8 with IPv4, 20 with IPv6.
-    """
+    """Return the sizes of bornHost and storeHost in bytes, port included: 8 with IPv4, 20 with IPv6."""
     return (20 if sys_flag & BORN_HOST_V6 else 8), (20 if sys_flag & STORE_HOST_V6 else 8)

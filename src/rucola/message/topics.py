@@ -1,11 +1,11 @@
 """Names of topics and groups: syntax and reserved names; expressions of tags.
 
-A name consists of letters, digits and `% | _ -`. A topic has at most 127 characters, because a record stores the length
-of its topic in one signed byte; a group has at most 255.
+A name consists of letters, digits and `% | _ -`. A topic has at most 127 characters (its length is one signed byte in a
+record), a group at most 255.
 
     %RETRY%group   retry topic: messages that the group failed to consume and will consume again
     %DLQ%group     dead letter topic: messages that the group failed to consume too often
-    %LMQ%name      light message queue (enableLmq): messages of other topics that name it, and no messages of its own
+    %LMQ%name      light message queue (enableLmq): messages of other topics that name it
 
 Counterpart of org.apache.rocketmq.common.topic.TopicValidator, MixAll and org.apache.rocketmq.client.Validators.
 """
@@ -51,7 +51,7 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_EVENT,
     }
 )
-"""System topics of every broker; each broker adds topics named after its cluster, itself and its reply topic."""
+"""System topics of every broker; each adds topics named after its cluster, itself and its reply topic."""
 
 DUE_TIME_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 """Topics of delayed messages; the tagsCode of their units is the due time in milliseconds."""
@@ -63,17 +63,15 @@ _is_name = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII).fullmatch
 
 
 def retry_topic(group: str) -> str:
-    """Return the retry topic of `group`."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Return the dead letter topic of `group`."""
     return DLQ_PREFIX + group
 
 
 def is_lmq(name: str) -> bool:
-    """Return whether a topic or group is named as a light message queue or a group of one."""
+    """Return whether this is the name of a light message queue, or of a group of one."""
     return name.startswith(LMQ_PREFIX)
 
 
@@ -88,12 +86,12 @@ def is_system_topic(topic: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raise InvalidMessage unless `topic` is a valid topic name."""
+    """Raise InvalidMessage unless `topic` is a valid name."""
     _check("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group(group: str) -> None:
-    """Raise InvalidMessage unless `group` is a valid name of a producer or consumer group."""
+    """Raise InvalidMessage unless `group` is a valid group name."""
     _check("group", group, MAX_GROUP_LENGTH)
 
 
@@ -107,14 +105,11 @@ def _check(what: str, name: str, max_length: int) -> None:
 
 
 _SQL92: Final = re.compile(r"\S\s+(=|<>|<=?|>=?|IN|IS|AND|OR|NOT|BETWEEN)\s+\S", re.IGNORECASE)
-"""Operators of SQL92 between words, as in `price > 3`, which no expression of tags has."""
+"""Operators of SQL92 between words, which no expression of tags has."""
 
 
 def check_tags(expression: str) -> None:
-    """Raise InvalidMessage for an expression that looks like another language than tags joined by `||`.
-
-    Brokers accept any text as a tag, so `a && b` would be one tag, which no message has.
-    """
+    """Raise InvalidMessage for another language: a broker accepts `a && b` as one tag, which no message has."""
     if not isinstance(expression, str):
         raise InvalidMessage(f"subscription {expression!r} is no text: write `TagA || TagB` or `*`")
     if "&&" in expression or "|" in expression.replace("||", "") or _SQL92.search(expression):
