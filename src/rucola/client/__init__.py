@@ -1,9 +1,6 @@
-"""Clients: asyncio producers and consumers; `rucola.client.sync` has the same as blocking clients.
+"""Asyncio producers and consumers; `rucola.client.sync` has the same as blocking clients.
 
-Reading order: `route` (the queues and brokers of a topic), `lifecycle` (opening and closing), `instance` and
-`group_client` (connections, heartbeats, groups); the packages `producer` and `consumer`, which begin with a reading
-order of their own; `request_reply`, `operator_requests`; `router`; `stats`, `metrics`, `trace`; `event_loop_thread` and
-`sync`.
+Reading order: `route`, `lifecycle`, `instance`, `group_client`; the packages `producer` and `consumer`.
 """
 
 from rucola.acl.credentials import Credentials

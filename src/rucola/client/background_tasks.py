@@ -1,9 +1,4 @@
-"""BackgroundTasks: the tasks that an object runs from its opening until it is closed.
-
-The owner keeps a strong reference to each task (asyncio itself holds tasks only weakly). A task that fails is logged
-immediately, not when the garbage collector finds it. `close` cancels every remaining task and waits for it, so that no
-task outlives its owner.
-"""
+"""BackgroundTasks: the tasks of an object from its opening until it is closed, referenced, and logged if they fail."""
 
 from __future__ import annotations
 
@@ -15,7 +10,6 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_MS = 5000
-"""How long `close` waits for cancelled tasks to end."""
 
 
 class BackgroundTasks:
@@ -25,18 +19,16 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run `work` as a task. An exception that it raises is logged under `name`."""
+        """Run `work` as a task; log its exception under `name`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
         return task
 
     def __len__(self) -> int:
-        """Return the number of tasks that are running."""
         return len(self._tasks)
 
     def __contains__(self, task: object) -> bool:
-        """Return whether `task` was started here and is still running."""
         return task in self._tasks
 
     async def wait(self, timeout_ms: float) -> None:
@@ -45,18 +37,13 @@ class BackgroundTasks:
             await asyncio.wait(self._tasks, timeout=timeout_ms / 1000)
 
     async def close(self, grace_ms: float = 0) -> None:
-        """End all tasks: cancel those that still run after `grace_ms`, and wait.
-
-        A task that is still running `CANCEL_TIMEOUT_MS` after its cancellation is logged and abandoned.
-        """
-        # 1. The grace period. `asyncio.wait` cancels nothing and raises nothing.
+        """Cancel the tasks that still run after `grace_ms`; abandon and log those that outlast CANCEL_TIMEOUT_MS."""
         if grace_ms:
             await self.wait(grace_ms)
-        # 2. Cancel. The copy is needed because a task that ends removes itself.
+        # A copy, since a task that ends removes itself.
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
-        # 3. Wait for the cancelled tasks, which may have cleaning up to do.
         if tasks:
             _, running = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_MS / 1000)
             for task in running:

@@ -1,9 +1,4 @@
-"""Calls of application code: listeners, local transactions and transaction checks.
-
-A callback is either a coroutine function, which runs on the event loop, or a plain function, which runs in a thread.
-Application code may raise anything, including exceptions that asyncio gives a meaning of their own; this module keeps
-these apart from cancellations of the calling task.
-"""
+"""Calls of application code, which may raise anything, even the exceptions that asyncio interprets."""
 
 from __future__ import annotations
 
@@ -19,22 +14,18 @@ Outcome: TypeAlias = tuple[Any, BaseException | None]
 
 
 async def invoke(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call an application's function, in a thread if it is a plain one."""
+    """Call a coroutine function on the event loop, or a plain function in a thread."""
     return await (
         function(argument) if inspect.iscoroutinefunction(function) else outcome_of(start_in_thread(function, argument))
     )
 
 
 def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
-    """Return whether an exception from a callback must end the calling task.
+    """Return whether an exception from a callback must end the calling task; all others are the application's failures.
 
-    Every other exception is a failure of the application: a CancelledError because it awaited something that had been
-    cancelled, SystemExit because a library called `sys.exit`, StopIteration, or the application's own subclass of
-    BaseException. The calling task must end on
-
-        CancelledError      if the task itself was cancelled
-        GeneratorExit       if its coroutine is closed, which happens outside the task
-        KeyboardInterrupt   on the main thread, the only one on which Ctrl-C raises it
+    CancelledError      if the task itself was cancelled, not something that the callback awaited
+    GeneratorExit       if its coroutine is closed, which happens outside the task
+    KeyboardInterrupt   on the main thread, the only one on which Ctrl-C raises it
     """
     match error:
         case asyncio.CancelledError():
@@ -43,7 +34,6 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
         case GeneratorExit():
             return _running_task() is not task
         case KeyboardInterrupt():
-            # On any other thread only application code can have raised it.
             return threading.current_thread() is threading.main_thread()
     return False
 
@@ -51,10 +41,7 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
 def start_in_thread(
     function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
 ) -> asyncio.Future[Outcome]:
-    """Call a function in a thread.
-
-    Raises RuntimeError if no thread accepts the call, which is then never made.
-    """
+    """Call a function in a thread. RuntimeError if no thread accepts the call, which is then never made."""
     call = _ThreadCall(function, argument)
     try:
         return asyncio.get_running_loop().run_in_executor(threads, call)
@@ -65,11 +52,7 @@ def start_in_thread(
 
 
 async def outcome_of(future: asyncio.Future[Outcome]) -> Any:
-    """Wait for a call in a thread and return its result, or raise its exception.
-
-    An awaitable result is awaited: an object with `async def __call__`, or a lambda around a coroutine function, does
-    not look like a coroutine function, and its message would otherwise count as consumed before the listener ran.
-    """
+    """Return a call's result, awaiting an awaitable one (`async def __call__`, a lambda), or raise its exception."""
     result, error = await future
     if error is not None:
         try:
@@ -80,11 +63,7 @@ async def outcome_of(future: asyncio.Future[Outcome]) -> Any:
 
 
 class _ThreadCall:
-    """A call in a thread that returns its result or exception as a value.
-
-    Some exceptions do not survive as exceptions of a future: asyncio rejects StopIteration, so that the future never
-    completes, and turns concurrent.futures.CancelledError into a cancellation of the waiting task.
-    """
+    """A call in a thread that returns its exception as a value: futures alter StopIteration and CancelledError."""
 
     __slots__ = ("argument", "function", "is_withdrawn")
 
@@ -92,7 +71,7 @@ class _ThreadCall:
         self.function = function
         self.argument = argument
         self.is_withdrawn = False
-        """Set on the event loop's thread, read on the executor's: the call must not be made any more."""
+        """Set on the event loop's thread, read on the executor's: do not make the call."""
 
     def __call__(self) -> Outcome:
         if self.is_withdrawn:

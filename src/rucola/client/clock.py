@@ -1,4 +1,4 @@
-"""The clocks of a client, in milliseconds."""
+"""The clocks of a client: wall-clock time since 1970, and monotonic time with and without fractions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import time
 
 
 def now_ms() -> int:
-    """Return the wall-clock time since 1970, as stored in messages and shown to operators."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Return the monotonic clock in whole milliseconds, for ages and durations."""
     return time.monotonic_ns() // 1_000_000
 
 
 def precise_monotonic_ms() -> float:
-    """Return the monotonic clock with fractions, for latencies that may be below one millisecond."""
     return time.monotonic() * 1000

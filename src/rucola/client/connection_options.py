@@ -14,8 +14,7 @@ from rucola.remoting.tls import ClientTls
 class ConnectionOptions:
     """How a client reaches a cluster: name servers, TLS and credentials.
 
-    Every client accepts it in place of the addresses of the name servers, so that a program with several clients
-    states it once:
+    Every client accepts it in place of the addresses of the name servers:
 
         cluster = ConnectionOptions("10.0.0.1:9876;10.0.0.2:9876", tls=ClientTls("ca.pem"))
         producer, consumer = Producer("orders", cluster), PushConsumer("kitchen", cluster)
@@ -26,7 +25,7 @@ class ConnectionOptions:
     namesrv: str | None = None
     """The name servers, "host:port;host:port"; by default see `rucola.name_server_addresses`."""
     tls: ClientTls | None = None
-    """By default as the file says that ROCKETMQ_TLS_CONFIG_FILE names, and plain text without that variable."""
+    """TLS; by default as in the file that ROCKETMQ_TLS_CONFIG_FILE names, and plain text without that variable."""
     credentials: Credentials | None = None
     """The keys that sign requests; by default see `rucola.acl.credentials`."""
 
@@ -44,10 +43,7 @@ class ConnectionOptions:
     def of(
         cls, namesrv: str | ConnectionOptions | None, tls: ClientTls | None, credentials: Credentials | None
     ) -> ConnectionOptions:
-        """Return the options that the keyword parameters of a client state.
-
-        Raises ConfigError if they state some twice.
-        """
+        """Return the options of a client's keyword parameters. ConfigError if they state some twice."""
         if not isinstance(namesrv, ConnectionOptions):
             return cls(namesrv, tls, credentials)
         if tls is not None or credentials is not None:
@@ -55,7 +51,7 @@ class ConnectionOptions:
         return namesrv
 
     def complete(self) -> ConnectionOptions:
-        """Return the options with the values of the environment for those that are None. ConfigError."""
+        """Return the options, completed from the environment. ConfigError."""
         return ConnectionOptions(
             default_name_servers() if self.namesrv is None else self.namesrv,
             self.tls or ClientTls.from_environment(),

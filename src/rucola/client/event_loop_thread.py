@@ -1,4 +1,4 @@
-"""EventLoopThread: an asyncio event loop on its own thread, for blocking calls from other threads."""
+"""EventLoopThread: an asyncio event loop in its own thread, for blocking calls from other threads."""
 
 from __future__ import annotations
 
@@ -21,23 +21,15 @@ class EventLoopThread:
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.new_event_loop()
         self._lock = threading.RLock()
-        """Held by a thread that submits work, so that none is submitted after `stop`.
-
-        Reentrant, since garbage collection may run within `_submit` and post the end of a generator.
-        """
+        """Held to submit work. Reentrant: garbage collection within `_submit` may post."""
         self._process_id = os.getpid()
         self._is_stopping = False
-        """Set under the lock by `stop`: no more work is accepted."""
         self._has_ended = False
-        """Set on the loop's thread by `stop`: the thread ends when the loop returns."""
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and return its result.
-
-        Raises MQError on the loop's own thread, and after `stop`.
-        """
+        """Run `work` on the loop and return its result. MQError on the loop's own thread, and after `stop`."""
         future = self._submit(work)
         try:
             return future.result()
@@ -57,18 +49,14 @@ class EventLoopThread:
             pass
 
     def stop(self) -> None:
-        """Cancel all tasks of the loop, then end the loop and its thread.
-
-        No effect in a fork of the process.
-        """
+        """Cancel all tasks, then end the loop and its thread. No effect in a fork of the process."""
         if self.is_inherited:
             return
-        # 1. Refuse further work, so that the tasks below are all there will be.
+        # Refuse further work, so that the tasks below are all there will be.
         with self._lock:
             if self._is_stopping:
                 return
             self._is_stopping = True
-        # 2. End the tasks on the loop, then the loop, then the thread.
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join()
@@ -80,10 +68,7 @@ class EventLoopThread:
         return os.getpid() != self._process_id
 
     def check_caller(self) -> None:
-        """Raise MQError if a blocking call would never return.
-
-        That is the case on the loop's own thread, and in a fork.
-        """
+        """Raise MQError where a blocking call would never return: on the loop's thread, and in a fork."""
         if self.is_inherited:
             raise MQError(
                 f"the client was opened in process {self._process_id}, of which this process is a fork: its thread and "
@@ -107,7 +92,6 @@ class EventLoopThread:
             raise
 
     async def _finish(self) -> None:
-        """Cancel all tasks and wait for them, as `asyncio.run` does at its end."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -122,11 +106,7 @@ class EventLoopThread:
         self._loop.stop()
 
     def _run_loop(self) -> None:
-        """Run the loop until `stop`.
-
-        For the benefit of main threads, asyncio ends the loop if a task raises SystemExit or KeyboardInterrupt. Here
-        they are exceptions of that task only: its caller gets them, and the loop continues.
-        """
+        """Run the loop until `stop`; it survives a task's SystemExit or KeyboardInterrupt, which its caller gets."""
         while not self._has_ended:
             with suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()

@@ -14,19 +14,16 @@ from rucola.remoting.tls import ClientTls
 
 
 class GroupClientKeywords(TypedDict, total=False):
-    """Keyword arguments of GroupClient, thus of all producers and consumers, for editors and type checkers."""
-
     instance: ClientInstance | None
     tls: ClientTls | None
     credentials: Credentials | None
 
 
 class GroupClient(Lifecycle):
-    """A client with a group and an instance, which may be shared with other clients.
+    """A client with a group and an instance: its own, or a shared one.
 
-    Without `instance` the client makes one of its own, which it opens and closes. A shared instance is opened by its
-    first client, and closed by its owner. Opening sends no request (except for a consumer's first heartbeat), so a
-    wrong address only shows with the first use.
+    A shared instance is opened by its first client, and closed by its owner. Opening sends no request, except for a
+    consumer's first heartbeat.
     """
 
     def __init__(
@@ -49,7 +46,6 @@ class GroupClient(Lifecycle):
             ConnectionOptions.of(namesrv, tls, credentials), instance_name=instance_name
         )
         self.owns_instance = instance is None
-        """Whether the instance is closed with this client."""
 
     @property
     def _title(self) -> str:
@@ -70,4 +66,4 @@ class GroupClient(Lifecycle):
         """Join the group."""
 
     async def _leave(self) -> None:
-        """Leave the group. A cancellation expedites this, see `lifecycle.run_close_steps`."""
+        """Leave the group. A cancellation expedites this."""

@@ -14,22 +14,17 @@ T = TypeVar("T")
 async def hedged(attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]], pause_ms: float) -> tuple[int, T]:
     """Return the index of the first attempt that succeeds, and its result.
 
-    An attempt starts when an earlier one fails, or `pause_ms` after the previous start. Earlier attempts keep running,
-    so the response of a slow server still counts. Attempts must have timeouts of their own. After the first success the
-    others are cancelled.
-
-    If every attempt fails, an ExceptionGroup holds the MQErrors in the order of their occurrence. Any other exception
-    is raised immediately.
+    Starts an attempt when an earlier one fails, or `pause_ms` after the previous start. If all fail, an ExceptionGroup
+    has their MQErrors in order; other exceptions are raised immediately. Attempts must have timeouts.
     """
     running: dict[asyncio.Task[T], int] = {}
     failures: list[MQError] = []
     try:
         for index, attempt in enumerate(attempts):
-            # 1. Start the next attempt beside those that are still running.
             running[asyncio.create_task(attempt())] = index
             is_last = index == len(attempts) - 1
             while running:
-                # 2. Wait for a result; the last attempt has nothing to hedge it, so wait without a limit.
+                # The last attempt has nothing to hedge it, so wait without a limit.
                 timeout = None if is_last else pause_ms / 1000
                 done, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -38,7 +33,6 @@ async def hedged(attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]], pause
                         return index_of_task, task.result()
                     except MQError as error:
                         failures.append(error)
-                # 3. After a failure or the pause, start the next attempt. After the last, keep waiting for the others.
                 if not is_last:
                     break
         raise ExceptionGroup("every attempt failed", failures)

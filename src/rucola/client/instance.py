@@ -1,25 +1,18 @@
 """ClientInstance: one client as brokers see it, with its connections, routes and heartbeats.
 
-Every producer and consumer uses an instance. Each makes its own unless it is given one to share. A shared instance has
-one connection per broker, one heartbeat for all its groups, and one client id:
-
-    clientId   address@instance name                 192.168.1.7@4711#1732149000123456789
-
-By default the instance name is process id#nanoseconds, unique per instance. Two members of a group with one client id
-would be assigned the same queues. Therefore an instance that was made before `os.fork`, and is not open, gets a new
-client id in each process that opens it; if its name or id was chosen by the caller, it cannot be opened there.
+Producers and consumers that share an instance have one connection per broker, one heartbeat and one client id,
+`address@instance name`. The default name, process id#nanoseconds, is unique, since members of a group with one client
+id would be assigned the same queues. After `os.fork` an instance gets a new id, unless the id was chosen: then it
+cannot be opened.
 
 Heartbeats register an instance with brokers. They are sent
 
 1. every `HEARTBEAT_INTERVAL_MS` to every broker in the cached routes (only to masters if there is no consumer);
-2. at once when a broker appears, a group joins, or a connection breaks, so that a restarted broker knows its consumers
-   again within a moment;
+2. at once when a broker appears, a group joins, or a connection breaks;
 3. every `ABSENCE_INTERVAL_MS` to brokers that do not respond.
 
-A held pull may legitimately wait long for its response, so a half-open connection could stall a consumer. Therefore a
-connection with pending requests that received nothing for `PROBE_AFTER_MS` is probed by an empty heartbeat. If the
-probe times out as well, the connection is closed (see `rucola.remoting.connection`), its pulls fail, and the fetchers
-repeat them on a new connection. A half-open connection thus costs a consumer about ten seconds.
+A connection with pending requests (held pulls) that received nothing for `PROBE_AFTER_MS` is probed by an empty
+heartbeat, and closed if that times out: a half-open one costs about ten seconds.
 
 Corresponds to `MQClientInstance` and `MQClientManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache shares
 an instance among all clients of a process with the same settings; here sharing is explicit.
@@ -71,37 +64,30 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_MS = 30_000
 ROUTE_INTERVAL_MS = 30_000
-"""How often all cached routes are refreshed."""
 UNREACHABLE = (RemotingConnectError, RemotingTimeout)
-"""Errors of a broker that may not be the master any more: the route is refreshed."""
+"""Errors of a broker that may no longer be the master: the route is refreshed."""
 MOVED_LOOKUPS = 20
-"""How often the route of a broker that does not answer is looked up, unless it changes."""
+"""How often the route of a broker that does not respond is looked up, unless it changes."""
 MOVED_INTERVAL_MS = 250
-"""The time between two of these lookups."""
 REACTION_PAUSE_MS = 100
 """The least time between two heartbeats that are triggered by events."""
 ABSENCE_INTERVAL_MS = 1000
-"""How often a heartbeat is repeated to a broker that does not respond."""
 UNREGISTER_TIMEOUT_MS = 1000
-"""How long a closing client waits for brokers to confirm that it left."""
 PROBE_INTERVAL_MS = 2000
-"""How often connections are checked for silence."""
 PROBE_AFTER_MS = 5000
-"""How long a connection with pending requests may be silent before it is probed."""
+"""Silence of a connection with pending requests before it is probed."""
 PROBE_TIMEOUT_MS = 3000
 
 
 class GroupMember(Protocol):
-    """A consumer that takes part in its group."""
-
     group: str
 
     @property
     def operations(self) -> OperableConsumer:
-        """The operations that operators can request; also the group's entry in heartbeats."""
+        """The operations that operators can request, and the group's entry in heartbeats."""
 
     def members_changed(self) -> None:
-        """Called when a broker reports that a member joined or left."""
+        """Called when a member joined or left."""
 
     def route_changed(self, route: TopicRoute) -> None:
         """Called when the queues or brokers of a topic changed."""
@@ -109,21 +95,16 @@ class GroupMember(Protocol):
 
 @runtime_checkable
 class TransactionChecker(Protocol):
-    """A producer that can report the outcome of its transactions."""
-
     def check_transaction(
         self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """Check a transaction for a broker; the outcome is to be sent on this connection."""
+        """Check a transaction; the outcome is to be sent on this connection."""
 
 
 class ClientInstance(Lifecycle):
-    """One client; `async with` opens and closes it.
+    """One client; `async with` opens and closes it. Belongs to one event loop and process.
 
-    It belongs to one event loop and one process, see `lifecycle`.
-
-    `namesrv` has the form "host:port;host:port", or is ConnectionOptions, which document the defaults of `namesrv`,
-    `tls` and `credentials`. `client_id` replaces the default of address and instance name.
+    `namesrv` is "host:port;host:port" or ConnectionOptions. `client_id` replaces the default.
     """
 
     def __init__(
@@ -144,7 +125,7 @@ class ClientInstance(Lifecycle):
         self.replies = PendingReplies()
         processors |= self.replies.table()
         self.connection = ConnectionOptions.of(namesrv, tls, credentials).complete()
-        """How this client connects, with the values of the environment."""
+        """How this client connects, completed from the environment."""
         self.remoting = RemotingClient(
             processors,
             on_close=self._connection_closed,
@@ -154,19 +135,14 @@ class ClientInstance(Lifecycle):
         self.name_servers = NameServers(self.connection.namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()
-        """The outages that all loops of this client report to."""
         self._id_process = os.getpid()
-        """The process for which the client id was made."""
         self._is_id_chosen = bool(client_id or instance_name)
         """Whether the caller chose the client id, so that it must not be replaced."""
         self.client_id = client_id or _new_client_id(self.name_servers.addresses[0], instance_name)
         self._producers: dict[str, object] = {}
-        """The producer of each group."""
         self._consumers: dict[str, GroupMember] = {}
-        """The consumer of each group."""
         self._background = BackgroundTasks()
         self._refreshing: set[str] = set()
-        """Topics whose routes are being refreshed in the background."""
         self._heartbeat_due = asyncio.Event()
         """Set by events after which brokers need a heartbeat before the interval ends."""
 
@@ -184,7 +160,7 @@ class ClientInstance(Lifecycle):
         self._background.start(self._route_loop(), f"route refresh of {self.client_id}")
 
     async def _stop(self) -> None:
-        """End all background tasks and close every connection. Groups must have left before."""
+        """Close every connection. Groups must have left before."""
         self.routes.close()
         await run_close_steps(self._background.close, self.remoting.close)
 
@@ -198,31 +174,24 @@ class ClientInstance(Lifecycle):
                 "fork: other forks would use the same id and get the same queues; make the client after the fork"
             )
         self.outages = BrokerOutages()
-        """The outages that all loops of this client report to."""
         self._id_process = os.getpid()
         self.client_id = _new_client_id(self.name_servers.addresses[0])
 
     # Groups.
 
     def add_producer(self, group: str, producer: object) -> None:
-        """Add the producer's group to heartbeats.
-
-        Raises ConfigError if the group has another producer on this instance.
-        """
+        """Add the group to heartbeats. ConfigError if it has another producer on this instance."""
         self._add(self._producers, group, producer, "producer")
 
     async def remove_producer(self, group: str, producer: object) -> None:
-        """Remove the producer, and unregister its group from the brokers."""
         if self._producers.get(group) is producer:
             del self._producers[group]
             await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, producer_group=group))
 
     def add_consumer(self, consumer: GroupMember) -> None:
-        """Add the consumer to heartbeats. ConfigError if its group has another consumer on this instance."""
         self._add(self._consumers, consumer.group, consumer, "consumer")
 
     async def remove_consumer(self, consumer: GroupMember) -> None:
-        """Remove the consumer, and unregister it; brokers notify the other members."""
         if self._consumers.get(consumer.group) is consumer:
             del self._consumers[consumer.group]
             await self._unregister(
@@ -243,11 +212,7 @@ class ClientInstance(Lifecycle):
     async def master_address(
         self, queue: MessageQueue, timeout_ms: float = NAMESRV_TIMEOUT_MS, *, or_slave: bool = False
     ) -> str:
-        """Return the address of the queue's master.
-
-        If no cached route has it, the topic's route is looked up. With `or_slave`, the address of a slave if there is
-        no master now. RemotingError.
-        """
+        """Return the address of the queue's master or, if there is none and `or_slave`, of a slave. RemotingError."""
         address = self.routes.address(queue.broker_name)
         if address is None:
             await self.routes.refresh(queue.topic, timeout_ms)
@@ -261,7 +226,7 @@ class ClientInstance(Lifecycle):
         return address
 
     async def master_connection(self, queue: MessageQueue) -> Connection:
-        """Return the open connection to the queue's master, or open one. RemotingError."""
+        """Return the connection to the queue's master. RemotingError."""
         try:
             return await self.remoting.connect(await self.master_address(queue))
         except UNREACHABLE:
@@ -276,10 +241,7 @@ class ClientInstance(Lifecycle):
         *,
         or_slave: bool = False,
     ) -> RemotingCommand:
-        """Send a request to the queue's master, and return the response, whatever its code.
-
-        `or_slave` is that of `master_address`.
-        """
+        """Return the response of the queue's master, regardless of its code; for `or_slave` see `master_address`."""
         deadline = Deadline(timeout_ms)
         try:
             address = await self.master_address(queue, timeout_ms, or_slave=or_slave)
@@ -289,11 +251,7 @@ class ClientInstance(Lifecycle):
             raise
 
     def refresh_route_soon(self, topic: str) -> None:
-        """Refresh a route in the background, because its broker does not answer.
-
-        The lookup is repeated for a while until the route changes: an election takes some seconds, and what is sent to
-        a master that hangs fails only after its timeout. One runs at a time for a topic.
-        """
+        """Refresh a route in the background until it changes: an election takes some seconds."""
 
         async def refresh() -> None:
             before = self.routes.known(topic)
@@ -314,10 +272,7 @@ class ClientInstance(Lifecycle):
     async def send_heartbeats(
         self, timeout_ms: float = REQUEST_TIMEOUT_MS, *, only: Set[str] | None = None
     ) -> frozenset[str]:
-        """Send a heartbeat now, to every broker or to the addresses `only`.
-
-        Returns the addresses that did not confirm it.
-        """
+        """Send a heartbeat to every broker, or to `only` these addresses; return those that did not confirm it."""
         heartbeat = HeartbeatData(
             client_id=self.client_id,
             consumer_data_set=[consumer.operations.consumer_data() for consumer in self._consumers.values()],
@@ -343,7 +298,6 @@ class ClientInstance(Lifecycle):
         )
 
     async def _send_heartbeat(self, address: str, body: bytes, timeout_ms: float = REQUEST_TIMEOUT_MS) -> bool:
-        """Send a heartbeat; return whether the broker confirmed it."""
         request = RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
         try:
             await self.remoting.invoke_ok(address, request, timeout_ms)
@@ -355,10 +309,7 @@ class ClientInstance(Lifecycle):
         return True
 
     def _broker_title(self, address: str) -> str:
-        """Return the name of the broker with this address, as outages name it.
-
-        The name of a slave includes its id.
-        """
+        """Return the broker's name as outages use it; a slave's includes its id."""
         for name, addresses in self.routes.brokers.items():
             for broker_id, known in addresses.items():
                 if known == address:
@@ -374,15 +325,15 @@ class ClientInstance(Lifecycle):
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(wait_s, ABSENCE_INTERVAL_MS / 1000) if absent else wait_s):
                     await self._heartbeat_due.wait()
-            # Events often come together (a restarted broker closes many connections): one heartbeat serves them all.
+            # Events often come together, and one heartbeat serves them all.
             await asyncio.sleep(REACTION_PAUSE_MS / 1000)
             if self._heartbeat_due.is_set() or loop.time() >= next_all:
                 self._heartbeat_due.clear()
                 next_all = loop.time() + HEARTBEAT_INTERVAL_MS / 1000
                 absent = await self.send_heartbeats()
             else:
-                # Only the brokers that are absent: a thousand clients that repeated all of their heartbeats every
-                # second would burden the remaining brokers when they have the most to do.
+                # Only these: repeating all heartbeats every second would burden the remaining brokers when they are
+                # busiest.
                 absent = await self.send_heartbeats(only=absent)
 
     async def _probe_loop(self) -> None:
@@ -399,14 +350,13 @@ class ClientInstance(Lifecycle):
             await self.routes.refresh_all()
 
     async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
-        """Unregister from every broker. A cancelled caller stops waiting, but the requests are sent nevertheless."""
-        # 1. Send to all brokers without awaiting anything. A broker without an open connection has noticed already.
+        """Unregister from every broker. The requests are sent even if the caller is cancelled."""
+        # Send to all brokers without awaiting anything. A broker without an open connection has noticed already.
         posted: dict[asyncio.Future[RemotingCommand], tuple[Connection, RemotingCommand]] = {}
         for address in {address for addresses in self.routes.brokers.values() for address in addresses.values()}:
             if (connection := self.remoting.open_connection(address)) is not None:
                 request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
                 posted[connection.post(request)] = connection, request
-        # 2. Wait for the responses, and release those requests that got none.
         try:
             if posted:
                 await asyncio.wait(posted, timeout=UNREGISTER_TIMEOUT_MS / 1000)
@@ -427,7 +377,6 @@ class ClientInstance(Lifecycle):
         self._heartbeat_due.set()
 
     def _members_changed(self, connection: Connection, command: RemotingCommand) -> None:
-        """Process NOTIFY_CONSUMER_IDS_CHANGED, a one-way request."""
         try:
             group = command.decode_header(NotifyConsumerIdsChangedRequestHeader).consumer_group
         except RemoteProtocolError as error:
@@ -437,7 +386,6 @@ class ClientInstance(Lifecycle):
             consumer.members_changed()
 
     def _check_transaction(self, connection: Connection, command: RemotingCommand) -> None:
-        """Process CHECK_TRANSACTION_STATE, a one-way request, whose outcome is sent by END_TRANSACTION."""
         try:
             header = command.decode_header(CheckTransactionStateRequestHeader)
             message = decode(command.body)
@@ -456,16 +404,11 @@ class ClientInstance(Lifecycle):
 
 
 def _new_client_id(name_server: str, instance_name: str | None = None) -> str:
-    """Return a client id, a unique one unless an instance name is given."""
     return f"{_own_address(name_server)}@{instance_name or f'{os.getpid()}#{time.time_ns()}'}"
 
 
 def _own_address(name_server: str) -> str:
-    """Return this machine's address on the route to a name server.
-
-    For a host name, this is the address on the default route. Connecting a datagram socket sends nothing: the kernel
-    chooses a route, and with it the local address.
-    """
+    """Return this machine's address on the route to a name server. Connecting a datagram socket sends nothing."""
     host = name_server.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.ip_address(host)

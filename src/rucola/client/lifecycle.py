@@ -2,15 +2,11 @@
 
     new ── open ──> opening ──> open ── close ──> closing ──> closed ── open ──> …
 
-1. `open` starts a task that runs `_start`; `close` starts a task that runs `_stop`. At most one of them runs, and all
-   concurrent callers await that one, so a second `close` returns when the first has finished.
-2. If opening fails, everything that was started is stopped again, and the client is closed.
-3. A cancelled caller cancels the task once and still waits for it. Opening then fails as in step 2. Closing is not
-   abandoned but expedited: it skips grace periods, see `run_close_steps`.
-4. From opening to the end of closing a client belongs to the event loop, and the process, in which it was opened, with
-   its connections and tasks. On another loop every use raises MQError. In a fork of the process it does as well, except
-   `close`, which has no effect there because the sockets belong to the parent. A closed client may be opened on any
-   loop: its parts make their events and locks, which belong to a loop, anew in `_start`.
+1. `open` runs `_start` in a task, `close` runs `_stop`; at most one runs, and all concurrent callers await it.
+2. If opening fails, everything that was started is stopped, and the client is closed.
+3. A cancelled caller cancels the task once and still waits for it: opening fails, closing skips grace periods.
+4. While not closed, a client belongs to one event loop and process; elsewhere every use raises MQError, except `close`
+   in a fork, which has no effect. A closed client may be opened on any loop: `_start` makes events and locks.
 """
 
 from __future__ import annotations
@@ -37,17 +33,14 @@ class Lifecycle(ABC):
 
     def __init__(self) -> None:
         self.is_open = False
-        """True from the begin of opening to the begin of closing."""
+        """True from the start of opening to the start of closing."""
         self.was_opened = False
-        """Whether the client was ever opened; it may be closed again."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop to which the client belongs; None while it is closed."""
         self._process_id = 0
-        """The process of the latest opening."""
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_expedited = False
-        """Whether a cancelled caller has already cancelled the task that opens or closes."""
+        """Whether a cancelled caller has cancelled the task."""
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -55,7 +48,7 @@ class Lifecycle(ABC):
         )
 
     def __exit__(self, *error: object) -> None:
-        raise NotImplementedError  # never called; without it `with` would raise an error of its own
+        raise NotImplementedError  # never called; without it `with` would raise another error
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -67,24 +60,21 @@ class Lifecycle(ABC):
         await self.close()
 
     async def open(self) -> None:
-        """Start the client; no effect if it is open.
+        """Start the client; no effect if it is open. If this fails or is cancelled, the client is closed.
 
-        If this fails or is cancelled, the client is closed again. RemotingError if the client is closed meanwhile;
-        MQError if it is open on another event loop or in another process.
+        RemotingError if it is closed in the meantime; MQError if it is open on another event loop or process.
         """
         self._check_owner()
-        # 1. A running close comes first. Within a task that the close itself awaits, waiting would be a deadlock.
+        # Within a task that a running close awaits, waiting for the close would be a deadlock.
         if self._closing is not None:
             await self.close()
             if self._closing is not None:
                 raise RemotingError(f"{self._title} is closing, and closing waits for the task that calls open()")
-        # 2. The first caller starts the task.
         if not self.is_open:
             self._loop, self._process_id = asyncio.get_running_loop(), os.getpid()
             self.is_open, self.was_opened, self._is_expedited = True, True, False
             self._opening = self._loop.create_task(self._open(), name=f"opening of {self._title}")
             self._opening.add_done_callback(self._opening_done)
-        # 3. All callers await it.
         if (opening := self._opening) is not None:
             try:
                 await self._wait_for(opening)
@@ -97,24 +87,20 @@ class Lifecycle(ABC):
             opening.result()
 
     async def close(self) -> None:
-        """Stop the client and release everything; return when that is done.
+        """Stop the client; wait until everything is released. Idempotent.
 
-        A close that another task started is awaited as well. Idempotent. A cancelled close skips grace periods,
-        finishes, and then raises CancelledError. If a task of the client itself calls it, such as one that runs the
-        listener, it returns immediately, and closing continues after that task has ended.
+        A cancelled close skips grace periods, finishes, and then raises CancelledError. Called by the client's own task
+        (a listener), it returns at once and continues after that task.
         """
         if (not self.is_open and self._closing is None) or os.getpid() != self._process_id:
             return
         self._check_owner()
-        # 1. Abort an opening that is still running.
         if (opening := self._opening) is not None and not opening.done():
             opening.cancel()
             await self._wait_for(opening)
-        # 2. The first caller starts the task.
         closing = self._closing
         if closing is None and self.is_open:
             closing = self._start_closing()
-        # 3. All callers await it, except for tasks that the task itself awaits.
         if closing is not None and not self._owns_task(asyncio.current_task()):
             await self._wait_for(closing)
             closing.result()
@@ -130,7 +116,7 @@ class Lifecycle(ABC):
 
     @abstractmethod
     async def _stop(self) -> None:
-        """Stop the parts, also after an incomplete `_start`. A cancellation expedites this, see `run_close_steps`."""
+        """Stop the parts, even after an incomplete `_start`. A cancellation expedites this, see `run_close_steps`."""
 
     def _owns_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether `_stop` waits for this task, which therefore must not wait for `close`."""
@@ -180,10 +166,7 @@ class Lifecycle(ABC):
             await self._stop()
 
     async def _wait_for(self, task: asyncio.Task[None]) -> None:
-        """Wait until `task` has ended.
-
-        A cancellation of the caller is passed on once, and raised at the end.
-        """
+        """Wait for `task`. A cancellation of the caller is passed on once, and raised at the end."""
         cancellation: asyncio.CancelledError | None = None
         while not task.done():
             try:
@@ -208,14 +191,10 @@ class Lifecycle(ABC):
 
 
 async def run_close_steps(*steps: Callable[[], Awaitable[None]]) -> None:
-    """Run the steps of a close in order, also after one of them fails.
+    """Run all steps of a close in order; raise the first error at the end.
 
-    The first error is raised at the end. A cancellation expedites the close and is raised at the end:
-
-    1. The interrupted step is called again; it then skips its grace period. Steps must therefore be repeatable.
-    2. This step and each later one has a timeout of `EXPEDITED_STEP_TIMEOUT_MS`, so that a hanging broker delays no
-       other step for long.
-    3. Further cancellations have no effect.
+    A cancellation calls the interrupted step again (it must be repeatable, and then skips its grace period), limits it
+    and each later step to EXPEDITED_STEP_TIMEOUT_MS, and is raised at the end. Further ones have no effect.
     """
     cancellation: asyncio.CancelledError | None = None
     failure: Exception | None = None
@@ -255,6 +234,6 @@ async def _run_expedited(step: Callable[[], Awaitable[None]]) -> None:
 
 
 def _expedite() -> None:
-    """Expedite the close steps that the current task runs next, by cancelling it."""
+    """Expedite the close steps that the current task runs next."""
     if (task := asyncio.current_task()) is not None:
         task.cancel()

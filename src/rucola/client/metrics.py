@@ -2,8 +2,7 @@
 
     prometheus_client.REGISTRY.register(ClientCollector(producer, consumer))
 
-The collector reads `stats` of each client at every scrape and keeps no state. Names and labels are RocketMQ's: those of
-the clients of version 5 if they have the metric, else those of the rocketmq-exporter for clients of version 4:
+Names and labels are RocketMQ's, from the clients of version 5, else from the rocketmq-exporter for version 4:
 
     rocketmq_send_cost_time                topic client_id invocation_status                 histogram, ms per request
     rocketmq_process_time                  topic client_id consumer_group invocation_status  histogram, ms per delivery
@@ -21,7 +20,7 @@ The following are Rucola's own; they count messages where the histograms count r
     rocketmq_client_consume_msg_total      clientId group topic status: OK FAILED
     rocketmq_client_consume_in_flight      clientId group topic                              delivered, not completed
 
-`clientAddr` is empty, because only brokers know the port of a client.
+`clientAddr` is empty, because only brokers see the port of a client.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _CACHE_LABELS = ("topic", "client_id", "consumer_group")
 
 
 class ClientCollector(Collector):
-    """Collects the metrics of asyncio and blocking clients, open or closed. Callable on any thread."""
+    """Collects the metrics of asyncio and blocking clients, open or closed. Thread-safe."""
 
     def __init__(self, *clients: Client) -> None:
         asyncio_clients = [
@@ -59,7 +58,6 @@ class ClientCollector(Collector):
         self._consumers = [client for client in asyncio_clients if isinstance(client, PushConsumer)]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics at this moment."""
         if self._producers:
             yield from self._producer_metrics()
         if self._consumers:
@@ -137,8 +135,7 @@ class ClientCollector(Collector):
 
 
 def _add(family: HistogramMetricFamily, labels: tuple[str, ...], durations: Durations) -> None:
-    """Add a histogram, whose buckets are cumulative in Prometheus."""
-    # Durations have one more count than bounds, the last of which is that of the bucket "+Inf".
+    # The last count is of the bucket "+Inf".
     bounds = [*(str(float(bound)) for bound in durations.bounds_ms), "+Inf"]
     family.add_metric(labels, list(zip(bounds, accumulate(durations.counts), strict=True)), durations.sum_ms)
 

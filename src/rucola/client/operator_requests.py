@@ -3,9 +3,7 @@
     RESET_CONSUMER_CLIENT_OFFSET (220)     reset the queues to these offsets, and commit them
     GET_CONSUMER_STATUS_FROM_CLIENT (221)  return the offsets that the consumer would commit now
     GET_CONSUMER_RUNNING_INFO (307)        return its settings, subscriptions, queues and rates
-    CONSUME_MESSAGE_DIRECTLY (309)         call its listener with this message now, and return the outcome
-
-A message that is consumed directly does not affect offsets.
+    CONSUME_MESSAGE_DIRECTLY (309)         call its listener with this message now; offsets are not affected
 
 Corresponds to `ClientRemotingProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a reset takes effect
 immediately; Apache's client waits ten seconds first.
@@ -43,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 
 class OperableConsumer(Protocol):
-    """A consumer that operators can inspect and control."""
-
     def consumer_data(self) -> ConsumerData:
         """Return the group's entry in heartbeats."""
 
@@ -55,7 +51,7 @@ class OperableConsumer(Protocol):
         """Return the state of each assigned queue."""
 
     def status(self) -> dict[str, ConsumeStatus]:
-        """Return the consumption rates of each topic."""
+        """Return the rates of each topic."""
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at these offsets in the queues that are assigned here; ignore the others."""
@@ -65,14 +61,13 @@ class OperableConsumer(Protocol):
 
 
 class OperatorRequests:
-    """Serves the requests; `consumer_of` returns the consumer of a group on this instance, or None."""
+    """Serves the requests; `consumer_of` returns a group's consumer on this instance, or None."""
 
     def __init__(self, client_id: Callable[[], str], consumer_of: Callable[[str], OperableConsumer | None]) -> None:
         self._client_id = client_id
         self._consumer_of = consumer_of
 
     def table(self) -> dict[int, Processor]:
-        """Return the processors by request code."""
         return {
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_consumer_client_offset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.get_consumer_status,
@@ -87,7 +82,6 @@ class OperatorRequests:
         return consumer
 
     async def reset_consumer_client_offset(self, connection: Connection, command: RemotingCommand) -> Answer:
-        """Reset the offsets of a group's queues on this client."""
         header = command.decode_header(ResetOffsetRequestHeader)
         offsets = decode_offset_table(command.body)
         logger.info("%s resets group %s on topic %s: %s", connection.peer, header.group, header.topic, offsets)
@@ -95,14 +89,12 @@ class OperatorRequests:
         return command.response(ResponseCode.SUCCESS)
 
     def get_consumer_status(self, connection: Connection, command: RemotingCommand) -> Reply:
-        """Return the offsets that this client would commit now."""
         header = command.decode_header(GetConsumerStatusRequestHeader)
         infos = self._consumer(header.group).process_queues()
         offsets = {queue: info.commit_offset for queue, info in infos.items() if queue.topic == header.topic}
         return command.response(ResponseCode.SUCCESS, body=encode_client_status(offsets))
 
     def get_consumer_running_info(self, connection: Connection, command: RemotingCommand) -> Reply:
-        """Return settings, subscriptions, queues and rates."""
         consumer = self._consumer(command.decode_header(GetConsumerRunningInfoRequestHeader).consumer_group)
         info = ConsumerRunningInfo(
             mq_table=consumer.process_queues(),
@@ -113,7 +105,6 @@ class OperatorRequests:
         return command.response(ResponseCode.SUCCESS, body=encode_running_info(info))
 
     async def consume_message_directly(self, connection: Connection, command: RemotingCommand) -> Answer:
-        """Call the listener with the message in the body."""
         consumer = self._consumer(command.decode_header(ConsumeMessageDirectlyRequestHeader).consumer_group)
         try:
             message = decode(command.body)

@@ -1,14 +1,14 @@
 """Request and reply by messages: pending requests, and the messages of both directions.
 
-A request is a message with three properties: CORRELATION_ID, which its reply repeats; REPLY_TO_CLIENT, the client id to
-which the broker pushes the reply; and TTL, the requester's timeout in milliseconds. See `rucola.protocol.reply`.
+A request has three properties: CORRELATION_ID, which its reply repeats; REPLY_TO_CLIENT, the client id to which the
+broker pushes the reply; and TTL, the timeout in milliseconds. See `rucola.protocol.reply`.
 
     requester                  broker                        replier
     send request  ──────────>  topic  ─────────────────────> consume
     PendingReplies <─────────  PUSH_REPLY_MESSAGE_TO_CLIENT <── send to <cluster>_REPLY_TOPIC
 
-Corresponds to `RequestResponseFuture`, `RequestFutureHolder`, `MessageUtil` and the part of `ClientRemotingProcessor`
-that receives replies, of Apache RocketMQ 4.9.8.
+Corresponds to `RequestResponseFuture`, `RequestFutureHolder`, `MessageUtil` and a part of `ClientRemotingProcessor` of
+Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -38,18 +38,14 @@ class PendingReplies:
 
     def __init__(self) -> None:
         self._replies: dict[str, asyncio.Future[MessageExt]] = {}
-        """The future of each reply, by correlation id."""
+        """By correlation id."""
 
     def table(self) -> dict[int, Processor]:
-        """Return the processors of the requests that a broker sends for replies, by request code."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.receive}
 
     @contextmanager
     def expect(self) -> Iterator[tuple[str, asyncio.Future[MessageExt]]]:
-        """Yield a new correlation id and the future of its reply.
-
-        The future is cancelled when the context ends.
-        """
+        """Yield a new correlation id and the future of its reply, which is cancelled when the context ends."""
         correlation_id = str(uuid.uuid4())
         reply = self._replies[correlation_id] = asyncio.get_running_loop().create_future()
         try:
@@ -59,7 +55,6 @@ class PendingReplies:
             reply.cancel()
 
     def receive(self, connection: Connection, command: RemotingCommand) -> Reply:
-        """Complete the request to which a broker pushes the reply."""
         message = _reply_of(command)
         correlation_id = message.properties.get(properties.CORRELATION_ID, "")
         reply = self._replies.get(correlation_id)
@@ -107,10 +102,6 @@ def reply_message(request: MessageExt, body: bytes) -> Message:
 
 
 def _reply_of(command: RemotingCommand) -> MessageExt:
-    """Return the reply in a push of the broker.
-
-    It was never stored, so it has no offsets.
-    """
     header = command.decode_header(ReplyMessageRequestHeader)
     try:
         store_host = encode_host(header.store_host)

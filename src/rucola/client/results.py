@@ -1,4 +1,4 @@
-"""Results: the results of a call that does its work only as they are taken."""
+"""Results: the results of a call that works only as they are consumed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ T = TypeVar("T")
 
 
 class Results(AsyncIterator[T], Generic[T]):
-    """Results to await as a list, or to iterate over with `async for` while the work continues.
+    """Results to await as a list, or to iterate over with `async for` while the work continues; only once.
 
         results = await producer.send_many(messages)
         async for result in producer.send_many(messages): ...
 
-    Nothing happens before that. Dropped unused, it issues a RuntimeWarning, as a coroutine that was never awaited does.
-    It serves once: RuntimeError if it is awaited after either.
+    Nothing happens before that. Unused, it issues a RuntimeWarning, like a coroutine that was never awaited.
     """
 
     def __init__(self, call: str, results: AsyncGenerator[T, None]) -> None:
         self._call = call
-        """The call, for messages: "Producer.send_many"."""
         self._results = results
         self._is_used = False
 
@@ -40,7 +38,7 @@ class Results(AsyncIterator[T], Generic[T]):
         return self._results.__anext__()
 
     async def aclose(self) -> None:
-        """End the call without taking the remaining results."""
+        """End the call without the remaining results."""
         self._is_used = True
         await self._results.aclose()
 

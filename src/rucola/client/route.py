@@ -1,22 +1,14 @@
 """Topic routes: fetched from the name servers, cached and refreshed.
 
-Every name server knows every broker, so one response is enough. The server that responded last is queried first, and
-the next one if it fails or has not responded within `HEDGE_MS`; a hanging server costs that pause once and is queried
-last from then on. A cached route is kept while name servers are away, or have just started and know no broker yet. Only
-a newer route replaces it.
-
-Concurrent callers that need the route of one topic share one lookup, each with a timeout of its own. The lookup
-continues after a caller has timed out, so that later callers find its result in the cache.
-
-A route yields two lists, both ordered by broker name and queue id:
+The name server that responded last is queried first, and the next one if it fails or takes longer than `HEDGE_MS`. Only
+a newer route replaces a cached one, not unreachable or just started name servers. Concurrent callers share one lookup,
+each with its own timeout; the lookup continues after that, for the cache.
 
     write queues   of every broker that permits writing and has a master: 0 .. writeQueueNums - 1
     read queues    of every broker that permits reading: 0 .. readQueueNums - 1
 
-If the route carries an order configuration (`broker-a:4;broker-b:4`), that alone determines the write queues.
-
-A producer sends to a topic that does not exist yet by the route of TBW102, a topic of every broker that creates topics
-on demand. Such a route is a default route (`is_default`). A refresh replaces it as soon as the topic has its own.
+are ordered by broker name and queue id. An order configuration (`broker-a:4;broker-b:4`) alone determines the write
+queues. A missing topic has the default route, of TBW102, if brokers create topics on demand.
 
 Corresponds to `MQClientInstance.updateTopicRouteInfoFromNameServer` and `TopicPublishInfo` of Apache RocketMQ 4.9.8.
 """
@@ -58,39 +50,31 @@ from rucola.remoting.single_flight import SingleFlight
 logger = logging.getLogger(__name__)
 
 DEFAULT_TOPIC_QUEUE_NUMS = 4
-"""The number of queues of a topic that is created on demand; sent as `defaultTopicQueueNums`."""
 
 MAX_QUEUES_PER_BROKER = 65_536
 MAX_QUEUES = 1_048_576
-"""The most queues of one topic, on a broker and in total: a client holds an object for each, 100 bytes."""
+"""The most queues of one topic, on a broker and in total: a client holds an object for each."""
 
 MAX_ADDRESSES = 4096
-"""The most addresses of brokers in one route: a client connects to each of them for heartbeats."""
+"""The most addresses of brokers in one route: a client connects to each."""
 
 NAMESRV_TIMEOUT_MS = 3000
 HEDGE_MS = 500
-"""How long a request waits for one name server before it queries the next one as well."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
-    """Queues and brokers of a topic.
-
-    `brokers` maps broker name and broker id to "host:port".
-    """
+    """Queues and brokers of a topic. `brokers` maps broker name and broker id to "host:port"."""
 
     topic: str
     write_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     brokers: dict[str, dict[int, str]]
     is_default: bool = False
-    """Whether this is the route of TBW102, used for a topic that does not exist yet."""
+    """Whether this is the route of TBW102, used for a missing topic."""
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    """Build the route of `topic` from the response of a name server.
-
-    RemoteProtocolError for more queues or brokers than a client can hold.
-    """
+    """Build a route from a name server's response. RemoteProtocolError for too many queues or brokers."""
     count = sum(len(broker.broker_addrs) for broker in data.broker_datas)
     if count > MAX_ADDRESSES:
         raise RemoteProtocolError(
@@ -111,7 +95,7 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def default_topic_route(topic: str, default: TopicRoute) -> TopicRoute:
-    """Build the route of a topic that does not exist from that of TBW102."""
+    """Build the route of a missing topic from the route of TBW102."""
     return TopicRoute(
         topic,
         tuple(
@@ -140,7 +124,6 @@ def _queues(topic: str, counts: Sequence[tuple[str, int]]) -> tuple[MessageQueue
 
 def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
     counts = []
-    # broker-a:4;broker-b:2
     for part in conf.split(";"):
         name, separator, count = part.partition(":")
         if separator and count.isdecimal() and len(count) < 10:
@@ -153,11 +136,7 @@ def _order_conf(topic: str, conf: str) -> list[tuple[str, int]]:
 
 
 class NameServers:
-    """The name servers of a cluster, queried by hedged requests.
-
-    `addresses` has the form "host:port;host:port"; None means the default (`name_server_addresses`). ConfigError if it
-    contains no address.
-    """
+    """Name servers, queried by hedged requests: "host:port;host:port", or None for the default. ConfigError if none."""
 
     def __init__(self, addresses: str | None, remoting: RemotingClient) -> None:
         if addresses is None:
@@ -171,13 +150,11 @@ class NameServers:
             )
         self._remoting = remoting
         self._first = random.randrange(len(self.addresses))  # noqa: S311 - spreads load
-        """The index of the server to query first."""
 
     async def invoke(self, command: RemotingCommand, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> RemotingCommand:
-        """Return the first response, whatever its code. RemotingConnectError lists the failure of every server."""
+        """Return the first response, regardless of its code. RemotingConnectError lists the failure of every server."""
         deadline = Deadline(timeout_ms)
         count = len(self.addresses)
-        # Three servers, of which number 1 answered last: 1, 2, 0.
         order = [index % count for index in range(self._first, self._first + count)]
 
         def attempt(address: str) -> Callable[[], Coroutine[Any, Any, RemotingCommand]]:
@@ -196,10 +173,7 @@ class NameServers:
 
 
 class TopicRoutes:
-    """The cached routes of the topics that a client uses.
-
-    `on_change` is called with each route that is new or differs from its predecessor.
-    """
+    """Cached routes; `on_change` is called with each new or changed one."""
 
     def __init__(self, name_servers: NameServers, on_change: Callable[[TopicRoute], None]) -> None:
         self.name_servers = name_servers
@@ -209,25 +183,19 @@ class TopicRoutes:
         """Running lookups by topic and whether a default route will do."""
         self._outages = Outages(logger)
         self._brokers: dict[str, dict[int, str]] = {}
-        """All addresses of all cached routes, by broker name and broker id; replaced as a whole."""
+        """By broker name and broker id; replaced as a whole."""
 
     def known(self, topic: str) -> TopicRoute | None:
-        """Return the cached route, which may be a default route; None if there is none.
-
-        No request is sent.
-        """
+        """Return the cached route, which may be a default route, or None. Sends no request."""
         return self._routes.get(topic)
 
     async def find(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Return the topic's own route, looked up unless it is cached.
-
-        Raises TopicNotFound if the topic does not exist.
-        """
+        """Return the topic's own route, looked up unless cached. TopicNotFound."""
         route = self._routes.get(topic)
         return route if route is not None and not route.is_default else await self.refresh(topic, timeout_ms)
 
     async def find_all(self, topics: Iterable[str]) -> None:
-        """Look up the routes of these topics concurrently. Topics that do not exist are skipped."""
+        """Look up the routes of these topics concurrently. Missing topics are skipped."""
 
         async def find(topic: str) -> None:
             with suppress(TopicNotFound):
@@ -236,10 +204,7 @@ class TopicRoutes:
         await asyncio.gather(*map(find, topics))
 
     async def find_for_sending(self, topic: str, timeout_ms: float = 2 * NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Return a route with a write queue: the topic's own, or else the default route.
-
-        TopicNotFound if the topic does not exist and no broker creates topics on demand, or if it has no write queue.
-        """
+        """Return a route with a write queue: the topic's own, else the default route. TopicNotFound."""
         route = self._routes.get(topic)
         if route is None or not route.write_queues:
             route = await self._shared_lookup(topic, lambda: self._look_up_for_sending(topic), timeout_ms, to_send=True)
@@ -250,18 +215,13 @@ class TopicRoutes:
         return route
 
     async def refresh(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
-        """Look up the topic's own route now, or join a running lookup.
-
-        On an error (RemotingError, TopicNotFound) the cached route stays.
-        """
+        """Look up the topic's own route now. On RemotingError or TopicNotFound the cached route stays."""
         return await self._shared_lookup(topic, lambda: self._look_up(topic), timeout_ms)
 
     def close(self) -> None:
-        """Cancel the running lookups."""
         self._lookups.close()
 
     async def refresh_all(self) -> None:
-        """Refresh every cached route. A route whose refresh fails is kept until the next refresh."""
         for topic, route in list(self._routes.items()):
             try:
                 await self.refresh(topic)
@@ -277,11 +237,9 @@ class TopicRoutes:
 
     @property
     def brokers(self) -> dict[str, dict[int, str]]:
-        """The addresses of every broker in the cached routes, by broker name and broker id."""
         return self._brokers
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Return the address of a broker; None if no cached route contains it."""
         return self._brokers.get(broker_name, {}).get(broker_id)
 
     async def _request(self, topic: str) -> TopicRouteData:

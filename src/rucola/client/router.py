@@ -12,14 +12,10 @@
 A handler is a coroutine function, or a plain function, which runs in a thread. Its annotations select its arguments:
 
     order: Order            the body, decoded as by the option `value` of a consumer; `str` is text, `bytes` the body
-    message: MessageExt     the message, alone or beside the value
+    message: MessageExt     the message, alone or next to the value
 
-A handler that raises has its message retried; `ReconsumeLater` and `SuspendCurrentQueueAMoment` choose when. Its result
-is sent to the topic of each publisher before the message is acknowledged, so that a failed send retries the message;
-None is not sent. Delivery is at least once, and so is a handler's result.
-
-Each subscriber is a PushConsumer, and the publishers share one Producer. They are made when the router is opened: a
-router can be opened again, for example by every test. The decorators return the handler, which tests can also call.
+A handler that raises has its message retried; `ReconsumeLater` and `SuspendCurrentQueueAMoment` choose when. Its
+result, unless None, is sent to each publisher's topic before the message is acknowledged, so at least once.
 """
 
 from __future__ import annotations
@@ -50,13 +46,10 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class Router:
-    """Router that connects handlers to topics.
+    """Router that connects handlers to topics. `async with` opens and closes it; `run` does so for a whole program.
 
-    `async with` opens and closes it; `run` does so for a whole program.
-
-    `group` is the producer group of all publishers, `namesrv` as for other clients, and `options` are the fields of
-    ProducerOptions. `instance` makes the client instance at each opening, for settings of its own: broadcasting
-    subscribers need a fixed `client_id`, by which they find their offsets after a restart.
+    `group` is the producer group of all publishers; for `options` see Producer. `instance` makes the client instance at
+    each opening: broadcasting subscribers need a fixed `client_id`.
     """
 
     def __init__(
@@ -73,18 +66,16 @@ class Router:
         self._options = options
         self._subscribers: list[_Subscriber] = []
         self._publishers: dict[Callable[..., Any], list[Publisher]] = {}
-        """The publishers of each handler."""
         self._producer: Producer | None = None
         self._consumers: list[PushConsumer] = []
 
     def subscriber(
         self, topic: str, *, group: str, filter: str = "*", filter_type: str = TAG, **options: Unpack[ConsumeKeywords]
     ) -> Callable[[Handler], Handler]:
-        """Return a decorator for a handler of a topic's messages.
+        """Return a decorator for a handler of a topic's messages. ConfigError.
 
-        `filter` selects by tags ("food || drinks"), or with `filter_type` "SQL92" by properties. `options` are the
-        fields of ConsumeOptions; `value` replaces the handler's annotation. A group belongs to one
-        subscriber, since all members of a group must have the same subscriptions. ConfigError.
+        `filter` is tags ("food || drinks"), or with `filter_type` "SQL92" an expression over properties. `options` are
+        the fields of ConsumeOptions; `value` replaces the annotation. Each subscriber needs its own group.
         """
         check_topic(topic)
         if options.get("message_model") is MessageModel.BROADCASTING and self._instance is None:
@@ -108,8 +99,7 @@ class Router:
     def publisher(self, topic: str, *, value: Any = None, tags: str | None = None) -> Publisher:
         """Return a publisher, which decorates handlers whose result is to be sent, and has `send`.
 
-        `value` is the type of the values, or a codec, as for other clients; without it a handler's return annotation
-        says the type, and `send` takes `bytes` and `str`. `tags` is the tag of the messages.
+        `value` is the type of the values, or a codec; by default the handler's return annotation, or bytes and text.
         """
         check_topic(topic)
         return Publisher(self, topic, value, tags)
@@ -131,7 +121,7 @@ class Router:
 
     async def __aexit__(self, *exception: object) -> None:
         try:
-            # Handlers that end meanwhile can still send, so the producer is closed last.
+            # Handlers that end in the meantime can still send, so the producer is closed last.
             for error in await asyncio.gather(*(one.close() for one in self._consumers), return_exceptions=True):
                 if error is not None:
                     raise error
@@ -141,10 +131,7 @@ class Router:
                 await producer.close()
 
     def run(self) -> None:
-        """Open the router, and close it at SIGINT (Ctrl-C) or SIGTERM.
-
-        It is closed after running handlers have returned.
-        """
+        """Open the router; at SIGINT (Ctrl-C) or SIGTERM close it, after running handlers have returned."""
         with suppress(KeyboardInterrupt):  # if the event loop has no signal handlers, as on Windows
             asyncio.run(self._run())
 
@@ -187,10 +174,7 @@ class Publisher:
     async def send(
         self, value: Any, *, keys: str | None = None, tags: str | None = None, properties: dict[str, str] | None = None
     ) -> SendResult:
-        """Send a value and wait until it is stored.
-
-        Raises ConfigError if the router is not open, and the errors of a Producer.
-        """
+        """Send a value and wait until it is stored. ConfigError if the router is not open; the errors of a Producer."""
         return await self._router._send(
             Message(self.topic, self._encode(value), tags or self._tags, keys, dict(properties or {}))
         )
@@ -205,19 +189,13 @@ class Publisher:
 
 
 class _Parameters(NamedTuple):
-    """The arguments of a handler, in their order."""
-
     names: tuple[str, ...]
-    """"message" and "value", as the handler's parameters are."""
+    """"message" and "value", in order."""
     value: Any
-    """The annotation of the value; None without one."""
 
     @classmethod
     def of(cls, handler: Callable[..., Any], *, has_value: bool) -> _Parameters:
-        """Read the signature of a handler.
-
-        Raises ConfigError unless it has a value, a message, or both.
-        """
+        """Read a handler's signature. ConfigError unless it has a value, a message, or both."""
         hints = {} if has_value else _hints(handler)
         names, value = [], None
         for parameter in inspect.signature(handler).parameters.values():
@@ -278,8 +256,6 @@ class _Subscriber(NamedTuple):
 
 
 class _TextCodec:
-    """Text in UTF-8."""
-
     def encode(self, value: str) -> bytes:
         return value.encode()
 
@@ -292,10 +268,7 @@ def _name(handler: Callable[..., Any]) -> str:
 
 
 def _hints(handler: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a handler as types.
-
-    Raises ConfigError for a name that only a function knows.
-    """
+    """Return the annotations of a handler as types. ConfigError for a name that only exists in a function."""
     try:
         return get_type_hints(handler)
     except (NameError, TypeError) as error:

@@ -1,15 +1,8 @@
-"""Statistics of producers and consumers by topic: counts, outcomes and durations.
+"""Statistics of producers and consumers by topic: totals since the client was made, from any thread.
 
-Counting costs a few additions per request of a producer, and per pull and delivery of a consumer, so it is always
-enabled. `Producer.stats` and `PushConsumer.stats` return the totals since the client was made and may be called on any
-thread; `rucola.client.metrics` exports the same totals to Prometheus. The rates that operators query
-(`statusTable` of GET_CONSUMER_RUNNING_INFO) are derived from them as well.
-
-Messages that a consumer retries are counted under the topic `%RETRY%group`, from which they were pulled.
-
-Corresponds to `ConsumerStatsManager` of Apache RocketMQ 4.9.8; the bounds of durations are those of RocketMQ 5's
-clients. Deliberate differences: windows end now, not at the last sample; a message that timed out in the application
-counts as failed.
+Retried messages count under `%RETRY%group`. Corresponds to `ConsumerStatsManager` of Apache RocketMQ 4.9.8, with
+RocketMQ 5's bounds of durations. Deliberate differences: windows end now, not at the last sample; a message that timed
+out in the application counts as failed.
 """
 
 from __future__ import annotations
@@ -28,10 +21,7 @@ PROCESS_BOUNDS_MS = (1, 5, 10, 100, 1000, 10_000, 60_000)
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """A histogram of durations: `counts[i]` were at most `bounds_ms[i]` and above the bound before.
-
-    The last count is of those above all bounds.
-    """
+    """A histogram: `counts[i]` durations were at most `bounds_ms[i]`, the last ones above all bounds."""
 
     bounds_ms: tuple[int, ...]
     counts: tuple[int, ...]
@@ -39,7 +29,6 @@ class Durations(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """The number of durations."""
         return sum(self.counts)
 
     @property
@@ -49,15 +38,12 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of a producer for one topic.
-
-    Durations are of requests including retries; a batch is one request.
-    """
+    """Totals of a producer for one topic. Durations are of requests including retries; a batch is one request."""
 
     sent: int
     """Messages that were stored."""
     not_store_ok: int
-    """Stored messages with another status than SEND_OK, such as FLUSH_DISK_TIMEOUT; included in `sent`."""
+    """Stored messages with another status than SEND_OK; included in `sent`."""
     failed: int
     """Messages whose send failed or was cancelled."""
     oneway: int
@@ -65,16 +51,13 @@ class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     """Messages that are being sent now."""
     sent_ms: Durations
-    """Durations of the requests whose messages were stored."""
+    """Durations of successful requests."""
     failed_ms: Durations
-    """Durations of the requests that failed."""
+    """Durations of failed requests."""
 
 
 class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of a consumer for one topic.
-
-    Durations are of deliveries: one call of a listener is one delivery.
-    """
+    """Totals of a consumer for one topic. Durations are of deliveries: one call of a listener is one delivery."""
 
     pulled: int
     """Messages that were pulled."""
@@ -85,7 +68,7 @@ class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
     in_hand: int
     """Messages in flight: delivered to the application and not completed."""
     held: int
-    """Messages that were pulled and are not completed, those in flight included."""
+    """Messages that were pulled and are not completed, including those in flight."""
     held_size: int
     """The bytes of their bodies."""
     consumed_ms: Durations
@@ -95,8 +78,6 @@ class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Histogram:
-    """A mutable histogram of durations."""
-
     __slots__ = ("_bounds_ms", "_counts", "sum_ms")
 
     def __init__(self, bounds_ms: tuple[int, ...]) -> None:
@@ -117,8 +98,6 @@ class _Histogram:
 
 
 class SendCounters:
-    """The counters of the messages that a producer sends to one topic."""
-
     __slots__ = ("_failed", "_failed_ms", "_in_flight", "_not_store_ok", "_oneway", "_sent", "_sent_ms")
 
     def __init__(self) -> None:
@@ -127,12 +106,11 @@ class SendCounters:
         self._failed_ms = _Histogram(SEND_BOUNDS_MS)
 
     def begin(self, count: int) -> float:
-        """Count `count` messages as in flight; return the time for `begin_ms` of `stored` or `failed`."""
+        """Count messages as in flight; return the time for `begin_ms` of `stored` or `failed`."""
         self._in_flight += count
         return precise_monotonic_ms()
 
     def stored(self, count: int, begin_ms: float, *, store_ok: bool) -> None:
-        """Count `count` messages of one request as stored."""
         self._in_flight -= count
         self._sent += count
         if not store_ok:
@@ -140,17 +118,15 @@ class SendCounters:
         self._sent_ms.add(precise_monotonic_ms() - begin_ms)
 
     def failed(self, count: int, begin_ms: float) -> None:
-        """Count `count` messages of one request as failed; a timed-out request may be stored nevertheless."""
+        """Count messages of one request as failed; after a timeout they may be stored."""
         self._in_flight -= count
         self._failed += count
         self._failed_ms.add(precise_monotonic_ms() - begin_ms)
 
     def oneway(self) -> None:
-        """Count a message that was sent one-way."""
         self._oneway += 1
 
     def snapshot(self) -> ProducerStats:
-        """Return the totals."""
         return ProducerStats(
             sent=self._sent,
             not_store_ok=self._not_store_ok,
@@ -163,12 +139,6 @@ class SendCounters:
 
 
 class TopicConsumeCounters:
-    """The counters of the messages that a consumer pulls from one topic.
-
-    Deliveries add to plain numbers only. Apache's five statistics of a topic and group are derived from these when they
-    are read (`items`).
-    """
-
     __slots__ = ("_items", "consumed", "consumed_ms", "failed", "failed_ms", "in_flight", "pull_ms", "pulled", "pulls")
 
     def __init__(self, now_ms: int) -> None:
@@ -179,17 +149,12 @@ class TopicConsumeCounters:
         self._items = tuple(StatsItem(now_ms) for _ in range(5))
 
     def add_pull(self, count: int, ms: float) -> None:
-        """Count a pull that returned `count` messages after `ms`."""
         self.pulls += 1
         self.pull_ms += ms
         self.pulled += count
 
     def end_delivery(self, count: int, completed: int | None, ms: float) -> None:
-        """Count the end of a delivery of `count` messages after `ms`.
-
-        `completed` of them were consumed. With `completed` None the outcome is unknown: the messages count neither as
-        consumed nor as failed.
-        """
+        """Count the end of a delivery, of which `completed` messages were consumed; None if the outcome is unknown."""
         self.in_flight -= count
         if completed is None:
             return
@@ -218,17 +183,12 @@ class TopicConsumeCounters:
 
 
 class ConsumeCounters:
-    """The counters of one consumer, by pulled topic."""
-
     def __init__(self) -> None:
         self._topics: dict[str, TopicConsumeCounters] = {}
         self._sampled_ms = monotonic_ms()
-        """The time of the latest sample."""
         self._number = 0
-        """The number of the latest sample."""
 
     def of(self, topic: str) -> TopicConsumeCounters:
-        """Return the counters of a topic, made on first use."""
         counters = self._topics.get(topic)
         if counters is None:
             counters = self._topics[topic] = TopicConsumeCounters(self._sampled_ms)
@@ -243,10 +203,7 @@ class ConsumeCounters:
                 item.sample(self._sampled_ms, self._number)
 
     def status(self, topic: str) -> ConsumeStatus:
-        """Return the rates of the last minute, and the failures of the last hour.
-
-        If the last minute had no delivery, the mean processing time is that of the last hour.
-        """
+        """Return rates of the last minute and failures of the last hour; the mean time falls back to the last hour."""
         counters = self._topics.get(topic)
         if counters is None:
             return ConsumeStatus()
@@ -265,7 +222,6 @@ class ConsumeCounters:
         )
 
     def snapshot(self, topic: str, held: int, held_size: int) -> ConsumerStats:
-        """Return the totals of a topic; `held` messages and their bytes are given."""
         counters = self._topics.get(topic) or TopicConsumeCounters(self._sampled_ms)
         return ConsumerStats(
             pulled=counters.pulled,
@@ -279,5 +235,4 @@ class ConsumeCounters:
         )
 
     def topics(self) -> list[str]:
-        """Return the topics with counters."""
         return list(self._topics)

@@ -3,13 +3,9 @@
     with Producer("group", "host:9876") as producer:
         producer.send(Message("Flights", b"..."))
 
-Each client drives its asyncio counterpart of the same name, which documents the full contracts, on an event loop in a
-thread of its own. Heartbeats and pulls therefore continue while the caller computes, and the caller's own event loop (a
-notebook's) is not involved. Methods may be called on any thread except that loop's. An interrupted call (Ctrl-C) is
-cancelled. An exit handler closes clients that are still open when the program ends.
-
-Every call switches threads twice, which costs 50 to 100 microseconds. `send_many`, `send_batch` and `pull` share that
-cost among many messages.
+Each client drives its asyncio counterpart, which has the full documentation, on an event loop in its own thread.
+Methods may be called on any other thread. An interrupted call (Ctrl-C) is cancelled. Clients that are still open are
+closed when the program ends. Every call switches threads twice (50 to 100 microseconds), `send_many` once per CHUNK.
 """
 
 from __future__ import annotations
@@ -50,22 +46,16 @@ C = TypeVar("C", bound=GroupClient)
 T = TypeVar("T")
 
 CHUNK = 4096
-"""How many messages `send_many` passes to the loop's thread, and how many results it fetches, with one switch."""
 
 
 class _Blocking(Generic[C]):
-    """A blocking client around an asyncio client.
-
-    `with` opens and closes it; a closed client, or one that could not be opened, can be opened again.
-    """
+    """A blocking client around an asyncio client; `with` opens and closes it, repeatedly."""
 
     def __init__(self, client: C) -> None:
         self._client = client
         client.owns_instance = True  # a shared one too, since it is used on the loop that ends with this client
         self._thread: EventLoopThread | None = None
-        """The event loop's thread while the client is open."""
         self._lock = threading.RLock()
-        """Held by a thread that opens or closes the client."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -78,19 +68,14 @@ class _Blocking(Generic[C]):
 
     @property
     def asyncio_client(self) -> C:
-        """The asyncio client that this client drives."""
         return self._client
 
     @property
     def group(self) -> str:
-        """The producer or consumer group."""
         return self._client.group
 
     def open(self) -> None:
-        """Start the thread and open the client; no effect if it is open.
-
-        If that fails, everything is closed again.
-        """
+        """Start the thread and open the client; no effect if open. If that fails, everything is closed again."""
         if self._thread is not None:
             self._thread.check_caller()
         with self._lock:
@@ -104,11 +89,7 @@ class _Blocking(Generic[C]):
                     raise
 
     def close(self) -> None:
-        """Close the client and end the thread.
-
-        If another thread is closing it, wait until it is closed. Idempotent. No effect in a fork of the process that
-        opened the client.
-        """
+        """Close the client and end the thread, or wait until another thread has. Idempotent. No effect in a fork."""
         thread = self._thread
         if thread is None or thread.is_inherited:
             return
@@ -137,10 +118,6 @@ class _Blocking(Generic[C]):
         return MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a plain function on the loop's thread, which owns the client.
-
-        Before the opening, call it directly.
-        """
         if self._thread is None:
             return function(*arguments)
 
@@ -157,12 +134,7 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 
 @atexit.register
 def _close_all() -> None:
-    """Close the clients that the program leaves open, while their daemon threads still run.
-
-    Without this, brokers would keep the locks of queues for a minute, and messages consumed since the last commit would
-    be delivered again. At this point Python has waited for the threads of listeners, and its thread pools accept no
-    more calls.
-    """
+    """Close open clients at exit, while their threads run: else brokers keep locks and redeliver messages."""
     for client in list(_open_clients):
         try:
             client.close()
@@ -171,7 +143,7 @@ def _close_all() -> None:
 
 
 class Producer(_Blocking[producer_module.Producer]):
-    """Sends messages. `options` are those of the asyncio Producer."""
+    """Sends messages. For `options` see the asyncio Producer."""
 
     def __init__(
         self,
@@ -182,11 +154,9 @@ class Producer(_Blocking[producer_module.Producer]):
         super().__init__(producer_module.Producer(group, namesrv, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the topic's write queues, ordered by broker name and queue id."""
         return self._run(self._client.queues(topic))
 
     def stats(self) -> dict[str, ProducerStats]:
-        """Return the totals since the producer was made, by topic."""
         return self._client.stats()
 
     def message(
@@ -201,7 +171,6 @@ class Producer(_Blocking[producer_module.Producer]):
         return self._client.message(topic, value, tags, keys, properties)
 
     def send(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Send a message and wait until it is stored."""
         return self._run(self._client.send(message, queue, timeout_ms))
 
     def request(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> MessageExt:
@@ -209,7 +178,6 @@ class Producer(_Blocking[producer_module.Producer]):
         return self._run(self._client.request(message, queue, timeout_ms))
 
     def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Reply to a consumed request."""
         return self._run(self._client.reply(request, body, timeout_ms))
 
     def send_oneway(self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS) -> None:
@@ -230,7 +198,6 @@ class Producer(_Blocking[producer_module.Producer]):
         async def send(chunk: list[Message]) -> list[SendResult]:
             return await self._client.send_many(chunk, in_flight, timeout_ms)
 
-        # One switch of threads for each chunk, not for each message.
         results: list[SendResult] = []
         stream = iter(messages)
         while chunk := list(islice(stream, CHUNK)):
@@ -277,7 +244,6 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
         super().__init__(pull_module.PullConsumer(group, namesrv, **options))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the topic's read queues, ordered by broker name and queue id."""
         return self._run(self._client.queues(topic))
 
     def pull(
@@ -305,11 +271,9 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
         return self._run(self._client.search_offset(queue, timestamp_ms))
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset; None if there is none."""
         return self._run(self._client.committed(queue))
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit the group's offset."""
         self._run(self._client.commit(queue, queue_offset))
 
 
@@ -329,7 +293,6 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
         self._call(self._client.subscribe, topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
-        """Cancel the subscription to a topic."""
         self._call(self._client.unsubscribe, topic)
 
     @property
@@ -338,7 +301,6 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
         return self._call(lambda: self._client.queues)
 
     def stats(self) -> dict[str, ConsumerStats]:
-        """Return the totals since the consumer was made, by topic."""
         return self._client.stats()
 
     def listen(self, listener: Callable[[MessageExt], Any]) -> None:
@@ -354,7 +316,6 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
         self._call(self._client.suspend)
 
     def resume(self) -> None:
-        """Resume pulling after `suspend`."""
         self._call(self._client.resume)
 
     def __iter__(self) -> Iterator[MessageExt]:
@@ -363,8 +324,7 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
         """Iterate over messages until the consumer is closed, or until none has arrived for `idle_timeout_ms`.
 
-        Requesting the next message acknowledges the one before. A message in flight when the loop ends is not
-        acknowledged: the next iteration begins with it.
+        Requesting the next message acknowledges the one before; one in flight when the loop ends is redelivered.
         """
         if (thread := self._thread) is None:
             raise self._not_open()
@@ -385,9 +345,7 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
             thread.post(stream.aclose())
 
     def ack(self, message: MessageExt) -> None:
-        """Acknowledge a message, which completes it."""
         self._call(self._client.ack, message)
 
     def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Have a message redelivered later."""
         self._run(self._client.reconsume_later(message, delay_level))

@@ -3,17 +3,11 @@
     async with MessageTrace("host:9876") as trace, Producer("orders", "host:9876", trace=trace) as producer:
         ...
 
-One MessageTrace serves any number of producers and consumers:
-
-1. Producers and consumers call it for every stored message, every transaction that ended, and the begin and end of
-   every delivery to a listener.
-2. It collects entries for `COLLECT_MS`, at most `MAX_COLLECTED`, and sends them, encoded as in
-   `rucola.protocol.trace`, to `RMQ_SYS_TRACE_TOPIC`, with the ids and keys of the traced messages as keys. A broker
-   creates that topic if its `traceTopicEnable` is true, or on demand.
-3. Tracing never delays or fails a traced message: beyond `MAX_UNSENT` entries new ones are dropped, and so are entries
-   that cannot be sent; both are logged.
-
-Messages with the property TRACE_ON=false, and messages sent to a broker with `traceOn=false`, are not traced.
+Any number of producers and consumers call it for stored messages, ended transactions, and start and end of deliveries.
+Entries go, collected and encoded as in `rucola.protocol.trace`, to `RMQ_SYS_TRACE_TOPIC` (which needs
+`traceTopicEnable`, or creation on demand). Tracing never delays or fails a traced message: entries beyond `MAX_UNSENT`,
+and those that cannot be sent, are dropped and logged. TRACE_ON=false, of a message, and `traceOn=false`, of a broker,
+disable it.
 
 Corresponds to `AsyncTraceDispatcher` and the hooks of org.apache.rocketmq.client.trace of Apache RocketMQ 4.9.8.
 Deliberate difference: every message of a batch has an entry; Apache writes one per batch, whose id no query finds.
@@ -56,36 +50,31 @@ from rucola.protocol.trace import (
 logger = logging.getLogger(__name__)
 
 COLLECT_MS = 500
-"""How long entries are collected before they are sent together, from the first one on."""
+"""How long entries are collected before they are sent together."""
 
 MAX_COLLECTED = 1024
-"""The number of collected entries that are sent at once."""
 
 MAX_UNSENT = 16_384
 """The most entries that are collected or being sent, a few hundred bytes each."""
 
 MAX_TEXT_SIZE = 118_000
-"""The most characters of entries in one message."""
 
 MAX_KEYS_SIZE = 16_000
-"""The most characters of keys in one message, whose properties are limited to 32,767 bytes."""
+"""Properties are limited to 32,767 bytes."""
 
 MAX_KEYS = 1000
-"""The most keys in one message of several entries; brokers limit them (maxKeysPerMessage)."""
+"""Brokers limit the keys of a message (maxKeysPerMessage)."""
 
 SEND_TIMEOUT_MS = 5000
 DEFAULT_REGION = "DefaultRegion"
 GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 
 _numbers = itertools.count(1)
-"""Numbers that make the producer groups of several traces on one instance distinct."""
+"""They make producer groups of several traces on one instance distinct."""
 
 
 class MessageTrace(Lifecycle):
-    """A message trace. `async with` opens and closes it; closing sends the remaining entries.
-
-    It belongs to the event loop of its producers and consumers. Entries from before the opening are sent after it.
-    """
+    """A message trace, on the event loop of its producers and consumers. `close` sends the remaining entries."""
 
     def __init__(
         self,
@@ -100,14 +89,11 @@ class MessageTrace(Lifecycle):
         self._background = BackgroundTasks()
         self._sends = BackgroundTasks()
         self._pending: list[tuple[str, tuple[str, ...]]] = []
-        """The encoded entries that wait to be sent, each with the message's id and keys."""
+        """Encoded entries, each with the message's id and keys."""
         self._has_pending = asyncio.Event()
         self._sending_count = 0
-        """The number of entries that are being sent."""
         self._dropped_count = 0
-        """The number of entries dropped since the last flush."""
         self._has_warned = False
-        """Whether it was logged that the trace is not open."""
         self._outages = Outages(logger)
 
     @property
@@ -127,12 +113,10 @@ class MessageTrace(Lifecycle):
     # Hooks of producers and consumers.
 
     def send_completed(self, send: CompletedSend) -> None:
-        """Record the messages of a request that were stored."""
         if send.topic.startswith(self.topic) or not send.region_id or not send.trace_on:
             return
         if send.code is RequestCode.SEND_BATCH_MESSAGE:
             _, bodies, strings = decode_batch(send.body)
-            # Entries describe single messages, so take the batch apart again; a trace is rare enough for that.
             parts = [(len(body), properties.parse(joined)) for body, joined in zip(bodies, strings, strict=True)]
         else:
             parts = [(len(send.body), properties.parse(send.properties))]
@@ -158,10 +142,7 @@ class MessageTrace(Lifecycle):
     def transaction_ended(
         self, group: str, message: Message | MessageExt, address: str, state: str, *, from_check: bool
     ) -> None:
-        """Record the end of a transaction at the broker `address`.
-
-        `state` is the name of a LocalTransactionState.
-        """
+        """Record the end of a transaction; `state` is the name of a LocalTransactionState."""
         self._add(
             EndTransaction(
                 timestamp=now_ms(),
@@ -181,10 +162,7 @@ class MessageTrace(Lifecycle):
 
     @contextmanager
     def consuming(self, group: str, messages: Sequence[MessageExt]) -> Iterator[None]:
-        """Record a delivery to a listener, which lasts as long as the context.
-
-        An exception marks it as failed.
-        """
+        """Record a delivery to a listener, which lasts as long as the context. An exception marks it as failed."""
         traced = [message for message in messages if message.properties.get(properties.TRACE_ON) != "false"]
         request_id, begin_ms = unique_id(), now_ms()
         for message in traced:
@@ -247,7 +225,7 @@ class MessageTrace(Lifecycle):
             self._send_collected()
 
     async def flush(self) -> None:
-        """Send the collected entries now, and wait for these and for those that are being sent."""
+        """Send the collected entries, and wait for all that are being sent."""
         self._send_collected()
         await self._sends.wait(SEND_TIMEOUT_MS)
 
@@ -255,7 +233,6 @@ class MessageTrace(Lifecycle):
         self._sends.start(self._send_all(self._take()), f"message trace to {self.topic}")
 
     def _take(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the collected entries, which count as being sent from now on."""
         self._has_pending.clear()
         pending, self._pending = self._pending, []
         self._sending_count += len(pending)
@@ -303,7 +280,6 @@ def _messages(topic: str, pending: Sequence[tuple[str, tuple[str, ...]]]) -> Ite
 
 
 def _message_type(values: dict[str, str]) -> MessageType:
-    """Return the type of a message with these properties."""
     if values.get(properties.TRAN_MSG) == "true":
         return MessageType.TRANSACTION_HALF
     return MessageType.DELAY if properties.DELAY in values else MessageType.NORMAL

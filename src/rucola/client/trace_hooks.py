@@ -20,13 +20,12 @@ def call_hook(hook: Callable[..., object], *arguments: Any, **options: Any) -> N
 
 
 class HookContext:
-    """A context manager around that of a trace hook, which never raises or suppresses."""
+    """A context manager around a trace hook's, which never raises or suppresses."""
 
     def __init__(self, make: Callable[..., AbstractContextManager[None]], *arguments: Any) -> None:
         self._make = make
         self._arguments = arguments
         self._context: AbstractContextManager[None] | None = None
-        """The hook's own context manager; None unless it was made and entered without an exception."""
 
     def __enter__(self) -> None:
         call_hook(self._enter_hook)

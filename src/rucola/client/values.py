@@ -1,11 +1,10 @@
 """Values: Python objects as bodies of messages, by the option `value` of producers and consumers.
 
-    value=Order     JSON of a type: one that msgspec knows (Struct, dataclass, TypedDict, dict, …), or a pydantic model
+    value=Order     JSON of a type of msgspec (Struct, dataclass, TypedDict, dict, …), or of a pydantic model
     value=codec     any object with the methods of ValueCodec, for example for Avro or Protobuf
 
-A producer makes messages with `producer.message(topic, value)`. A consumer decodes each message before it is delivered,
-as `message.value`. A body that is no such value is not delivered: the message is retried as if a listener had failed on
-it, so that it arrives in the dead letter queue after the usual number of retries, with a warning for each.
+A producer makes messages with `producer.message(topic, value)`; a consumer decodes them as `message.value`. An invalid
+body is not delivered but retried, as if a listener had failed, up to the dead letter queue, with a warning each time.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ from rucola.message import MessageExt
 
 @runtime_checkable
 class ValueCodec(Protocol):
-    """Codec that converts values to bodies and back.
-
-    Exceptions of both methods mean that the value or body is invalid.
-    """
+    """Codec that converts values to bodies and back. An exception means that value or body is invalid."""
 
     def encode(self, value: Any) -> bytes:
         """Return the body of a message with this value."""
@@ -33,12 +29,9 @@ class ValueCodec(Protocol):
 
 
 ValueType: TypeAlias = type[Any] | ValueCodec
-"""The types of the option `value`."""
 
 
 class JsonCodec:
-    """JSON of one type that msgspec knows."""
-
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
@@ -53,8 +46,6 @@ class JsonCodec:
 
 
 class ModelCodec:
-    """JSON of one pydantic model."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
 
@@ -69,17 +60,12 @@ class ModelCodec:
 
 
 class Values:
-    """The values of one client, by its option `value`; None means that it has none."""
-
     def __init__(self, value: ValueType | None) -> None:
         self._name = getattr(value, "__name__", None) or type(value).__name__
         self._codec = None if value is None else _codec_of(value)
 
     def encode(self, topic: str, value: Any) -> bytes:
-        """Return the body for a value.
-
-        Raises ConfigError without the option, and InvalidMessage for another kind of value.
-        """
+        """Return the body for a value. ConfigError without the option; InvalidMessage for another kind of value."""
         if self._codec is None:
             raise ConfigError("this producer has no option `value`: pass value=, such as a dataclass, or send bytes")
         try:
@@ -88,10 +74,7 @@ class Values:
             raise InvalidMessage(f"a message for topic {topic}: {value!r} is no {self._name}: {error}") from error
 
     def decode(self, message: MessageExt) -> None:
-        """Set `message.value`, if the client has the option.
-
-        Raises InvalidBody, which names the message and what is wrong.
-        """
+        """Set `message.value`, if the client has the option. InvalidBody names the message and what is wrong."""
         if self._codec is None:
             return
         if message.body_error is not None:

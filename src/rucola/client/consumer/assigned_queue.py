@@ -2,8 +2,8 @@
 
     broker ── fetcher ──> waiting ── ready queue ──> Delivery ── complete ──> committed offset
 
-A reset replaces the process queue of an assigned queue. Deliveries keep a reference to the process queue of their
-messages, so that completing messages from before a reset has no effect on the offsets after it.
+A reset replaces the process queue of an assigned queue. Deliveries reference the process queue of their messages, so
+that completing messages from before a reset has no effect on the offsets after it.
 """
 
 from __future__ import annotations
@@ -34,30 +34,24 @@ class AssignedQueue:
         self.waiting: deque[MessageExt] = deque()
         """The pulled messages that are not delivered yet, in order."""
         self.committed: int | None = None
-        """The offset that the offset store has; None if none was committed since the assignment or reset."""
+        """The offset in the offset store; None if none was committed since the assignment or reset."""
         self.pulled_ms = 0
-        """When the latest pull began, in milliseconds since 1970."""
+        """Start of the latest pull, in milliseconds since 1970."""
         self.consumed_ms = 0
         """When a message was last completed, in milliseconds since 1970."""
         self.capacity = asyncio.Event()
         """Set when the fetcher should check again whether it may pull."""
         self.idle = asyncio.Event()
-        """In order: set while no delivery is in flight. Concurrently it is always set."""
+        """In order: set while no delivery is in flight. Concurrently: always set."""
         self.idle.set()
         self.is_revoked = False
-        """Whether the queue was removed from the assignment: no more deliveries."""
         self.is_blocked = False
-        """Whether the ready queue must not contain it: in order while a delivery is in flight, after a failure, and
-        without its lock."""
+        """Not in the ready queue: in order while a delivery is in flight, after a failure, and without its lock."""
         self.is_ready = False
-        """Whether the ready queue contains it."""
         self.fetch_task: asyncio.Task[None] | None = None
 
     def reset(self, queue_offset: int) -> None:
-        """Continue at this offset.
-
-        Messages from before are not delivered; those in flight affect no offset.
-        """
+        """Continue at this offset. Earlier messages are not delivered; those in flight affect no offset."""
         self.process_queue.is_dropped = True
         self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits)
         self.waiting.clear()
@@ -65,15 +59,11 @@ class AssignedQueue:
         self.capacity.set()
 
     def set_limits(self, limits: PullLimits) -> None:
-        """Change how many messages may be pulled ahead."""
         self.process_queue.limits = limits
         self.capacity.set()
 
     def info(self, lock_age_ms: int | None) -> ProcessQueueInfo:
-        """Return the state for operators.
-
-        `lock_age_ms` is the age of the lock's confirmation; None without a lock.
-        """
+        """Return the state for operators; `lock_age_ms` is None without a lock."""
         process_queue = self.process_queue
         return ProcessQueueInfo(
             cached_msg_count=len(process_queue),
@@ -89,14 +79,14 @@ class AssignedQueue:
 
 
 class Delivery:
-    """Messages of one queue, in its order, that are passed to the application together."""
+    """Messages of one queue, in order, that are passed to the application together."""
 
     __slots__ = ("assigned", "messages", "process_queue")
 
     def __init__(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:
         self.assigned = assigned
         self.process_queue = assigned.process_queue
-        """The process queue of the messages, also after a reset of the queue."""
+        """The process queue of the messages, even after a reset of the queue."""
         self.messages = messages
 
     @property
@@ -110,6 +100,6 @@ class Delivery:
         self.assigned.consumed_ms = now_ms()
         for message in self.messages if messages is None else messages:
             self.process_queue.complete(message.queue_offset)
-        # A fetcher may be waiting for capacity. Setting the event is cheaper than checking whether it does.
+        # A fetcher may be waiting for capacity. Setting the event is cheaper than checking.
         if self.process_queue.has_capacity:
             self.assigned.capacity.set()

@@ -3,8 +3,9 @@
     clustering      the allocation strategy divides the topic's queues among the members of the group, see `allocation`
     broadcasting    every read queue
 
-A rebalance computes the assignment again: every `REBALANCE_INTERVAL_MS`, and as soon as a member joins or leaves or a
-route changes. Each queue passes these states; steps marked (*) apply to ordered consumers only:
+A rebalance computes the assignment again: every `REBALANCE_INTERVAL_MS`, and when members or routes change. Each queue
+passes these states; steps marked (*) apply to ordered consumers only, of which no two ever have messages of one queue
+in flight:
 
     unassigned ── _assign ──> assigning ──> assigned ── _revoke ──> revoking ── _release ──> unassigned
 
@@ -14,10 +15,8 @@ route changes. Each queue passes these states; steps marked (*) apply to ordered
 3. revoking      pulling and deliveries have stopped; after deliveries in flight have ended (*) its offset is committed,
                  and its lock is released (*).
 
-In order, therefore, no two members ever have messages of one queue in flight.
-
-Brokers are handled concurrently: one that hangs delays its own queues only. A rebalance waits at most `BROKER_WAIT_MS`
-for brokers; requests that take longer continue in the background.
+Brokers are handled concurrently. A rebalance waits at most `BROKER_WAIT_MS` for them; then requests continue in the
+background.
 
 Corresponds to `RebalanceImpl` and `RebalancePushImpl` of Apache RocketMQ 4.9.8. Deliberate difference: a member that
 the broker does not list (because the broker was restarted) keeps its queues while it sends a heartbeat.
@@ -52,20 +51,14 @@ REBALANCE_INTERVAL_MS = 20_000
 UNBALANCED_PAUSE_MS = 500
 """The pause after an incomplete rebalance; it doubles with each further one, up to the interval."""
 REQUEST_PAUSE_MS = 100
-"""The least time between two rebalances that brokers request by notifications."""
 RELOCK_PAUSE_MS = 1000
-"""How long to wait before the lock of an assigned queue is requested again."""
 BROKER_WAIT_MS = 2000
-"""How long a rebalance waits for brokers to store the offsets of revoked queues and return those of new ones."""
+"""How long a rebalance waits for brokers to store and return offsets."""
 CONCURRENT_LOOKUPS = 64
-"""The number of queues of one broker whose start offsets are looked up at a time."""
 
 
 class Assignment:
-    """The assigned queues of one consumer. Belongs to one event loop.
-
-    `locks` is None unless the consumer is ordered and clustering.
-    """
+    """The assigned queues of one consumer. Belongs to one event loop. `locks` is for ordered clustering consumers."""
 
     def __init__(
         self,
@@ -77,7 +70,6 @@ class Assignment:
         locks: QueueLocks | None,
     ) -> None:
         self.queues: dict[MessageQueue, AssignedQueue] = {}
-        """The queues in state "assigned"."""
         self._context = context
         self._missing_topics = MissingTopics(context.group, context.instance.name_servers)
         self._group = context.group
@@ -89,20 +81,17 @@ class Assignment:
         self._members = GroupMembers(context)
         self._subscription_check = SubscriptionCheck(context.group, context.instance, context.subscriptions)
         self._assigning: set[MessageQueue] = set()
-        """The queues in state "assigning"."""
         self._revoking: dict[MessageQueue, AssignedQueue] = {}
-        """The queues in state "revoking"."""
         self._running_check: asyncio.Task[None] | None = None
         """The latest subscription check; at most one runs."""
         self._requested = asyncio.Event()
-        """Set by events that require a rebalance before the interval ends."""
         self._rebalanced = asyncio.Event()
         """Set when the current rebalance ends, and then replaced by a new event."""
 
     # Called by the consumer.
 
     async def open(self) -> None:
-        """Run the first rebalance, and repeat it in the background from then on."""
+        """Run the first rebalance, and repeat it in the background."""
         is_complete = await self._rebalance()
         self._context.background.start(self._rebalance_loop(is_complete), f"rebalance of {self._group}")
 
@@ -118,7 +107,6 @@ class Assignment:
         self._requested, self._rebalanced = asyncio.Event(), asyncio.Event()
 
     async def commit(self) -> None:
-        """Commit the offsets of all assigned queues."""
         await self._commit(self.queues.values())
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -129,7 +117,6 @@ class Assignment:
         await self._commit(resets)
 
     def rebalance_soon(self) -> None:
-        """Request a rebalance, because members, routes or subscriptions changed."""
         self._requested.set()
 
     async def rebalanced(self) -> None:
@@ -137,10 +124,7 @@ class Assignment:
         await self._rebalanced.wait()
 
     def held_by_topic(self) -> dict[str, tuple[int, int]]:
-        """Return the number and bytes of incomplete messages of each topic.
-
-        May be called on any thread.
-        """
+        """Return the number and bytes of incomplete messages of each topic. Thread-safe."""
         held: dict[str, tuple[int, int]] = {}
         for assigned in list(self.queues.values()):
             count, size = held.get(assigned.queue.topic, (0, 0))
@@ -149,11 +133,7 @@ class Assignment:
         return held
 
     def can_deliver(self, assigned: AssignedQueue) -> bool:
-        """Return whether messages of the queue may be delivered.
-
-        If its lock is missing, it is requested again. The ready queue blocks a queue for which this returns False. It
-        is unblocked when it is locked again.
-        """
+        """Return whether messages of the queue may be delivered. If not, it is unblocked when it is locked again."""
         if self._locks is None or self._locks.holds(assigned.queue):
             return True
         self._context.background.start(self._relock(assigned, self._locks), f"lock of {assigned.queue}")
@@ -175,16 +155,10 @@ class Assignment:
             await asyncio.sleep(REQUEST_PAUSE_MS / 1000)
 
     async def _rebalance(self) -> bool:
-        """Rebalance all topics; return whether this was complete.
-
-        If it was, only the interval requires another one.
-        """
-        # 1. Assign and revoke queues of the subscribed topics.
+        """Rebalance all topics; return whether this was complete, so that the next one may wait for the interval."""
         is_complete = all(await asyncio.gather(*map(self._try_to_rebalance, list(self._context.subscriptions))))
-        # 2. Revoke the queues of other topics, which were subscribed before.
         unsubscribed = [a for a in self.queues.values() if a.queue.topic not in self._context.subscriptions]
         await _wait_for_brokers(list(map(self._revoke, unsubscribed)))
-        # 3. Compare the subscriptions of the members in the background.
         self._start_subscription_check()
         rebalanced, self._rebalanced = self._rebalanced, asyncio.Event()
         rebalanced.set()
@@ -206,23 +180,21 @@ class Assignment:
 
     async def _rebalance_topic(self, topic: str) -> bool:
         """Assign and revoke queues of a topic; return whether all allocated queues are assigned. MQError."""
-        # 1. Allocate queues to this member.
         allocated = await self._allocate(await self._context.instance.routes.find(topic))
         if allocated is None:
             return False
-        # 2. Revoke the others. In order this waits for the application, for which the rebalance does not wait.
+        # In order, revoking waits for the application; the rebalance does not wait for it.
         revoked = [a for a in self.queues.values() if a.queue.topic == topic and a.queue not in allocated]
         tasks = list(map(self._revoke, revoked))
         if self._locks is not None:
             tasks.clear()
         self._assigning -= {queue for queue in self._assigning if queue.topic == topic and queue not in allocated}
-        # 3. Divide the topic's limits among its queues.
         options = self._context.options
         limits = options.limits.shared_by(max(1, len(allocated)), in_order=options.orderly)
         for assigned in self.queues.values():
             if assigned.queue.topic == topic:
                 assigned.set_limits(limits)
-        # 4. Assign the new ones, with one task for each broker.
+        # One task for each broker.
         known = self.queues.keys() | self._revoking.keys() | self._assigning
         new = [queue for queue in allocated if queue not in known]
         self._assigning.update(new)
@@ -259,7 +231,6 @@ class Assignment:
             return None
 
     def _start_subscription_check(self) -> None:
-        """Compare subscriptions with those at a random broker of a random topic."""
         known = self._context.instance.routes.known
         routes = [route for topic in self._context.subscriptions if (route := known(topic)) is not None]
         routes = [route for route in routes if any(route.brokers.values())]
@@ -270,10 +241,7 @@ class Assignment:
     # unassigned -> assigning -> assigned
 
     async def _assign(self, queues: list[MessageQueue], limits: PullLimits) -> None:
-        """Assign queues of one broker.
-
-        If it does not respond, the rest is left to the next rebalance.
-        """
+        """Assign queues of one broker. If it does not respond, the rest is left to the next rebalance."""
         try:
             if self._locks is not None:
                 await self._locks.lock(queues)
@@ -285,7 +253,7 @@ class Assignment:
             self._assigning.difference_update(queues)
 
     async def _assign_queue(self, queue: MessageQueue, limits: PullLimits) -> bool:
-        """Assign a queue unless another member still has its lock; return whether the broker responded."""
+        """Assign a queue unless another member has its lock; return whether the broker responded."""
         locks = self._locks
         if locks is not None and not locks.holds(queue):
             logger.debug("group %s: %s is still locked by another member", self._group, queue)
@@ -301,7 +269,7 @@ class Assignment:
             self._fetcher.start(assigned)
             client_id = self._context.instance.client_id
             logger.debug("group %s: %s is assigned to %s, starting at %d", self._group, queue, client_id, offset)
-        elif locks is not None and queue not in self.queues:  # a later rebalance withdrew it meanwhile
+        elif locks is not None and queue not in self.queues:  # a later rebalance withdrew it
             await locks.unlock([queue])
         return True
 
@@ -309,10 +277,7 @@ class Assignment:
         return f"group {self._group}: query of the start offset of {queue}"
 
     async def _relock(self, assigned: AssignedQueue, locks: QueueLocks) -> None:
-        """Request a lost lock until it is held or the queue is revoked.
-
-        Another member may have consumed the queue meanwhile: messages that it committed are not delivered again.
-        """
+        """Request a lost lock until held or revoked. Another member may have consumed and committed in the meantime."""
         while not assigned.is_revoked:
             await locks.lock([assigned.queue])
             if locks.holds(assigned.queue):
@@ -332,7 +297,6 @@ class Assignment:
     # assigned -> revoking -> unassigned
 
     def _revoke(self, assigned: AssignedQueue) -> asyncio.Task[None]:
-        """Stop pulling and delivering a queue; return the task that releases it."""
         del self.queues[assigned.queue]
         assigned.is_revoked = True
         self._fetcher.stop(assigned)
@@ -342,19 +306,18 @@ class Assignment:
         return self._context.background.start(self._release(assigned), f"release of {assigned.queue}")
 
     async def _release(self, assigned: AssignedQueue) -> None:
-        """Release a revoked queue for another member."""
-        # 1. In order, wait for the delivery in flight: the next owner must not deliver while it runs.
+        # In order, wait for the delivery in flight: the next owner must not deliver while it runs.
         if self._locks is not None:
             await assigned.idle.wait()
-        # 2. From here on completions have no effect on the offset that is committed last.
+        # From here on completions have no effect on the offset that is committed last.
         assigned.process_queue.is_dropped = True
         await self._commit([assigned])
-        # 3. Unlock after the commit, so that the next owner reads the committed offset.
+        # Unlock after the commit, so that the next owner reads the committed offset.
         if self._locks is not None:
             await self._locks.unlock([assigned.queue])
         del self._revoking[assigned.queue]
         if self._locks is not None:
-            self.rebalance_soon()  # it may have been allocated to this member again meanwhile
+            self.rebalance_soon()  # it may be allocated to this member again
 
     async def _abandon(self, queues: list[AssignedQueue]) -> None:
         """Release queues of one broker when the consumer closes, without waiting for deliveries in flight."""

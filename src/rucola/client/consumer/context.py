@@ -20,9 +20,8 @@ class ConsumerContext(msgspec.Struct, frozen=True):
     background: BackgroundTasks
     """The tasks that run while the consumer is open."""
     subscriptions: dict[str, SubscriptionData]
-    """The subscriptions by topic, the retry topic included. Only the consumer itself changes them."""
+    """By topic, including the retry topic. Only the consumer itself changes them."""
 
     @property
     def retry_topic(self) -> str:
-        """The topic from which the group's retried messages are pulled."""
         return retry_topic(self.group)

@@ -1,15 +1,12 @@
 """Dispatcher: calls the listener with deliveries from the ready queue, on several workers.
 
-Each worker repeats:
+A worker gets a delivery, counts it as in flight, and calls the listener: a coroutine function on the event loop, a
+plain function in the thread pool. If it returns, the delivery is complete; if it raises, it is retried (`retry`).
 
-1. Get a delivery from the ready queue, and count it as in flight.
-2. Call the listener: a coroutine function on the event loop, a plain function in the thread pool.
-3. If it returned, complete the delivery; if it raised, retry the delivery (`retry`).
-
-A worker survives every failure of its listener, including SystemExit and a CancelledError of the listener's own. It
-ends when the consumer closes, and when `asyncio.run` ends and cancels all tasks. A delivery that is interrupted by such
-a cancellation neither completes nor fails. The same holds for a delivery that no thread accepts: when the main thread
-has ended, Python's thread pools reject calls, although the consumer still runs.
+A worker survives every failure of its listener, including SystemExit and the listener's own CancelledError. It ends
+when the consumer closes, and when `asyncio.run` ends and cancels all tasks; the interrupted delivery neither completes
+nor fails. The same holds for a delivery that no thread accepts: after the main thread has ended, Python's thread pools
+reject calls, although the consumer still runs.
 
 Corresponds to the two `ConsumeMessage…Service` of Apache RocketMQ 4.9.8.
 """
@@ -44,14 +41,10 @@ from rucola.message import MessageExt
 logger = logging.getLogger(__name__)
 
 NOT_CALLED_PAUSE_MS = 1000
-"""How long a worker pauses after no thread accepted its call."""
 
 
 class Dispatcher:
-    """Calls the listener of one consumer. Belongs to one event loop.
-
-    `on_stranded` is called when no call is possible any more: the main thread has ended, but other threads have not.
-    """
+    """Calls one consumer's listener, on one event loop; `on_stranded`: the main thread ended, no call is possible."""
 
     def __init__(
         self,
@@ -63,7 +56,6 @@ class Dispatcher:
         on_stranded: Callable[[], None],
     ) -> None:
         self.listener: ListenerAdapter | None = None
-        """The application's listener; None if it iterates instead."""
         self._group = context.group
         self._concurrency = context.options.concurrency
         self._trace = context.options.trace
@@ -73,11 +65,8 @@ class Dispatcher:
         self._values = values
         self._on_stranded = on_stranded
         self._threads: ThreadPoolExecutor | None = None
-        """The threads of a plain function, made with its first call."""
         self._has_warned = False
-        """Whether it was logged that no thread accepts calls."""
         self._tasks = BackgroundTasks()
-        """The workers and the sentinel."""
         self._closing = asyncio.Event()
         self._sentinel: asyncio.Task[None] | None = None
         """A task that only ends, or is cancelled, together with the workers, see `_is_ending`."""
@@ -92,10 +81,7 @@ class Dispatcher:
             self._tasks.start(self._work(self.listener), f"listener {number} of {self._group}")
 
     async def call(self, listener: ListenerAdapter, messages: list[MessageExt]) -> None:
-        """Call the listener once, within the context of the trace. Raises whatever the listener raises.
-
-        InvalidBody, which is a failure like those, if the message is not of the consumer's `value`.
-        """
+        """Call the listener once, within the context of the trace; raise its exception. InvalidBody."""
         if not listener.takes_list:
             self._values.decode(messages[0])
         if listener.needs_thread and self._threads is None:
@@ -107,27 +93,21 @@ class Dispatcher:
                 await listener(messages, self._threads)
 
     def owns_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether the listener is called in this task."""
         return task in self._tasks
 
     async def close(self, grace_ms: float) -> None:
-        """Stop the workers after a grace period for running calls.
-
-        A second call ends the grace period. The ready queue must be closed before, so that no worker gets another
-        delivery.
-        """
+        """Stop the workers after a grace period, which a second call ends. The ready queue must be closed before."""
         if self._closing.is_set():
             grace_ms = 0
         self._closing.set()
         await self._tasks.close(grace_ms)
         self._sentinel = None
-        # Running calls keep their thread until they return; no thread can be stopped from outside.
+        # No thread can be stopped from outside.
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
     async def _work(self, listener: ListenerAdapter) -> None:
-        """Call the listener with one delivery after another until the ready queue is closed."""
         task = asyncio.current_task()
         assert task is not None
         while (delivery := await self._ready_queue.get(listener.max_count)) is not None:
@@ -149,10 +129,7 @@ class Dispatcher:
     async def _deliver(
         self, listener: ListenerAdapter, delivery: Delivery, task: asyncio.Task[Any]
     ) -> BaseException | None:
-        """Call the listener with a delivery; return its failure, None if it succeeded.
-
-        Raises exceptions that must end the worker, and ListenerNotCalled.
-        """
+        """Return the listener's failure, or None. Raises ListenerNotCalled and exceptions that must end the worker."""
         failure: BaseException | None = None
         completed: int | None = None  # unknown if the worker ends, or the listener was not called
         self._in_flight.begin(delivery)
@@ -166,8 +143,8 @@ class Dispatcher:
         except ListenerNotCalled:
             raise
         except BaseException as error:
-            # Three kinds of exceptions: a cancellation by the listener itself is a failure, one that is addressed to
-            # this worker ends it, and everything else is a failure again.
+            # A cancellation by the listener itself is a failure, one that is addressed to this worker ends it, and
+            # everything else is a failure again.
             is_listeners_own = isinstance(error, asyncio.CancelledError) and not self._is_ending()
             if not is_listeners_own and is_addressed_to(task, error):
                 raise
@@ -178,7 +155,6 @@ class Dispatcher:
         return failure
 
     async def _retry(self, delivery: Delivery, failure: BaseException) -> None:
-        """Retry a delivery, as the exception of the listener specifies."""
         match failure:
             case ReconsumeLater():
                 delivery.complete(delivery.messages[: max(0, failure.ack_index + 1)])
@@ -211,17 +187,14 @@ class Dispatcher:
     # Cancellations: by the end of the event loop, or by the listener itself.
 
     async def _wait_for_closing(self) -> None:
-        """Run the sentinel.
-
-        If it is cancelled before the consumer closes, so are all other tasks of the loop.
-        """
+        """Run the sentinel. If it is cancelled before the consumer closes, so are all other tasks of the loop."""
         await self._closing.wait()
 
     def _is_ending(self) -> bool:
-        """Return whether a cancelled worker must end; if not, its own listener has cancelled it.
+        """Return whether a cancelled worker must end, or its own listener has cancelled it.
 
-        A task does not know which task cancelled it. The end of `asyncio.run` cancels the sentinel together with the
-        workers. A listener that cancels its current task, or a library that forgets `task.uncancel()`, does not.
+        `asyncio.run` cancels the sentinel as well; a listener that cancels its current task, or a library that forgets
+        `task.uncancel()`, does not.
         """
         return self._closing.is_set() or self._sentinel is None or self._sentinel.cancelling() > 0
 

@@ -1,9 +1,7 @@
 """Fetcher: one task per assigned queue that pulls messages into the ready queue.
 
-Each task repeats:
-
 1. Wait while the consumer is suspended, and while the process queue has no capacity.
-2. Pull from `next_offset` on. The broker holds the request until a message arrives, at most `SUSPEND_MS`.
+2. Pull from `next_offset`. The broker holds the request until a message arrives, at most `SUSPEND_MS`.
 3. If the offset is outside the queue, reset the assigned queue to the nearest offset inside.
 4. Add the messages to the process queue, and those that are new to the ready queue.
 5. Pause if the broker neither held the pull nor moved its offset: it may be a slave that waits for its master.
@@ -32,16 +30,11 @@ from rucola.protocol.heartbeat import SubscriptionData
 logger = logging.getLogger(__name__)
 
 SUSPEND_MS = 15_000
-"""How long a broker may hold a pull."""
 PULL_ERROR_PAUSE_MS = 1000
-"""How long a task pauses after a failed pull."""
 CORRECTION_INTERVAL_MS = 10_000
 """A second correction of the offset within this time is followed by the pause of a failed pull."""
 FLOW_CONTROL_PAUSE_MS = 20
-"""How long a task pauses after a broker rejected a pull because it is busy.
-
-Also the least time of the second of several pulls in sequence that change nothing; it doubles with each further one.
-"""
+"""The pause after a busy broker rejected a pull; doubles for pulls in sequence that change nothing."""
 
 
 class Fetcher:
@@ -74,35 +67,28 @@ class Fetcher:
         self._running = running
 
     def suspend(self) -> None:
-        """Add no more messages until `resume`; a pull in flight waits with its result."""
+        """Add no further messages until `resume`; a pull in flight waits with its result."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Resume after `suspend`."""
         self._running.set()
 
     def start(self, assigned: AssignedQueue) -> None:
-        """Start pulling the queue at its next offset."""
         assigned.fetch_task = self._context.background.start(
             self._fetch(assigned), f"pull of {assigned.queue} for {self._context.group}"
         )
 
     def stop(self, assigned: AssignedQueue) -> None:
-        """Stop pulling the queue."""
         if assigned.fetch_task is not None:
             assigned.fetch_task.cancel()
 
     def reset(self, assigned: AssignedQueue, queue_offset: int) -> None:
-        """Continue at this offset.
-
-        Messages from before are not delivered; those in flight affect no offset.
-        """
+        """Continue at this offset. Earlier messages are not delivered; those in flight affect no offset."""
         self.stop(assigned)
         assigned.reset(queue_offset)
         self.start(assigned)
 
     async def _fetch(self, assigned: AssignedQueue) -> None:
-        """Pull the queue until its topic is not subscribed any more."""
         topic = assigned.queue.topic
         corrected_ms = -float("inf")
         least_ms = 0.0
@@ -168,10 +154,7 @@ class Fetcher:
         return f"group {self._context.group}: pull of {assigned.queue}"
 
     async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
-        """Reset the queue to an offset inside.
-
-        Its incomplete messages are not in the queue any more.
-        """
+        """Reset the queue to an offset inside. Its incomplete messages are no longer in the queue."""
         illegal = assigned.process_queue.next_offset
         logger.warning(
             "group %s: %s has offsets %d to %d, not %d; continuing at %d",

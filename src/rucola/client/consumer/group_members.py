@@ -1,4 +1,4 @@
-"""GroupMembers: the members of a consumer group, as the brokers know them by their heartbeats."""
+"""GroupMembers: the members of a consumer group, as the brokers list them by their heartbeats."""
 
 from __future__ import annotations
 
@@ -21,18 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class GroupMembers:
-    """Queries the members of one consumer's group."""
-
     def __init__(self, context: ConsumerContext) -> None:
         self._group = context.group
         self._instance = context.instance
 
     async def client_ids(self, route: TopicRoute) -> list[str]:
-        """Return the group's client ids as one of the topic's brokers knows them. RemotingError.
-
-        Every member sends heartbeats to every broker, so one response is enough. It is empty if the broker knows no
-        member yet.
-        """
+        """Return the group's client ids from one broker; empty if it has no member yet. RemotingError."""
 
         def attempt(address: str) -> Callable[[], Coroutine[Any, Any, list[str]]]:
             return lambda: self._client_ids_at(address)
@@ -57,7 +51,7 @@ class GroupMembers:
 
 
 def broker_addresses(route: TopicRoute) -> list[str]:
-    """Return one address of each broker of the topic, its master's if possible, shuffled. RemotingConnectError."""
+    """Return one address of each broker of the topic, the master's if possible, shuffled. RemotingConnectError."""
     brokers = [addresses for addresses in route.brokers.values() if addresses]
     if not brokers:
         raise RemotingConnectError(f"the route of topic {route.topic} contains no broker")

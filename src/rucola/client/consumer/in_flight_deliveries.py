@@ -1,12 +1,11 @@
 """InFlightDeliveries: the deliveries that the application is consuming, with their timeout and statistics.
 
-Concurrently, a delivery that is in flight for longer than `consume_timeout_ms` goes back to the broker, so that one
-message that never completes does not hold the committed offset of its queue forever. A later report of the application
-has no effect. A plain function keeps its thread until it returns. In order there is no timeout, since later
-messages must not overtake.
+Concurrently, a delivery in flight for longer than `consume_timeout_ms` returns to the broker, so that one message does
+not hold the committed offset forever; a later completion has no effect, and a plain function keeps its thread. In order
+there is no timeout, since later messages must not overtake.
 
-Corresponds to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate difference: deliveries are checked
-when their timeout ends; Apache checks once per timeout, so that it takes up to twice as long.
+Corresponds to `ProcessQueue.cleanExpiredMsg` of Apache RocketMQ 4.9.8. Deliberate difference: the timeout is exact;
+Apache checks once per timeout, so it takes up to twice as long.
 """
 
 from __future__ import annotations
@@ -30,19 +29,15 @@ class InFlightDeliveries:
         self._counters = counters
         self._timeout_ms = timeout_ms
         self._deliveries: dict[Delivery, tuple[float, TopicConsumeCounters]] = {}
-        """The begin and the counters of each delivery, oldest first."""
+        """The start and the counters of each delivery, oldest first."""
 
     def begin(self, delivery: Delivery) -> None:
-        """Add a delivery that is about to be passed to the application."""
         counters = self._counters.of(delivery.assigned.queue.topic)
         counters.in_flight += len(delivery.messages)
         self._deliveries[delivery] = precise_monotonic_ms(), counters
 
     def end(self, delivery: Delivery, completed: int | None) -> bool:
-        """Remove a delivery, of which `completed` messages were consumed; None counts neither success nor failure.
-
-        Returns False if the delivery is not in flight, for example because it timed out.
-        """
+        """Remove a delivery and count its outcome, unless `completed` is None; return False if it timed out before."""
         entry = self._deliveries.pop(delivery, None)
         if entry is None:
             return False

@@ -1,18 +1,14 @@
 """Iterations: deliveries to `async for` loops, one message at a time.
 
-A message passes these states:
-
 1. in flight      the loop's body has it. Requesting the next message, or `ack`, completes it; `reconsume_later` retries
                   it.
 2. abandoned      the loop ended without completing it (`break`, an exception, a cancellation). It is requeued at the
-                  front of its queue and delivered again to the next iteration, or to another running one. Its
-                  `reconsume_times` stays, since it may not have failed. Until it is delivered again, `ack` and
-                  `reconsume_later` still work.
+                  front of its queue for the next or another iteration, with its `reconsume_times`, since it may not
+                  have failed. Until it is delivered again, `ack` and `reconsume_later` still work.
 3. settled        completed or retried; further calls have no effect.
 
-If the consumer closes before a message is completed, its offset stays uncommitted, and the next owner of its queue gets
-it. A warning is logged: a loop that ends by `break` without `ack` would otherwise begin with the same message in every
-run of its program, without a sign of why.
+If the consumer closes before a message is completed, the next owner of its queue gets it, and a warning is logged: a
+loop that ends by `break` without `ack` would otherwise silently start with the same message in every run.
 """
 
 from __future__ import annotations
@@ -39,28 +35,24 @@ class Iterations:
         self, ready_queue: ReadyQueue, in_flight: InFlightDeliveries, retry: ConsumeRetry, values: Values
     ) -> None:
         self.count = 0
-        """The number of running iterations."""
         self._ready_queue = ready_queue
         self._in_flight = in_flight
         self._retry = retry
         self._values = values
         self._delivered: dict[int, Delivery] = {}
-        """Deliveries in flight, by the `id` of their message, since an application may change a message's fields."""
+        """By the `id` of their message, since an application may change a message's fields."""
         self._abandoned: dict[int, Delivery] = {}
-        """Abandoned deliveries, by the `id` of their message, until they are delivered again or settled."""
+        """By the `id` of their message, until they are delivered again or settled."""
 
     async def messages(
         self, check: Callable[[], None], idle_timeout_ms: float | None
     ) -> AsyncGenerator[MessageExt, None]:
-        """Yield messages until the ready queue is closed, or none has arrived for `idle_timeout_ms`.
-
-        `check` is called first and may raise: the generator runs only when it is iterated.
-        """
+        """Yield messages until closed, or until none has arrived for `idle_timeout_ms`; `check` is called first."""
         check()
         self.count += 1
         try:
-            # The event loop closes generators that were abandoned in a task of its own. Let that run first, so that
-            # this iteration begins with their messages.
+            # The event loop closes abandoned generators in a separate task. Let that run first, so that this iteration
+            # starts with their messages.
             for _ in range(2):
                 await asyncio.sleep(0)
             while (delivery := await self._next(idle_timeout_ms)) is not None:
@@ -92,10 +84,7 @@ class Iterations:
             await self._retry.retry(delivery, delay_level)
 
     def unacknowledged(self) -> list[MessageExt]:
-        """Return the messages in flight or abandoned.
-
-        The group receives them again if the consumer closes now.
-        """
+        """Return the messages in flight or abandoned, which the group receives again if the consumer closes now."""
         deliveries = [*self._delivered.values(), *self._abandoned.values()]
         return [message for delivery in deliveries for message in delivery.incomplete]
 
@@ -131,7 +120,6 @@ class Iterations:
         return delivery
 
     def _abandon(self, message: MessageExt) -> None:
-        """Requeue the message of an iteration that ended without settling it."""
         if (delivery := self._delivered.pop(id(message), None)) is not None and self._in_flight.end(delivery, None):
             self._ready_queue.requeue(delivery)
             self._abandoned[id(message)] = delivery

@@ -26,7 +26,7 @@ MAX_BATCH = 1024
 """The largest batch that a listener may request, as in Apache's client."""
 
 Listener: TypeAlias = Callable[[MessageExt], Awaitable[Any]] | Callable[[MessageExt], Any]
-"""Receives one message. A coroutine function, or a plain function, which runs in a thread. Its result is ignored."""
+"""Receives one message; a coroutine function, or a plain function, which runs in a thread. Its result is ignored."""
 
 BatchListener: TypeAlias = Callable[[list[MessageExt]], Awaitable[Any]] | Callable[[list[MessageExt]], Any]
 """Receives several messages of one queue, in the order of the queue; otherwise like a Listener."""
@@ -35,9 +35,8 @@ BatchListener: TypeAlias = Callable[[list[MessageExt]], Awaitable[Any]] | Callab
 class ReconsumeLater(MQError):
     """Raised by a listener: redeliver these messages later, to any member of the group.
 
-    `delay_level` 0 lets the broker choose a delay that grows with each retry; -1 sends the messages to the dead letter
-    queue immediately. Of a batch, the messages up to index `ack_index` were consumed; -1 means none. In order, the
-    queue is suspended instead.
+    `delay_level` 0 lets the broker choose a growing delay; -1 selects the dead letter queue. Of a batch, the messages
+    up to index `ack_index` were consumed; -1 means none. In order, the queue is suspended instead.
     """
 
     def __init__(self, delay_level: int = 0, *, ack_index: int = -1) -> None:
@@ -51,8 +50,8 @@ class ReconsumeLater(MQError):
 class SuspendCurrentQueueAMoment(MQError):
     """Raised by an ordered listener: redeliver the same messages before any other of their queue.
 
-    `suspend_ms` is 10 to 30,000; None means the consumer's option `suspend_current_queue_ms`. A concurrent consumer
-    treats it as any other failure.
+    `suspend_ms` is 10 to 30,000, by default the option `suspend_current_queue_ms`. A concurrent consumer treats it as
+    any other failure.
     """
 
     def __init__(self, suspend_ms: float | None = None) -> None:
@@ -63,19 +62,13 @@ class SuspendCurrentQueueAMoment(MQError):
 
 
 class ListenerNotCalled(MQError):
-    """Failure of a call of the listener, which no thread accepted.
-
-    The pool is shut down (end of the program), or no thread can be started.
-    """
+    """No thread accepted the call: the pool is shut down (end of the program), or no thread can be started."""
 
 
 def _check_parameters(function: Callable[[Any], Any], argument: str) -> None:
-    """Raise ConfigError if a listener cannot be called with one argument.
-
-    With such a listener, each message would fail and be retried.
-    """
+    """Raise ConfigError if a listener cannot be called with one argument, since each message would fail."""
     try:
-        # What is called is the function itself, not the one that a decorator with `functools.wraps` refers to.
+        # The function itself is called, not the one that `functools.wraps` refers to.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # functions of C may have none
         return
@@ -90,29 +83,20 @@ class ListenerAdapter:
     """One calling convention for all listeners: single or batch, coroutine function or plain function."""
 
     def __init__(self, function: Callable[[Any], Any], max_count: int | None) -> None:
-        """Wrap a Listener if `max_count` is None, else a BatchListener.
-
-        ConfigError if `function` is not callable, or `max_count` is not 1 to 1024.
-        """
+        """Wrap a Listener if `max_count` is None, else a BatchListener. ConfigError."""
         if not callable(function):
             raise ConfigError(f"a listener must be callable, and {function!r} cannot be called")
         _check_parameters(function, "a message" if max_count is None else "a list of messages")
         if max_count is not None and not 1 <= max_count <= MAX_BATCH:
             raise ConfigError(f"a batch listener takes 1 to {MAX_BATCH} messages at a time, not {max_count}")
         self.max_count = max_count or 1
-        """The most messages of one call."""
         self.needs_thread = not inspect.iscoroutinefunction(function)
         """Whether the listener is a plain function, which must not block the event loop."""
         self._function = function
         self.takes_list = max_count is not None
-        """Whether the listener takes a batch."""
 
     async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
-        """Call the listener, on one of the threads if it is a plain function.
-
-        Raises whatever the listener raises. ListenerNotCalled if no thread accepts the call: the listener has not seen
-        the messages.
-        """
+        """Call the listener, and raise its exception. ListenerNotCalled: it has not seen the messages."""
         # A batch listener gets a copy, since it may modify its list.
         argument: Any = list(messages) if self.takes_list else messages[0]
         if not self.needs_thread:

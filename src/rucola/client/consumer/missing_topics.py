@@ -1,8 +1,6 @@
-"""Warnings about subscribed topics that do not exist.
+"""Warnings about subscribed topics that do not exist, with the most similar name.
 
-A consumer may be started before the first message creates its topic, so a missing topic is no error: the consumer looks
-again until the topic appears. If the name is misspelled, the consumer would wait in silence. The warning names the most
-similar topic of the name servers.
+A missing topic is no error, since its first message may create it later; but the name may be misspelled.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class MissingTopics:
-    """Subscribed topics of one group that no name server knows. Belongs to one event loop."""
+    """Subscribed topics of one group that no name server has. Belongs to one event loop."""
 
     def __init__(self, group: str, name_servers: NameServers, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._group = group
@@ -33,10 +31,7 @@ class MissingTopics:
         self._outages = Outages(logger, clock_s)
 
     async def missing(self, topic: str) -> None:
-        """Report that a topic does not exist.
-
-        Logged at first, and then rarely. Retry topics may always be missing.
-        """
+        """Report that a topic does not exist; logged at first, and then rarely. Retry topics may always be missing."""
         subject = self._subject(topic)
         if topic.startswith(RETRY_PREFIX):
             return
@@ -45,7 +40,6 @@ class MissingTopics:
         self._outages.failed(subject, f"no name server knows this topic{hint}; consumption begins when it exists")
 
     def found(self, topic: str) -> None:
-        """Report that a topic exists."""
         if self._outages.any_failing:
             self._outages.succeeded(self._subject(topic))
 

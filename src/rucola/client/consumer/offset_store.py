@@ -1,14 +1,12 @@
 """Offset stores: where the committed offsets of a group are kept.
 
     clustering      at the broker that has the queue, for the whole group
-    broadcasting    in a file of this member, since each member has offsets of its own:
+    broadcasting    in a file of this member, whose previous content is kept in offsets.json.bak as a fallback:
 
         <root>/<clientId>/<group>/offsets.json      {"offsetTable":{{"brokerName":…,"queueId":…,"topic":…}:offset}}
 
-`root` defaults to `~/.rocketmq_offsets`. The file is replaced as a whole; its previous content is kept in
-offsets.json.bak, which is read if the file cannot be.
-
-Corresponds to `RemoteBrokerOffsetStore` and `LocalFileOffsetStore` of Apache RocketMQ 4.9.8, whose file format this is.
+`root` defaults to `~/.rocketmq_offsets`. Corresponds to `RemoteBrokerOffsetStore` and `LocalFileOffsetStore` of Apache
+RocketMQ 4.9.8, whose file format this is.
 """
 
 from __future__ import annotations
@@ -31,12 +29,9 @@ from rucola.protocol.queue import MessageQueue, to_key
 logger = logging.getLogger(__name__)
 
 ROOT = ".rocketmq_offsets"
-"""The default directory of all offset files, in the user's home."""
 
 
 class OffsetStore(Protocol):
-    """The committed offsets of one consumer."""
-
     commits_with_pulls: bool
     """Whether a pull may carry the offset to commit, which spares a request."""
 
@@ -47,17 +42,11 @@ class OffsetStore(Protocol):
         """Return the committed offset, None if there is none. RemotingError, ConfigError."""
 
     async def commit(self, *queues: AssignedQueue) -> None:
-        """Commit the offsets that changed.
-
-        A failure is logged, and the next call repeats the commit.
-        """
+        """Commit the offsets that changed. A failure is logged, and the next call repeats the commit."""
 
 
 class BrokerOffsetStore:
-    """The group's offsets, stored by the brokers.
-
-    An ordered consumer does not commit with pulls, because a pull does not require the lock of its queue.
-    """
+    """The group's offsets at the brokers. Ordered consumers do not commit with pulls, which require no lock."""
 
     def __init__(self, pull_consumer: PullConsumer, *, in_order: bool) -> None:
         self.commits_with_pulls = not in_order
@@ -90,10 +79,7 @@ class BrokerOffsetStore:
 
 
 class LocalOffsetStore:
-    """Offsets of this member, stored in its file.
-
-    Raises ConfigError without `root` if the user has no home directory.
-    """
+    """Offsets of this member, in its file. ConfigError without `root` if the user has no home directory."""
 
     def __init__(self, root: str | Path | None, client_id: str, group: str, *, discard_damaged: bool = False) -> None:
         self.commits_with_pulls = False
@@ -101,7 +87,7 @@ class LocalOffsetStore:
         self.path = directory / client_id / group / "offsets.json"
         self._discard_damaged = discard_damaged
         self._offsets: dict[MessageQueue, int] | None = None
-        """The content of the file, including queues that are not assigned now; None until it is read."""
+        """The content of the file; None until it is read."""
         self._outages = Outages(logger)
         self._write_lock = asyncio.Lock()
         """Held during a commit, so that an older table never replaces a newer one."""
@@ -111,7 +97,7 @@ class LocalOffsetStore:
         directory = self.path.parent
         try:
             make_directory(directory)
-            # Only writing shows whether a directory can be written to, whatever its permissions say.
+            # Only writing shows whether a directory is writable, regardless of its permissions.
             with TemporaryFile(dir=directory):
                 pass
         except (OSError, ValueError) as error:  # ValueError: not a valid path, such as one with a null byte
@@ -151,10 +137,7 @@ class LocalOffsetStore:
             await writing
 
     def _table(self) -> dict[MessageQueue, int]:
-        """Return all offsets, read from the file the first time.
-
-        Raises ConfigError if neither the file nor its .bak can be read.
-        """
+        """Return all offsets, read from the file the first time. ConfigError if neither it nor its .bak is readable."""
         if self._offsets is None:
             self._offsets = self._load()
         return self._offsets

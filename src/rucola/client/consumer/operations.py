@@ -33,10 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerOperations:
-    """The operations on one push consumer.
-
-    `locks` is None unless it consumes in order and clustering; `is_open` returns whether it is open.
-    """
+    """The operations on one push consumer. `locks` is for ordered clustering consumers."""
 
     def __init__(
         self,
@@ -55,7 +52,6 @@ class ConsumerOperations:
         self._is_open = is_open
 
     def consumer_data(self) -> ConsumerData:
-        """Return the group's entry in heartbeats."""
         options = self._context.options
         return ConsumerData(
             consume_from_where=options.consume_from.value,
@@ -65,7 +61,6 @@ class ConsumerOperations:
         )
 
     def settings(self) -> dict[str, str]:
-        """Return the settings, by Apache's names."""
         options, listener = self._context.options, self._dispatcher.listener
         limit = options.max_reconsume_times
         return {
@@ -84,26 +79,19 @@ class ConsumerOperations:
         }
 
     def process_queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
-        """Return the state of each assigned queue."""
         age_ms = self._locks.age_ms if self._locks is not None else lambda queue: None
         return {queue: assigned.info(age_ms(queue)) for queue, assigned in sorted(self._assignment.queues.items())}
 
     def status(self) -> dict[str, ConsumeStatus]:
-        """Return the consumption rates of each subscribed topic. May be called on any thread."""
+        """Return the consumption rates of each subscribed topic. Thread-safe."""
         return {topic: self._counters.status(topic) for topic in list(self._context.subscriptions)}
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Continue at these offsets in the queues assigned here, and commit them; ignore other queues.
-
-        Messages from before that wait are not delivered. Those in flight have no effect on offsets when they complete.
-        """
+        """Continue at these offsets in the queues assigned here, and commit them. Earlier messages affect no offset."""
         await self._assignment.reset_offsets(offsets)
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Call the listener with the message.
-
-        Raises ConfigError if there is no listener, or the consumer is closing.
-        """
+        """Call the listener with the message. ConfigError if there is none, or the consumer is closing."""
         group, listener = self._context.group, self._dispatcher.listener
         if not self._is_open():
             raise ConfigError(f"the consumer of group {group} is closing")

@@ -1,4 +1,4 @@
-"""ConsumeOptions: the settings of a PushConsumer. Apache's names are given where they differ.
+"""ConsumeOptions: the settings of a PushConsumer, with Apache's names where they differ.
 
 Corresponds to the settings of `DefaultMQPushConsumer` of Apache RocketMQ 4.9.8, whose defaults these are.
 """
@@ -22,7 +22,7 @@ from rucola.message import MessageExt
 
 
 class MessageModel(Enum):
-    """Whether one or each member of the group consumes a message. The names are Apache's."""
+    """Whether one or each member of the group consumes a message."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
@@ -40,17 +40,11 @@ class ConsumeTrace(Protocol):
     """Records the deliveries of a consumer, see `rucola.client.trace`."""
 
     def consuming(self, group: str, messages: Sequence[MessageExt]) -> AbstractContextManager[None]:
-        """Return a context in which a listener is called with these messages.
-
-        An exception marks them as failed.
-        """
+        """Return a context in which a listener is called with these messages; an exception marks them as failed."""
 
 
 class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a PushConsumer, each of which is a keyword argument there.
-
-    Raises ConfigError for an invalid value.
-    """
+    """Options of a PushConsumer, each of which is a keyword argument there. ConfigError for an invalid value."""
 
     message_model: MessageModel = MessageModel.CLUSTERING
     """Whether the group shares the messages, or each member gets all of them."""
@@ -105,7 +99,7 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumeKeywords(TypedDict, total=False):
-    """The keyword arguments of a PushConsumer for editors and type checkers; ConsumeOptions documents them."""
+    """ConsumeOptions as keyword arguments, for editors and type checkers."""
 
     message_model: MessageModel
     orderly: bool

@@ -8,14 +8,9 @@ one that is not completed: a consumer that starts there gets every incomplete me
     .. next_offset - 1        some completed, some not
     next_offset               the offset of the next pull
 
-Example: with 10, 11 and 12 pulled and 11 completed, `commit_offset` is 10 and `next_offset` 13. Completing 10 moves
-`commit_offset` to 12.
-
 Invariants: `commit_offset` never exceeds the offset of an incomplete message, never exceeds `next_offset`, and never
-decreases. Offsets without a message for this consumer (filtered messages, gaps) count as completed.
-
-Flow control: the fetcher pauses while `has_capacity` is false, which is the case when the messages, their bytes, or the
-offsets between the first and the last one reach `PullLimits`. Memory per queue is bounded by these and one more pull.
+decreases. Offsets without a message for this consumer (filtered messages, gaps) count as completed. The fetcher pauses
+while `has_capacity` is false; memory per queue is bounded by `PullLimits` and one more pull.
 
 Corresponds to `ProcessQueue`, and to the flow control of `DefaultMQPushConsumerImpl`, of Apache RocketMQ 4.9.8, whose
 limits these are.
@@ -55,42 +50,34 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"pull limit {name} is {limit}: it must be 1 or more")
 
     def shared_by(self, queues: int, *, in_order: bool) -> PullLimits:
-        """Return the limits of each of `queues` assigned queues of a topic.
-
-        In order, no span can develop.
-        """
+        """Return the limits of each of `queues` assigned queues of a topic. In order, no span can develop."""
         count = self.count if self.topic_count is None else max(1, self.topic_count // queues)
         size = self.size if self.topic_size is None else max(1, self.topic_size // queues)
         return PullLimits(count=count, size=size, span=None if in_order else self.span)
 
 
 class ProcessQueue:
-    """The bookkeeping of one queue from `begin_offset` on. No clock, no I/O."""
+    """The bookkeeping of one queue from `begin_offset`. No clock, no I/O."""
 
     __slots__ = ("_order", "_sizes", "is_dropped", "limits", "next_offset", "size")
 
     def __init__(self, begin_offset: int, limits: PullLimits) -> None:
         self.limits = limits
         self.next_offset = begin_offset
-        """The queue offset of the next pull."""
         self.size = 0
         """The bytes of the bodies of incomplete messages."""
         self.is_dropped = False
         """Whether the queue was revoked or reset: nothing may be committed any more."""
         self._order: deque[int] = deque()
-        """The offsets from the first incomplete one on, completed ones included until they reach the front."""
+        """The offsets from the first incomplete one, including completed ones until they reach the front."""
         self._sizes: dict[int, int] = {}
         """The body size of each incomplete message, by queue offset."""
 
     def __len__(self) -> int:
-        """Return the number of incomplete messages."""
         return len(self._sizes)
 
     def put(self, messages: Iterable[MessageExt], next_offset: int) -> list[MessageExt]:
-        """Add a pull's messages and its next offset; return the messages that are new.
-
-        Messages below the current `next_offset` were added before and are skipped.
-        """
+        """Add a pull's messages and next offset; return those that are new, at or above the current `next_offset`."""
         expected = self.next_offset
         new = []
         for message in messages:
@@ -124,12 +111,10 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The smallest queue offset that is not completed."""
         return self._order[0] if self._order else self.next_offset
 
     @property
     def has_capacity(self) -> bool:
-        """Whether the limits permit another pull."""
         limits = self.limits
         if len(self._sizes) >= limits.count or self.size >= limits.size:
             return False

@@ -1,15 +1,8 @@
 """PullConsumer: reads queues at offsets that the caller chooses.
 
-    queues(topic)                 the topic's read queues
-    registered_masters()          the brokers whose master is registered now
-    pull(queue, queue_offset)     the messages from an offset on, and the next offset
-    min_offset, max_offset        the ends of a queue, which contains min_offset .. max_offset - 1
-    search_offset                 the queue offset at a store time
-    committed, commit             the group's committed offset, stored by the broker
-
 The broker can hold a pull until a message arrives (`suspend_ms`). It filters by the hash code of tags; messages whose
-tag merely has the same hash code are removed here. If a broker suggests one of its slaves, the next pull of that queue
-is sent there. While a queue has no master, pulls, and requests for committed offsets, are sent to a slave.
+tag merely has the same hash code are removed here. If a broker suggests a slave, the next pull of that queue is sent
+there. While a queue has no master, pulls, and requests for committed offsets, are sent to a slave.
 
 A PullConsumer does not take part in rebalance, and brokers do not count it as a member of the group.
 
@@ -60,7 +53,6 @@ from rucola.remoting.tls import ClientTls
 logger = logging.getLogger(__name__)
 
 PULL_BATCH_SIZE = 32
-"""The default of the most messages of one pull."""
 MAX_PULLED_SIZE = 128 * 1024 * 1024
 """Bytes of decompressed bodies at which a pull has enough: a response of 16 MB could expand to any size otherwise."""
 PULL_TIMEOUT_MS = 10_000
@@ -72,9 +64,9 @@ class PullStatus(Enum):
     """The outcome of a pull. Every result has the next offset."""
 
     FOUND = int(ResponseCode.SUCCESS)
-    """Messages were found; none may be left after those with only the hash code of a subscribed tag are removed."""
+    """Messages were found; none may be left after removing those with only the hash code of a subscribed tag."""
     NO_NEW_MSG = int(ResponseCode.PULL_NOT_FOUND)
-    """The queue has no message from the offset on."""
+    """The queue has no message from the offset."""
     NO_MATCHED_MSG = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
     """No message that was searched matches the subscription."""
     OFFSET_ILLEGAL = int(ResponseCode.PULL_OFFSET_MOVED)
@@ -85,10 +77,7 @@ _STATUS_OF_CODE = {status.value: status for status in PullStatus}
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """Result of a pull.
-
-    Offsets are queue offsets; the queue contains `min_offset` .. `max_offset` - 1.
-    """
+    """Result of a pull. The queue contains the queue offsets `min_offset` .. `max_offset` - 1."""
 
     status: PullStatus
     next_begin_offset: int
@@ -124,7 +113,6 @@ class PullConsumer(GroupClient):
     ) -> None:
         super().__init__(group, namesrv, instance, tls=tls, credentials=credentials)
         self._suggested_broker_ids: dict[MessageQueue, int] = {}
-        """The broker id that the latest response suggested for the next pull of each queue."""
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the topic's read queues, ordered by broker name and queue id. TopicNotFound."""
@@ -133,12 +121,12 @@ class PullConsumer(GroupClient):
         return (await self.instance.routes.find(topic)).read_queues
 
     async def topics(self) -> list[str]:
-        """Return the names of all topics that the name servers know, sorted."""
+        """Return the names of all topics, sorted."""
         response = await self._request_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_body(TopicList, response.body).topic_list)
 
     async def registered_masters(self) -> set[str]:
-        """Return the names of the brokers whose master is registered with the name servers now."""
+        """Return the names of the brokers whose master is registered now."""
         response = await self._request_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         brokers = decode_body(ClusterInfo, response.body).broker_addr_table
         return {name for name, broker in brokers.items() if MASTER_ID in broker.broker_addrs}
@@ -153,11 +141,10 @@ class PullConsumer(GroupClient):
         suspend_ms: int = 0,
         commit_offset: int | None = None,
     ) -> PullResult:
-        """Pull up to `max_count` messages of `queue` from `queue_offset` on that match the subscription.
+        """Pull up to `max_count` messages from `queue_offset` that match the subscription.
 
-        With `suspend_ms` a broker without a matching message holds the request for up to that time. With
-        `commit_offset` the request commits the group's offset as well. BrokerError, RemotingConnectError,
-        RemotingTimeout; RemoteProtocolError for offsets that no queue has, which would otherwise be pulled for ever.
+        Without a match, the broker holds the request for up to `suspend_ms`. `commit_offset` is committed for the
+        group. BrokerError, RemotingConnectError, RemotingTimeout; RemoteProtocolError for offsets that no queue has.
         """
         wanted = _subscription_of(queue.topic, subscription)
         result = await self.pull_records(
@@ -181,16 +168,13 @@ class PullConsumer(GroupClient):
         suspend_ms: int = 0,
         commit_offset: int | None = None,
     ) -> PulledRecords:
-        """As `pull`, but return undecoded records.
-
-        They include those whose tag merely has the hash code of a subscribed tag.
-        """
+        """As `pull`, but return undecoded records, without removing those that match only by the hash code of a tag."""
         self._check_open()
         wanted = _subscription_of(queue.topic, subscription)
         deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         broker_id, address = await self._address(queue)
-        # The flags of the request: the subscription is part of it, it may be held, and it commits an offset (at the
-        # master only, as in Apache's client).
+        # The subscription is part of the request, which may be held, and commits an offset (at the master only, as in
+        # Apache's client).
         sys_flag = SUBSCRIPTION
         if suspend_ms > 0:
             sys_flag |= SUSPEND
@@ -213,7 +197,7 @@ class PullConsumer(GroupClient):
         try:
             response = await self.instance.remoting.invoke(address, request, deadline.left_ms)
         except UNREACHABLE:
-            # The suggested slave may be gone: the next pull goes to the master, and by then along a fresh route.
+            # The suggested slave may be unreachable: the next pull goes to the master, along a fresh route.
             self._suggested_broker_ids.pop(queue, None)
             self.instance.refresh_route_soon(queue.topic)
             raise
@@ -230,7 +214,7 @@ class PullConsumer(GroupClient):
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the queue offset of the oldest message."""
-        # Apache's broker answers -1 for a queue without a file.
+        # Apache's broker returns -1 for a queue without a file.
         return await self._offset(RequestCode.GET_MIN_OFFSET, queue, _queue_header(queue), absent=-1)
 
     async def max_offset(self, queue: MessageQueue) -> int:
@@ -240,17 +224,14 @@ class PullConsumer(GroupClient):
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the queue offset of the first message stored at `timestamp_ms` (since 1970).
 
-        If no message was stored at that time, the offset of the one nearest to it is returned. An empty queue has 0. If
-        several messages were stored at that time, an Apache broker returns any of them.
+        If there is none, of the message nearest to it; 0 for an empty queue. If there are several, an Apache broker
+        returns any of them.
         """
         header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset; None if there is none.
-
-        A broker may return 0 for a young queue whose first message is still in memory, although none was committed.
-        """
+        """Return the group's committed offset, or None; perhaps 0 if the first message is still in memory."""
         header = QueryConsumerOffsetRequestHeader(consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id)
         try:
             response = await self._request(RequestCode.QUERY_CONSUMER_OFFSET, queue, header, or_slave=True)
@@ -262,10 +243,7 @@ class PullConsumer(GroupClient):
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit that the group has completed all messages below `queue_offset`.
-
-        Returns when the broker has stored the offset.
-        """
+        """Commit that the group has completed all messages below `queue_offset`; return when the broker has it."""
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
@@ -296,10 +274,7 @@ class PullConsumer(GroupClient):
         return response
 
     async def _address(self, queue: MessageQueue) -> tuple[int, str]:
-        """Return id and address of the broker to pull from.
-
-        The broker is the suggested one, else the master, else any.
-        """
+        """Return id and address of the broker to pull from: the suggested one, else the master, else any."""
         addresses = self.instance.routes.brokers.get(queue.broker_name)
         if not addresses:
             await self.instance.routes.refresh(queue.topic)
@@ -329,11 +304,7 @@ def _check_next_offset(status: PullStatus, next_offset: int, queue: MessageQueue
 
 
 def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[MessageExt], bool]:
-    """Return the messages of a pull, and whether these are all of its records.
-
-    The rest, beyond `max_count` messages or MAX_PULLED_SIZE, is left for the next pull. RemoteProtocolError if the body
-    is not a sequence of whole records.
-    """
+    """Return the messages of a pull, and whether these are all of its records. RemoteProtocolError if damaged."""
     messages: list[MessageExt] = []
     position = size = 0
     while position < len(records) and len(messages) < max_count and size < MAX_PULLED_SIZE:
@@ -352,7 +323,6 @@ def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[M
 
 
 def _with_subscribed_tags(messages: list[MessageExt], subscription: SubscriptionData) -> list[MessageExt]:
-    """Remove messages whose tag merely has the hash code of a subscribed tag."""
     if not subscription.tags_set or subscription.class_filter_mode:
         return messages
     tags = set(subscription.tags_set)

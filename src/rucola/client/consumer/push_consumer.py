@@ -1,7 +1,5 @@
 """PushConsumer: delivers messages to the application, and shares queues with other members of its group.
 
-The journey of a message, and the parts that it passes:
-
     assignment      the queues that are assigned to this member, see `assignment` and `allocation`
     fetcher         one task per assigned queue pulls; the broker holds the request until a message arrives
     ready queue     messages wait, in queue order, with the queues in rotation
@@ -9,15 +7,8 @@ The journey of a message, and the parts that it passes:
     completion      advances the queue's commit offset, which is committed every 5 s, with pulls, and by `close`
 
 Delivery is at least once: messages that are not completed before the consumer closes, or before their queue is revoked,
-are delivered again.
-
-Concurrently, many messages of one queue are in flight at a time. In order (`orderly`), at most one delivery of a queue
-is in flight in the whole group. With clustering one member of the group gets each message, with broadcasting all
-members.
-
-An iteration completes a message when the next one is requested, or earlier by `ack`; if the loop ends otherwise, the
-message is delivered again, see `iteration`. A listener completes its messages when it returns; if it raises, they are
-retried, as by `reconsume_later`, see `retry`.
+are delivered again. Concurrently, many messages of one queue are in flight at a time; in order (`orderly`), at most one
+delivery of a queue in the whole group. With clustering one member gets each message, with broadcasting all.
 
 Corresponds to `DefaultMQPushConsumer` of Apache RocketMQ 4.9.8.
 """
@@ -66,19 +57,18 @@ from rucola.remoting.tls import ClientTls
 logger = logging.getLogger(__name__)
 
 PERSIST_INTERVAL_MS = 5000
-"""How often offsets are committed."""
 CLOSE_GRACE_MS = 10_000
 """How long `close` waits for running calls of the listener."""
 JOIN_TIMEOUT_MS = 1000
-"""How long `open` waits for brokers to register the member; a hanging broker registers it with a later heartbeat."""
+"""How long `open` waits for brokers to register the member; a hanging one does so with a later heartbeat."""
 TAG = "TAG"
 SQL92 = "SQL92"
 BROADCASTING_INSTANCE = "DEFAULT"
-"""The instance name of a broadcasting consumer: a fixed one, so that it finds its offset file after a restart."""
+"""The instance name of a broadcasting consumer: a fixed one, to find its offset file after a restart."""
 
 
 class PushConsumerArguments(GroupClientKeywords, ConsumeKeywords, total=False):
-    """The keyword arguments of a PushConsumer and of its blocking counterpart, which passes them on."""
+    """The keyword arguments of a PushConsumer."""
 
 
 class PushConsumer(GroupClient):
@@ -91,8 +81,8 @@ class PushConsumer(GroupClient):
                 ...
 
     `namesrv`, `tls` and `credentials` are documented in ConnectionOptions, `options` in ConsumeOptions. When `open`
-    returns, the member has its first assignment. With broadcasting, several members of a group on one machine need an
-    `instance` each, with a fixed client id of its own.
+    returns, the member has its first assignment. With broadcasting, several members of a group on one machine
+    each need an `instance` with a fixed client id.
     """
 
     def __init__(
@@ -146,13 +136,11 @@ class PushConsumer(GroupClient):
     # Subscriptions and assignment.
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, expression_type: str = TAG) -> None:
-        """Subscribe to a topic's messages with one of the tags in `expression`.
+        """Subscribe to a topic's messages with one of the tags in `expression`: "TagA || TagB", or "*" for all.
 
-        For example "TagA || TagB"; "*" subscribes to all.
-
-        With `expression_type` "SQL92" the expression is one over the messages' properties, such as "weight > 10 AND
-        colour = 'red'", and brokers need enablePropertyFilter. Replaces an earlier subscription to the topic, which
-        need not exist yet. All members of a group must have the same subscriptions. InvalidMessage, ConfigError.
+        With `expression_type` "SQL92" the expression is over properties, such as "weight > 10 AND colour = 'red'", and
+        brokers need enablePropertyFilter. Replaces an earlier subscription to the topic, which need not exist yet. All
+        members of a group must have the same subscriptions. InvalidMessage, ConfigError.
         """
         self._check_caller()
         check_topic(topic)
@@ -199,9 +187,8 @@ class PushConsumer(GroupClient):
     def listen(self, listener: Listener) -> None:
         """Call `listener` with each message; if it raises, the message is retried.
 
-        A listener with an attribute `clustering_group` belongs to that group and needs its retries, as those of
-        `rucola.reliable.idempotent`. ConfigError if this consumer is of another group or broadcasts, has a listener
-        already, or is iterated over.
+        A listener with an attribute `clustering_group`, such as of `rucola.reliable.idempotent`, needs that group and
+        its retries. ConfigError if this consumer is of another group or broadcasts, or is already consumed.
         """
         if (group := getattr(listener, "clustering_group", self.group)) != self.group:
             raise ConfigError(f"the listener is one of group {group}, and the consumer is of group {self.group}")
@@ -213,11 +200,10 @@ class PushConsumer(GroupClient):
         self._set_listener(ListenerAdapter(listener, None))
 
     def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:
-        """Call `listener` with lists of up to `max_count` messages.
+        """Call `listener` with lists of up to `max_count` messages of one queue, in order.
 
-        The messages of a list belong to one queue and are in its order. They are completed or retried together, unless
-        the listener raises `ReconsumeLater` with an index. `max_count` is Apache's consumeMessageBatchMaxSize; a call
-        never waits for a full batch.
+        They are completed or retried together, unless the listener raises `ReconsumeLater` with an index. `max_count`
+        is Apache's consumeMessageBatchMaxSize; a call never waits for a full batch.
         """
         self._set_listener(ListenerAdapter(listener, max_count))
 
@@ -228,29 +214,23 @@ class PushConsumer(GroupClient):
         """Iterate over messages until the consumer is closed, or until none has arrived for `idle_timeout_ms`.
 
         Requesting the next message acknowledges the one before. A message in flight when the loop ends is not
-        acknowledged: the next iteration begins with it. Several iterations share the messages.
+        acknowledged: the next iteration starts with it. Several iterations share the messages.
 
-        Python closes a generator whose loop has ended as soon as it is not referenced any more. A program that keeps a
-        reference has to close it (`contextlib.aclosing`); until then its message stays in flight.
-
-        When it is iterated, the generator raises ConfigError if the consumer has a listener, and RemotingError if the
-        consumer was never opened.
+        A program that keeps a reference to the generator after its loop must close it (`contextlib.aclosing`); until
+        then its message stays in flight. When iterated, it raises ConfigError if the consumer has a listener, and
+        RemotingError if it was never opened.
         """
         return self._iterations.messages(self._check_iterable, idle_timeout_ms)
 
     def ack(self, message: MessageExt) -> None:
-        """Acknowledge a message of an iteration, which completes it.
-
-        No effect if it was acknowledged or retried.
-        """
+        """Acknowledge a message of an iteration, which completes it. No effect if it was acknowledged or retried."""
         self._check_caller()
         self._iterations.ack(message)
 
     async def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
         """Have a message of an iteration retried, see `rucola.client.consumer.retry`.
 
-        `delay_level` 0 lets the broker choose a delay that grows with each retry; -1 sends the message to the dead
-        letter queue immediately.
+        `delay_level` 0 lets the broker choose a growing delay; -1 selects the dead letter queue.
         """
         self._check_caller()
         await self._iterations.reconsume_later(message, delay_level)
@@ -305,10 +285,7 @@ class PushConsumer(GroupClient):
         return self._dispatcher.owns_task(task) or task in self._background
 
     def _close_stranded(self) -> None:
-        """Leave the group: the listener cannot be called any more.
-
-        Other threads nevertheless keep the process alive.
-        """
+        """Leave the group: the listener cannot be called any more, but other threads keep the process alive."""
         if self.is_open:
             logger.warning(
                 "group %s: closing, because the main thread has ended and no thread accepts calls", self.group
@@ -328,11 +305,9 @@ class PushConsumer(GroupClient):
     # Events of the instance.
 
     def members_changed(self) -> None:
-        """Rebalance, because a member joined or left."""
         self._assignment.rebalance_soon()
 
     def route_changed(self, route: TopicRoute) -> None:
-        """Rebalance, if the topic of the route is subscribed."""
         if route.topic in self._context.subscriptions:
             self._assignment.rebalance_soon()
 
@@ -371,7 +346,6 @@ class PushConsumer(GroupClient):
             )
 
     def _check_caller(self) -> None:
-        """Raise MQError if the consumer is open on another event loop or process."""
         if self.is_open:
             self._check_owner()
 

@@ -3,11 +3,11 @@
 A lock guarantees that one member of the group consumes its queue. It passes these states:
 
 1. wanted       the member has requested it, and the broker has neither refused it nor confirmed its release.
-2. held         the broker confirmed it. The member trusts a confirmation for `LOCK_LIFE_MS` after it sent the request,
-                as long as the connection stays open, and renews all held locks every `LOCK_INTERVAL_MS`.
+2. held         the broker confirmed it. Trusted for `LOCK_LIFE_MS` after the request, as long as the connection stays
+                open; all held locks are renewed every `LOCK_INTERVAL_MS`.
 3. expired      no confirmation for `LOCK_LIFE_MS`, or the connection closed: the member stops deliveries. The broker
-                keeps a lock for 60 s after the latest request, so this member stops before another one starts, even if
-                the network fails. A broker that restarted may have lost its locks, as Apache's does.
+                keeps a lock for 60 s after the latest request, so this member stops before another one starts. A
+                broker that restarted may have lost its locks, as Apache's does.
 4. releasing    the release was sent and not confirmed; `unlock_all` repeats it.
 
 Corresponds to the locking in `RebalanceImpl` and `ProcessQueue` of Apache RocketMQ 4.9.8. Deliberate difference: there
@@ -34,7 +34,6 @@ from rucola.remoting.connection import Connection
 logger = logging.getLogger(__name__)
 
 LOCK_INTERVAL_MS = 20_000
-"""How often held locks are renewed."""
 LOCK_LIFE_MS = 30_000
 """How long a confirmation is trusted, from the time of its request."""
 
@@ -46,9 +45,8 @@ class QueueLocks:
         self._group = group
         self._instance = instance
         self._wanted: set[MessageQueue] = set()
-        """The queues whose lock was requested and neither refused nor released, held ones included."""
+        """The queues whose lock was requested and neither refused nor released, including held ones."""
         self._releasing: set[MessageQueue] = set()
-        """The queues whose release is not confirmed."""
         self._held: dict[MessageQueue, tuple[int, Connection]] = {}
         """The monotonic time of the request that confirmed each lock, and its connection."""
 
@@ -65,19 +63,13 @@ class QueueLocks:
         return self.age_ms(queue) is not None
 
     async def lock(self, queues: Iterable[MessageQueue]) -> None:
-        """Request or renew the locks of these queues; `holds` then returns which are held.
-
-        If a broker does not respond, its locks stay as they are until they expire.
-        """
+        """Request or renew the locks of these queues. Without a response they stay as they are until they expire."""
         wanted = list(queues)
         self._wanted.update(wanted)
         await asyncio.gather(*(self._lock(group) for group in by_broker(wanted)))
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Release the locks of these queues, also those whose request is still in flight.
-
-        If a broker cannot be reached, its locks expire there.
-        """
+        """Release the locks of these queues, even if requests are in flight; at an unreachable broker they expire."""
         released = [queue for queue in queues if queue in self._wanted or queue in self._releasing]
         self._wanted.difference_update(released)
         self._releasing.update(released)
@@ -97,13 +89,12 @@ class QueueLocks:
             await self.lock(list(self._held))
 
     async def _lock(self, queues: list[MessageQueue]) -> None:
-        """Request the locks of queues of one broker."""
         # The time before the request: the broker's clock starts later, so this member's lock expires first.
         requested_ms = monotonic_ms()
         broker_name = queues[0].broker_name
         purpose = f"group {self._group}: request of locks at broker {broker_name}"
         try:
-            # The connection before the request as well: if it closes meanwhile, the lock counts as lost.
+            # The connection before the request as well: if it closes in the meantime, the lock counts as lost.
             connection = await self._instance.master_connection(queues[0])
             response = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
             granted = decode_body(LockBatchResponseBody, response.body).lock_ok_mq_set
@@ -116,7 +107,7 @@ class QueueLocks:
                 self._wanted.discard(queue)
                 if self._held.pop(queue, None) is not None:
                     logger.warning("group %s: the lock of %s was lost to another member", self._group, queue)
-            elif queue in self._wanted:  # it may have been released meanwhile
+            elif queue in self._wanted:  # it may have been released in the meantime
                 self._held[queue] = (requested_ms, connection)
 
     async def _unlock(self, queues: list[MessageQueue]) -> None:
@@ -141,7 +132,6 @@ class QueueLocks:
 
 
 def by_broker(queues: Iterable[MessageQueue]) -> Iterable[list[MessageQueue]]:
-    """Group queues by broker."""
     groups: defaultdict[str, list[MessageQueue]] = defaultdict(list)
     for queue in queues:
         groups[queue.broker_name].append(queue)

@@ -1,13 +1,10 @@
 """ReadyQueue: the assigned queues with waiting messages, served in rotation.
 
-Fetchers put messages into their assigned queue; the dispatcher's workers and iterations take deliveries out, of one
-queue each:
+Fetchers put messages in; the dispatcher's workers and iterations get deliveries, of one queue each:
 
     concurrently    a queue stays in rotation while messages of it wait, so that many deliveries of it are in flight
-    in order        a queue is blocked with each delivery and unblocked when that is complete, so that at most one
-                    delivery of it is in flight, and the next follows after it
-
-In order, a queue without its lock (see `queue_locks`) is blocked as well until it is locked again.
+    in order        a queue is blocked with each delivery and unblocked when that is complete, and blocked without its
+                    lock (see `queue_locks`), so that at most one delivery of it is in flight
 """
 
 from __future__ import annotations
@@ -22,11 +19,7 @@ from rucola.message import MessageExt
 
 
 class ReadyQueue:
-    """The messages that wait for the application. Belongs to one event loop.
-
-    `can_deliver` is called for a queue before each delivery. If it returns False, the queue is blocked, and the callee
-    is responsible for calling `unblock` later.
-    """
+    """The waiting messages. Belongs to one event loop. If `can_deliver` returns False, it must call `unblock` later."""
 
     def __init__(self, *, in_order: bool, can_deliver: Callable[[AssignedQueue], bool]) -> None:
         self._in_order = in_order
@@ -38,34 +31,31 @@ class ReadyQueue:
         self._is_closed = True
 
     def open(self) -> None:
-        """Start empty."""
         self._rotation.clear()
         self._is_closed = False
 
     def put(self, assigned: AssignedQueue, messages: Iterable[MessageExt]) -> None:
-        """Append messages to those of their queue that wait."""
+        """Append messages to the waiting ones of their queue."""
         assigned.waiting.extend(messages)
         self._add(assigned)
 
     def get_nowait(self, max_count: int = 1) -> Delivery | None:
         """Return up to `max_count` messages of the next queue; None if none can be delivered."""
         while self._rotation and not self._is_closed:
-            # 1. Take the next queue in rotation; skip it if it was revoked or reset since it was added.
+            # The queue may have been revoked or reset since it was added.
             assigned = self._rotation.popleft()
             assigned.is_ready = False
             if assigned.is_revoked or not assigned.waiting:
                 continue
-            # 2. Block it if it must not be delivered now.
             if not self._can_deliver(assigned):
                 assigned.is_blocked = True
                 continue
-            # 3. Take messages. One at a time is the usual case, for which a comprehension would cost more.
+            # One at a time is the usual case, for which a comprehension would cost more.
             waiting = assigned.waiting
             if max_count == 1:
                 delivery = Delivery(assigned, [waiting.popleft()])
             else:
                 delivery = Delivery(assigned, [waiting.popleft() for _ in range(min(max_count, len(waiting)))])
-            # 4. In order, block the queue until the delivery is complete; else append it to the rotation again.
             if self._in_order:
                 assigned.is_blocked = True
                 assigned.idle.clear()
@@ -91,40 +81,30 @@ class ReadyQueue:
         return delivery
 
     def complete(self, delivery: Delivery) -> None:
-        """Complete all messages of a delivery.
-
-        In order, the next messages of its queue may then be delivered.
-        """
+        """Complete all messages of a delivery. In order, the next messages of its queue may then be delivered."""
         delivery.complete()
         if self._in_order:
             delivery.assigned.idle.set()
             self.unblock(delivery.assigned)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Put incomplete messages back to the front of their queue, for immediate delivery."""
+        """Requeue incomplete messages at the front of their queue, for immediate delivery."""
         self.requeue_blocked(delivery, delivery.incomplete)
         self.unblock(delivery.assigned)
 
     def requeue_blocked(self, delivery: Delivery, messages: Iterable[MessageExt]) -> None:
-        """Put messages of a delivery back to the front of their queue.
-
-        In order, the queue stays blocked until `unblock`.
-        """
+        """Requeue messages at the front of their queue. In order, the queue stays blocked until `unblock`."""
         assigned = delivery.assigned
         if delivery.process_queue is assigned.process_queue and not assigned.is_revoked:
             assigned.waiting.extendleft(reversed(list(messages)))
         assigned.idle.set()
 
     def unblock(self, assigned: AssignedQueue) -> None:
-        """Permit deliveries of the queue again."""
         assigned.is_blocked = False
         self._add(assigned)
 
     def reclaim(self, delivery: Delivery) -> bool:
-        """Take a requeued message out again, to complete or retry its delivery.
-
-        Returns False if the message does not wait any more: it was delivered again, or its queue was reset or revoked.
-        """
+        """Take out a requeued message to settle it; False if it was delivered again, reset or revoked."""
         assigned, message = delivery.assigned, delivery.messages[0]
         if delivery.process_queue is not assigned.process_queue or assigned.is_revoked:
             return False
@@ -149,17 +129,13 @@ class ReadyQueue:
                 waiter.set_result(None)
 
     def _add(self, assigned: AssignedQueue) -> None:
-        """Append the queue to the rotation if it has waiting messages and is not blocked."""
         if assigned.waiting and not assigned.is_ready and not assigned.is_blocked:
             assigned.is_ready = True
             self._rotation.append(assigned)
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the first waiter.
-
-        One is enough for one queue: it adds the queue again if more messages wait.
-        """
+        """Wake the first waiter, which adds the queue again if more messages wait."""
         while self._waiters and self._rotation:
             waiter = self._waiters.popleft()
             if not waiter.done():

@@ -2,11 +2,10 @@
 
     concurrently    CONSUMER_SEND_MSG_BACK: the broker redelivers the message later through %RETRY%group or, after too
                     many retries, moves it to %DLQ%group. If no broker accepts it, it is retried locally.
-    in order        requeued at the front of its queue, which is suspended for a moment, since the messages behind it
+    in order        requeued at the front of its queue, which is suspended for a moment, since the messages after it
                     must not overtake it. Retried without limit, or up to `max_reconsume_times` and then moved to
                     %DLQ%group.
-    broadcasting    logged and completed: other members have copies of their own. In order, as above, but without a
-                    dead letter queue.
+    broadcasting    logged and completed. In order, as above, but without a dead letter queue.
 
 The journey of a message on which a concurrent listener fails, one line per function:
 
@@ -22,11 +21,6 @@ The journey of a message on which a concurrent listener fails, one line per func
     client    Fetcher._fetch                    pulls the message with others of %RETRY%group
               restore_topic                     sets its original topic
               ReadyQueue.put                    from here on it is delivered like any other message
-
-What every put and every delayed message passes is left out: `delivery.internal_puts` and `delivery.due_delivery`.
-
-In order, the journey stays in the client: ConsumeRetry.retry, _requeue_in_order, ReadyQueue.requeue_blocked, and after
-the suspension _resume, which unblocks the queue.
 
 Corresponds to `processConsumeResult` and `sendMessageBack` of `ConsumeMessageConcurrentlyService` and
 `ConsumeMessageOrderlyService` of Apache RocketMQ 4.9.8. Deliberate difference: in order, a message with too many
@@ -53,9 +47,7 @@ logger = logging.getLogger(__name__)
 
 SEND_BACK_TIMEOUT_MS = 5000
 MAX_RECONSUME_TIMES = 16
-"""The default number of retries of a concurrent consumer."""
 DEAD_LETTER = -1
-"""The delay level that selects the dead letter queue."""
 EXPIRED_DELAY_LEVEL = 3
 """The delay level of a message that timed out in the application."""
 SHORTEST_SUSPENSION_MS, LONGEST_SUSPENSION_MS = 10, 30_000
@@ -131,10 +123,7 @@ class ConsumeRetry:
     # In order.
 
     async def _requeue_in_order(self, delivery: Delivery, suspend_ms: float | None) -> None:
-        """Requeue a delivery at the front of its queue, which stays blocked for the suspension.
-
-        Messages with too many retries are moved to the dead letter queue, and do not suspend the queue.
-        """
+        """Requeue a delivery and suspend its queue, except for messages with too many retries (dead letters)."""
         retried = []
         for message in delivery.incomplete:
             # `reconsume_times` counts in memory only: the broker stores a new count with its own retries alone.
@@ -154,10 +143,7 @@ class ConsumeRetry:
             self._ready_queue.unblock(delivery.assigned)
 
     async def _move_to_dead_letters(self, queue: MessageQueue, message: MessageExt) -> bool:
-        """Move a message with too many retries to the dead letter queue.
-
-        Returns whether that was done.
-        """
+        """Move a message with too many retries to the dead letter queue; return whether that was done."""
         limit = self._options.max_reconsume_times
         if limit is None or message.reconsume_times < limit:
             return False
@@ -169,5 +155,5 @@ class ConsumeRetry:
 
 
 def restore_topic(message: MessageExt) -> None:
-    """Give a message from a retry topic its original topic."""
+    """Restore the original topic of a message from a retry topic."""
     message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)

@@ -8,7 +8,7 @@ The committed offset, if there is one; else, by `ConsumeFromWhere`:
     CONSUME_FROM_TIMESTAMP      the offset at that time   the end
 
 For a young queue, whose first message is still in memory, a broker reports 0 as the committed offset instead of none. A
-new group then starts at 0, whatever `ConsumeFromWhere` is.
+new group then starts at 0, regardless of `ConsumeFromWhere`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
 class StartOffsets:
-    """Finds the start offsets of one consumer's queues."""
-
     def __init__(self, context: ConsumerContext, pull_consumer: PullConsumer, offset_store: OffsetStore) -> None:
         self._options = context.options
         self._retry_topic = context.retry_topic

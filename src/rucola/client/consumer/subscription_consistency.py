@@ -1,11 +1,8 @@
 """SubscriptionCheck: a warning if members of one group have different subscriptions.
 
-A group's queues are divided among its members as if all had the same subscriptions. If they differ, a member is
-assigned queues of a topic that it does not consume, or skips messages that another member wants and counts them as
-completed: the group loses messages silently.
-
-Brokers keep one subscription per topic for the whole group, the latest one. A member that compares its own with the
-broker's at each rebalance therefore notices a difference.
+A group's queues are divided among its members as if all had the same subscriptions; if they differ, messages are
+skipped and count as completed: the group loses them silently. Brokers keep the latest subscription to each topic, with
+which a member compares its own at each rebalance.
 
 Apache RocketMQ 4.9.8 has no such warning; the request is GET_CONSUMER_CONNECTION_LIST.
 """
@@ -34,13 +31,9 @@ class SubscriptionCheck:
         self._instance = instance
         self._subscriptions = subscriptions
         self._last_differences: list[str] = []
-        """The differences that the previous check found."""
 
     async def run(self, address: str) -> None:
-        """Query the broker at `address`, and log new differences.
-
-        Errors of the request are only logged.
-        """
+        """Query the broker at `address`, and log new differences and errors."""
         header = GetConsumerConnectionListRequestHeader(consumer_group=self._group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         try:
@@ -49,7 +42,7 @@ class SubscriptionCheck:
         except MQError as error:
             logger.debug("group %s: cannot read the subscriptions of the other members: %s", self._group, error)
             return
-        # Alone, a member may just have changed its subscriptions: a heartbeat replaces those at the broker.
+        # Alone, a member may just have changed its subscriptions, which a heartbeat replaces at the broker.
         others = {client.client_id for client in group.connection_set} - {self._instance.client_id}
         differences = list(_differences(self._subscriptions, group.subscription_table)) if others else []
         if differences and differences != self._last_differences:

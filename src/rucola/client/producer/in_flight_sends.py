@@ -2,9 +2,8 @@
 
 After `close` returns, a producer must not open connections or store messages. It therefore closes in three steps:
 
-1. The producer refuses new calls. Running calls get a grace period.
-2. After the grace period, or when `close` is cancelled, every pending request fails with RemotingError. Its message may
-   nevertheless be stored, which the error mentions.
+1. The producer refuses new calls. Running calls get a grace period, which a cancellation ends.
+2. Every pending request fails with RemotingError. Its message may nevertheless be stored, as the error says.
 3. From then on `post` raises RemotingError, so that a call that pauses between two attempts fails as well.
 """
 
@@ -24,10 +23,7 @@ from rucola.remoting.deadline import Deadline
 
 
 class InFlightRequest(msgspec.Struct, frozen=True):
-    """A request that was sent, and the future of its response.
-
-    `posted_at` is a time of the event loop.
-    """
+    """A request that was sent, and its response. `posted_at` is a time of the event loop."""
 
     connection: Connection
     command: RemotingCommand
@@ -37,17 +33,12 @@ class InFlightRequest(msgspec.Struct, frozen=True):
 
 
 class InFlightRequests:
-    """Calls and requests of one producer.
-
-    As a context manager around a call it counts that call.
-    """
+    """Calls and requests of one producer; as a context manager it counts a call."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        """The producer's name in error messages."""
         self._calls = 0
         self._futures: set[asyncio.Future[Any]] = set()
-        """The futures that calls wait for; `close` fails them."""
         self._is_closed = False
         self._changed = asyncio.Event()
         """Set when a call or a future ends; `close` waits for it."""
@@ -67,9 +58,9 @@ class InFlightRequests:
             raise RemotingError(f"{self._owner} was closed: nothing was sent")
 
     def post(self, connection: Connection, command: RemotingCommand, deadline: Deadline) -> InFlightRequest:
-        """Send a request without waiting; the caller must pass the result to `wait_for_response` or `forget`.
+        """Send a request without waiting. RemotingError after `close`, RemotingTimeout after the deadline.
 
-        RemotingError after `close`, RemotingTimeout if the deadline has passed; in both cases nothing is sent.
+        Pass the result to `wait_for_response` or `forget`.
         """
         self.check_open()
         posted_at = asyncio.get_running_loop().time()
@@ -85,7 +76,7 @@ class InFlightRequests:
         """Return the response. RemotingTimeout at the deadline, RemotingConnectError, RemotingError after `close`."""
         response, connection = request.response, request.connection
         try:
-            # A response that is already there costs no timer.
+            # A response that has arrived costs no timer.
             if not response.done():
                 async with request.deadline.scope():
                     await response
@@ -116,15 +107,12 @@ class InFlightRequests:
             self._futures.discard(future)
 
     def open(self) -> None:
-        """Permit requests, also again after `close`."""
+        """Permit requests, even after `close`."""
         self._is_closed, self._changed = False, asyncio.Event()
 
     async def close(self, grace_ms: float) -> None:
-        """Give calls `grace_ms` to end, then fail the pending requests.
-
-        A cancellation ends the grace period.
-        """
-        # Step 1. Calls report their end by `__exit__`, abandoned futures of `send_many` by this callback.
+        """Give calls `grace_ms` to end (a cancellation ends it), then fail the pending requests."""
+        # Calls report their end by `__exit__`, abandoned futures of `send_many` by this callback.
         for future in self._futures:
             future.add_done_callback(lambda _: self._changed.set())
         try:
@@ -135,7 +123,7 @@ class InFlightRequests:
         except TimeoutError:
             pass
         finally:
-            # Steps 2 and 3, also if this is cancelled.
+            # Even if this is cancelled.
             self._is_closed = True
             for future in self._futures:
                 if not future.done():

@@ -1,15 +1,15 @@
 """BrokerFaults: which brokers are slow or failing, and for how long producers avoid them.
 
-Every response reports the latency of its broker and makes the broker unavailable for a time that grows with it:
+Every response makes its broker unavailable for a time that grows with the latency; a failure counts as 30 s:
 
     latency at least, ms       50   100     550    1000     2000     3000    15,000
     unavailable for, ms         0     0  30,000  60,000  120,000  180,000   600,000
 
-A failure counts as a latency of 30 s. Producers send only to queues of available brokers. If a topic has none, they
-rotate over the better half of all brokers with a recorded latency: available ones first, then faster ones.
+If a topic has no available broker, producers rotate over the better half of all recorded brokers: available ones first,
+then faster ones. No I/O: the time is passed in.
 
-No I/O: the time is passed in. Corresponds to `LatencyFaultToleranceImpl` of Apache RocketMQ 4.9.8, whose figures these
-are. As there, producers use it only if it is enabled (sendLatencyFaultEnable).
+Corresponds to `LatencyFaultToleranceImpl` of Apache RocketMQ 4.9.8, whose figures these are. As there, it must be
+enabled (sendLatencyFaultEnable).
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ FAILURE_LATENCY_MS = 30_000
 
 class _Fault(msgspec.Struct):
     latency_ms: float
-    """The latency of the latest response."""
     available_from_ms: float
-    """The time from which the broker is available again."""
 
 
 class BrokerFaults:
@@ -56,7 +54,6 @@ class BrokerFaults:
             fault = self._faults[broker_name]
             return not self.is_available(broker_name, now_ms), fault.latency_ms, fault.available_from_ms
 
-        # Sorting costs little: a cluster has few brokers, and this runs only if none of them is available.
         best = sorted(self._faults, key=badness)[: max(1, len(self._faults) // 2)]
         if not best:
             return None

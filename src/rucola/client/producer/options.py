@@ -19,10 +19,7 @@ RETRY_TIMES = 2
 
 
 class CompletedSend(msgspec.Struct, frozen=True):
-    """A request whose messages were stored, as a trace sees it.
-
-    `properties` and `body` are as sent on the wire.
-    """
+    """A request whose messages were stored; `properties` and `body` are as sent."""
 
     group: str
     code: RequestCode
@@ -32,15 +29,13 @@ class CompletedSend(msgspec.Struct, frozen=True):
     results: list[SendResult]
     """One result for each message of the request, in order."""
     address: str
-    """The broker's address."""
     region_id: str
     """The broker's region, from its response."""
     trace_on: bool
-    """Whether the broker wants its messages traced."""
+    """Whether the broker has tracing enabled."""
     begin_ms: int
     """When the request was sent, in milliseconds since 1970."""
     cost_ms: int
-    """How long the request took."""
 
 
 class SendTrace(Protocol):
@@ -65,8 +60,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_message_size: int = MAX_MESSAGE_SIZE
     """The largest body, or encoded batch, in bytes: maxMessageSize."""
     max_delay_level: int = MAX_DELAY_LEVEL
-    """The number of delay levels of the brokers (messageDelayLevel), which clients cannot query. A broker delivers a
-    message of a higher level after its longest delay; the producer rejects it."""
+    """The number of the brokers' delay levels (messageDelayLevel); messages of a higher level are rejected."""
     retry_another_broker_when_not_store_ok: bool = False
     """Whether a message that was stored with another status than SEND_OK is sent to another broker as well."""
     latency_fault_tolerance: bool = False
@@ -78,7 +72,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerKeywords(TypedDict, total=False):
-    """The keyword arguments of a Producer for editors and type checkers; ProducerOptions documents them."""
+    """ProducerOptions as keyword arguments, for editors and type checkers."""
 
     retry_times: int
     compress_threshold: int

@@ -1,9 +1,7 @@
 """SendPipeline: sends messages with many requests in flight, and returns their results in order.
 
-Each message passes two steps:
-
-1. `start` sends its request and does not wait for the response. A failure to connect is kept for step 2.
-2. `result` waits for the response. A failure that may be retried continues with the `Sender`, as a further attempt.
+`start` sends a request without waiting; `result` waits for the response. A failure of either that may be retried
+continues with the `Sender`, as a further attempt.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ class PipelinedSend(msgspec.Struct, frozen=True):
     """When the message was counted as in flight."""
     in_flight: InFlightRequest | None = None
     failure: RemotingError | None = None
-    """Why the request could not be sent."""
 
 
 class SendPipeline:
@@ -64,10 +61,7 @@ class SendPipeline:
         return PipelinedSend(request, queue, deadline, begin_ms, counters, counted_ms, in_flight, failure)
 
     async def result(self, send: PipelinedSend) -> SendResult:
-        """Return the result of a message, after retries if its first attempt failed.
-
-        The errors are those of `Sender.send`.
-        """
+        """Return the result of a message, after retries if necessary. The errors of `Sender.send`."""
         try:
             with self._sender.in_flight:
                 result = await self._result(send)

@@ -5,11 +5,8 @@
     choose     the topic's next write queue, or the caller's choice, see `queue_rotation` and `queue_selectors`
     send       SEND_MESSAGE_V2 to the queue's master, or SEND_BATCH_MESSAGE for a batch; retries, see `sender`
 
-Three ways to send, by their cost for the client: `send` for one message at a time, `send_many` for a stream with many
-requests in flight on one connection, and `send_batch` for many messages in one request.
-
-Corresponds to `DefaultMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: those of `sender`; a batch above
-the limits of size and number is split into several requests.
+Corresponds to `DefaultMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: see `sender`; a batch above the
+limits of size and number is split into several requests.
 """
 
 from __future__ import annotations
@@ -48,13 +45,11 @@ from rucola.remoting.tls import ClientTls
 
 SEND_TIMEOUT_MS = 3000
 IN_FLIGHT = 64
-"""The default of `in_flight` in `send_many`."""
 CLOSE_GRACE_MS = 3000
-"""How long `close` waits for running calls."""
 
 
 class ProducerArguments(GroupClientKeywords, ProducerKeywords, total=False):
-    """Keyword arguments of a Producer, accepted and passed on by its subclass and blocking counterpart."""
+    """Keyword arguments of a Producer, its subclass and its blocking counterpart."""
 
 
 class Producer(GroupClient):
@@ -78,7 +73,7 @@ class Producer(GroupClient):
         self._values = Values(self.options.value)
         self._sender = Sender(group, self.instance, self.options)
         self._topics_of_requests: set[str] = set()
-        """Topics whose brokers know this client by a heartbeat, so that they can push replies."""
+        """Topics whose brokers have this client's heartbeat, so that they can push replies."""
 
     async def _join(self) -> None:
         self._sender.in_flight.open()
@@ -107,10 +102,7 @@ class Producer(GroupClient):
         keys: str | Iterable[str] | None = None,
         properties: dict[str, str] | None = None,
     ) -> Message:
-        """Return a message whose body is a value, encoded by the option `value`.
-
-        ConfigError without that option; InvalidMessage if the value is of another type.
-        """
+        """Return a message whose body is an encoded value. ConfigError without the option `value`; InvalidMessage."""
         return Message(topic, self._values.encode(topic, value), tags, keys, properties)
 
     async def send(
@@ -121,8 +113,8 @@ class Producer(GroupClient):
         `timeout_ms` covers the route and all attempts. `queue` is the destination, or a selector of it (see
         `queue_selectors`). Sets the message's `unique_key` unless it has one.
 
-        InvalidMessage before anything is sent; TopicNotFound; BrokerError if the broker rejects the message; SendFailed
-        after all retries, with a list of the attempts; with `queue`, the error of the only attempt.
+        InvalidMessage before anything is sent; TopicNotFound; BrokerError if the broker rejects the message;
+        SendFailed, with all attempts, after all retries; with `queue`, the error of the only attempt.
         """
         if not isinstance(message, Message):
             raise InvalidMessage(f"send takes a Message, as in send(Message('Orders', b'...')), not {message!r:.50}")
@@ -132,10 +124,7 @@ class Producer(GroupClient):
     async def send_oneway(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> None:
-        """Send a message without a response, so that its outcome is unknown.
-
-        `timeout_ms` is for connecting.
-        """
+        """Send a message without a response, so that its outcome is unknown; `timeout_ms` is for connecting."""
         with self._call():
             deadline = Deadline(timeout_ms)
             chosen = await self._choose(message.topic, queue, deadline)
@@ -151,12 +140,11 @@ class Producer(GroupClient):
     async def send_batch(
         self, messages: Iterable[Message], queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
-        """Send messages of one topic together, each request to one queue.
+        """Send messages of one topic together, each request to one queue; return one result per message, in order.
 
-        Returns one result per message, in order. A batch above the size limit, or of more than 4,096 messages, takes
-        several requests. Each is stored completely or not at all; after an error it is unknown which of them were
-        stored. `timeout_ms` covers all of them. InvalidMessage as for `send`, and for messages that cannot share a
-        request (several topics, a delay, the retry topic).
+        A batch above the size limit, or of more than 4,096 messages, needs several requests. Each is stored completely
+        or not at all; after an error it is unknown which. `timeout_ms` covers all. InvalidMessage as for `send`, and
+        for messages that cannot share a request (several topics, a delay, the retry topic).
         """
         with self._call():
             deadline = Deadline(timeout_ms)
@@ -170,11 +158,7 @@ class Producer(GroupClient):
     async def send_encoded(
         self, body: bytes, unique_keys: Sequence[str], queue: MessageQueue, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> list[SendResult]:
-        """Send a batch that the caller has encoded (`rucola.message.batch`).
-
-        Returns one result per message, in order. The messages, whose unique keys are `unique_keys`, are sent in one
-        request and not checked here. The errors are those of `send` with a queue.
-        """
+        """Send a batch encoded by the caller (`rucola.message.batch`) in one request, unchecked; else as `send`."""
         with self._call():
             request = build_encoded_request(queue.topic, body, unique_keys)
             return await self._sender.send(request, queue, Deadline(timeout_ms))
@@ -187,9 +171,9 @@ class Producer(GroupClient):
     ) -> Results[SendResult]:
         """Send a stream of messages, up to `in_flight` at a time; await or iterate over the results, in order.
 
-        Each message is checked, retried and fails as with `send`, with a timeout of its own. An error ends the stream,
-        and it is unknown whether the messages after it were stored. `messages` is consumed no faster than responses
-        arrive, and only while results are taken. ConfigError.
+        Each message is checked, retried and fails as with `send`, with its own timeout. An error ends the stream; the
+        messages after it may be stored. `messages` is consumed only as responses arrive and results are read.
+        ConfigError.
         """
         if in_flight < 1:
             raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more")
@@ -215,10 +199,7 @@ class Producer(GroupClient):
     async def request(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> MessageExt:
-        """Send a message and wait for the reply of its consumer; `timeout_ms` covers both.
-
-        The errors are those of `send`, and RemotingTimeout if the message was stored but no reply came.
-        """
+        """Send a message and wait for its reply within `timeout_ms`; RemotingTimeout if it was stored but got none."""
         with self._call():
             deadline = Deadline(timeout_ms)
             await self._announce_for_replies(message.topic, deadline)
@@ -236,11 +217,7 @@ class Producer(GroupClient):
                 return received
 
     async def reply(self, request: MessageExt, body: bytes, timeout_ms: float = SEND_TIMEOUT_MS) -> SendResult:
-        """Reply to a consumed request.
-
-        The broker that stored the request pushes the reply to the requester. InvalidMessage if the message is not a
-        request. BrokerError or SendFailed if the requester is gone.
-        """
+        """Reply to a request; InvalidMessage if it is none. BrokerError or SendFailed for an unreachable requester."""
         message = reply_message(request, body)
         with self._call():
             deadline = Deadline(timeout_ms)
@@ -267,10 +244,7 @@ class Producer(GroupClient):
         return (await self.instance.routes.find_for_sending(topic, deadline.left_ms)).write_queues
 
     async def _announce_for_replies(self, topic: str, deadline: Deadline) -> None:
-        """Send a heartbeat before the first request to a topic.
-
-        Brokers push replies only to clients they know.
-        """
+        """Send a heartbeat before the first request to a topic: brokers push replies only to registered clients."""
         if topic not in self._topics_of_requests:
             await self._write_queues(topic, deadline)
             # A third of the time, so that a hanging broker does not use up all of it.

@@ -13,10 +13,7 @@ from rucola.protocol.queue import MessageQueue
 
 
 class QueueRotation:
-    """The next queue of each topic.
-
-    Without `faults` only the broker of the last failure is avoided.
-    """
+    """The next queue of each topic. Without `faults` only the broker of the last failure is avoided."""
 
     def __init__(self, faults: BrokerFaults | None) -> None:
         self._faults = faults
@@ -29,25 +26,21 @@ class QueueRotation:
             self._faults.record_response(broker_name, now_ms - begin_ms, now_ms, failed=failed)
 
     def next(self, queues: Sequence[MessageQueue], now_ms: float, avoided_broker: str | None = None) -> MessageQueue:
-        """Return the next of `queues`, which belong to one topic and are not empty.
+        """Return the next of a topic's `queues`, whose broker is available and not `avoided_broker`.
 
-        1. The next queue in turn whose broker is available and is not `avoided_broker`. A topic starts at a random
-           queue, so that many producers do not all begin with the same broker.
-        2. If there is none, a queue of the least faulty broker.
-        3. If no faults are recorded, the queue in turn, whatever its broker.
+        A topic starts at a random queue, so that producers do not all start with the same broker. Otherwise, a queue of
+        the least faulty broker; if no faults are recorded, the queue in turn.
         """
         topic = queues[0].topic
         first = self._next_index.get(topic)
         if first is None:
             first = random.randrange(len(queues))  # noqa: S311 - spreads load
-        # Step 1.
         for index in range(first, first + len(queues)):
             queue = queues[index % len(queues)]
             name = queue.broker_name
             if name != avoided_broker and (self._faults is None or self._faults.is_available(name, now_ms)):
                 self._next_index[topic] = index + 1
                 return queue
-        # Steps 2 and 3.
         self._next_index[topic] = first + 1
         return self._of_least_faulty_broker(queues, first, now_ms) or queues[first % len(queues)]
 

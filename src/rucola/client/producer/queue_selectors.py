@@ -2,12 +2,11 @@
 
     await producer.send(message, select_by_hash(order_id))
 
-Messages with the same key go to the same queue, and are consumed in the order in which they were stored, as long as the
-number of the topic's queues does not change. A message for a selected queue is sent once, to that queue only.
+Messages with the same key go to the same queue as long as the number of the topic's queues does not change, and are
+consumed in order. A message for a selected queue is sent once, to that queue only.
 
 Corresponds to the package `org.apache.rocketmq.client.producer.selector` of Apache RocketMQ 4.9.8 and selects the same
-queues, so that Java and Python producers agree. Deliberate difference: SelectMessageQueueByMachineRoom selects a queue;
-Apache's returns null.
+queues. Deliberate difference: SelectMessageQueueByMachineRoom selects a queue; Apache's returns null.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ def select_by_random() -> MessageQueueSelector:
 
 
 def select_by_machine_room(rooms: Iterable[str]) -> MessageQueueSelector:
-    """SelectMessageQueueByMachineRoom: select a random queue of the brokers named `room@name` in these rooms.
-
-    The selector raises InvalidMessage if the topic has no such queue.
-    """
+    """SelectMessageQueueByMachineRoom: select a random queue of brokers `room@name` in these rooms. InvalidMessage."""
     allowed = frozenset(rooms)
 
     def select(queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -55,10 +51,7 @@ def select_by_machine_room(rooms: Iterable[str]) -> MessageQueueSelector:
 
 
 def _long_hash(number: int) -> int:
-    """Return Integer.hashCode if the number fits 32 bits, else Long.hashCode.
-
-    Both agree for small positive numbers.
-    """
+    """Return Integer.hashCode if the number fits 32 bits, else Long.hashCode."""
     if -(1 << 31) <= number < 1 << 31:
         return number
     if not -(1 << 63) <= number < 1 << 63:

@@ -1,11 +1,4 @@
-"""SendRequest: content of a send request (a message or a batch), and its messages' results.
-
-    build_request          one message: checks body and size, adds a unique key, compresses a large body
-    build_batch_requests   messages of one topic, in as few requests as the size limit permits; all are checked before
-                           the first is sent
-
-A request is independent of the queue, so that a retry can send the same request to another broker.
-"""
+"""SendRequest: content of a send request (a message or a batch) for any queue, and its messages' results."""
 
 from __future__ import annotations
 
@@ -30,18 +23,14 @@ from rucola.protocol.reply import REPLY_MESSAGE_FLAG
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 
 COMPRESS_THRESHOLD = 4096
-"""Bodies of at least this many bytes are compressed by default."""
 MAX_MESSAGE_SIZE = 4 * 1024 * 1024
-"""The largest body by default, in bytes. A broker has a limit of its own."""
+"""The largest body by default, in bytes. Brokers have a separate limit."""
 MAX_BATCH_COUNT = 4096
-"""The most messages of one request. A broker has a limit of its own, maxMessagesPerBatch."""
+"""The most messages of one request: its response has 33 bytes for each. Brokers have a separate limit."""
 
 
 class SendStatus(Enum):
-    """Status of a stored message.
-
-    The last three mean that it is not yet flushed or replicated as configured.
-    """
+    """Status of a stored message. The last three mean: not yet flushed or replicated as configured."""
 
     SEND_OK = int(ResponseCode.SUCCESS)
     FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
@@ -53,10 +42,7 @@ _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Position of a stored message.
-
-    `msg_id` is its unique key, `offset_msg_id` encodes its physical offset.
-    """
+    """Position of a stored message. `msg_id` is its unique key, `offset_msg_id` encodes its physical offset."""
 
     status: SendStatus
     msg_id: str
@@ -71,20 +57,14 @@ class SendResult(msgspec.Struct, frozen=True):
 
 
 class SendRequest(msgspec.Struct, frozen=True):
-    """The content of one request, for any queue: a message, or a batch."""
-
     code: RequestCode
     topic: str
     body: bytes
-    """The body as sent, possibly compressed."""
     sys_flag: int
-    """The compression of the body."""
     flag: int
-    """The application's flag."""
     properties: str
-    """The encoded properties; those of a batch are in its body."""
+    """The encoded properties; a batch has them in its body."""
     unique_keys: tuple[str, ...]
-    """The unique key of each message, in order."""
     is_half: bool = False
     """Whether this is the half message of a transaction."""
 
@@ -109,7 +89,7 @@ class SendRequest(msgspec.Struct, frozen=True):
         status = _STATUS_OF_CODE.get(response.code)
         if status is None:
             raise BrokerError(response.code, response.remark, address)
-        # The response has the queue in which the message is stored, nearly always the requested one: share that object.
+        # The response's queue is nearly always the requested one: share that object.
         header = response.decode_header(SendMessageResponseHeader)
         if header.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, header.queue_id)
@@ -135,10 +115,9 @@ def build_request(
     max_message_size: int,
     max_delay_level: int = MAX_DELAY_LEVEL,
 ) -> SendRequest:
-    """Build the request of one message. InvalidMessage.
+    """Build the request of one message, whose unique key is set unless it has one. InvalidMessage.
 
-    Sets the message's unique key unless it has one. The message keeps its uncompressed body. `queue` is the chosen
-    queue, if there is one, and only checked.
+    The message keeps its uncompressed body. `queue` is the chosen queue, if there is one, and only checked.
     """
     unique_key = _check_message(message, queue, max_message_size)
     check_labels(message, max_delay_level)
@@ -155,11 +134,7 @@ def build_request(
 def build_batch_requests(
     messages: list[Message], queue: MessageQueue | None, *, max_message_size: int
 ) -> list[SendRequest]:
-    """Build the requests of a batch, which may need several.
-
-    All messages are checked first, which may raise InvalidMessage. A request has MAX_BATCH_COUNT messages at most: the
-    header of its response has 33 bytes for each.
-    """
+    """Build the requests of a batch, after checking all messages. InvalidMessage."""
     if not messages:
         return []
     first = messages[0]
@@ -173,7 +148,6 @@ def build_batch_requests(
         joined = properties.join({properties.WAIT: wait} if wait else {}).decode()
         requests.append(build_encoded_request(first.topic, b"".join(bodies), keys, joined))
 
-    # Fill a request until the next message would exceed the size limit.
     for message in messages:
         _check_batchable(message, first, wait)
         unique_key = _check_message(message, queue, max_message_size)
@@ -195,10 +169,7 @@ def build_batch_requests(
 
 
 def build_encoded_request(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
-    """Build the request of a batch that is already encoded.
-
-    `joined` are the encoded properties of the batch itself.
-    """
+    """Build the request of an encoded batch; `joined` are the encoded properties of the batch itself."""
     return SendRequest(RequestCode.SEND_BATCH_MESSAGE, topic, body, 0, 0, joined, tuple(unique_keys))
 
 
@@ -225,10 +196,7 @@ def _check_message(message: Message, queue: MessageQueue | None, max_message_siz
 
 
 def check_labels(message: Message, max_delay_level: int = MAX_DELAY_LEVEL) -> None:
-    """Check tags and delay level.
-
-    Raises InvalidMessage for those that a broker would accept and then treat in another way.
-    """
+    """Check tags and delay level. InvalidMessage for those that a broker would accept and treat in another way."""
     tags = message.properties.get(properties.TAGS)
     if tags is not None and "||" in tags:
         raise InvalidMessage(f"a message for topic {message.topic} has tags {tags!r}: a message has one tag")

@@ -2,19 +2,19 @@
 
 1. Take the chosen queue, or the next one in rotation whose broker did not just fail (`queue_rotation`).
 2. Connect to the queue's master, within a share of the remaining time that leaves time for later attempts.
-3. Send the request and wait for the response. A status other than an error means that the messages are stored.
+3. Send the request. A response with a status other than an error means that the messages are stored.
 4. Retry on another broker, if the topic has one, after a failed connection, a timeout, or a response with one of
-   `RETRY_CODES`. A second attempt at the same broker waits for a moment and a new route first.
-   A master that is handing over to a slave refuses messages for a moment: that attempt does not count.
+   `RETRY_CODES`. A second attempt at the same broker waits for a moment and a new route first. An attempt that a master
+   refused while handing over to a slave does not count.
 5. Stop when the deadline has passed or `retry_times` retries have failed: SendFailed lists all attempts.
 
 A chosen queue gets one attempt only, whose error is raised. After a retry a message may be stored twice, with the same
 unique key.
 
 Corresponds to `DefaultMQProducerImpl.sendDefaultImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a second
-attempt at the same broker waits for a moment; an error that another broker would repeat does not count as a fault of
-the broker; with `retry_another_broker_when_not_store_ok` each broker stores the message at most once, and a half
-message is not sent to another broker, since every copy would be a transaction of its own.
+attempt at the same broker waits; an error that another broker would repeat is not a fault of the broker; with
+`retry_another_broker_when_not_store_ok` each broker stores the message at most once, and a half message is not sent to
+another broker, since every copy would be a separate transaction.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ RETRY_CODES = frozenset(
 """Responses after which another broker, or the same one later, may accept the message."""
 
 MOVED_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE})
-"""Responses of a broker that may not be the topic's master any more: the route is refreshed."""
+"""Responses of a broker that may no longer be the topic's master: the route is refreshed."""
 
 MAX_SWITCHOVER_ATTEMPTS = 100
 """The most attempts that do not count, since their master was handing over."""
@@ -90,20 +90,19 @@ class Sender:
         self._counters: dict[str, SendCounters] = {}
 
     def stats(self) -> dict[str, ProducerStats]:
-        """Return the totals of each topic. May be called on any thread."""
+        """Return the totals of each topic. Thread-safe."""
         return {topic: counters.snapshot() for topic, counters in list(self._counters.items())}
 
     def counters_of(self, topic: str) -> SendCounters:
-        """Return the counters of a topic, made on first use."""
         counters = self._counters.get(topic)
         if counters is None:
             counters = self._counters[topic] = SendCounters()
         return counters
 
     async def send(self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline) -> list[SendResult]:
-        """Send a request with retries, or once to a chosen queue, and count the outcome.
+        """Send a request with retries, or once to a chosen queue, and count it; return one result for each message.
 
-        Returns one result for each message. SendFailed, RemotingError, BrokerError, TopicNotFound, InvalidMessage.
+        SendFailed, RemotingError, BrokerError, TopicNotFound, InvalidMessage.
         """
         counters, count = self.counters_of(request.topic), len(request.unique_keys)
         begin_ms = counters.begin(count)
@@ -118,10 +117,7 @@ class Sender:
     async def send_with_retries(
         self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline, failed: list[FailedAttempt]
     ) -> list[SendResult]:
-        """Send a request until a broker has stored it.
-
-        `failed` are attempts made before. The outcome is not counted.
-        """
+        """Send a request until a broker has stored it, after the `failed` attempts. The outcome is not counted."""
         while True:
             if failed:
                 await self._before_retry(request.topic, failed, deadline)
@@ -142,11 +138,7 @@ class Sender:
     async def ensure_store_ok(
         self, request: SendRequest, results: list[SendResult], deadline: Deadline, failed_attempts: int
     ) -> list[SendResult]:
-        """Send to other brokers until one reports SEND_OK, if `retry_another_broker_when_not_store_ok` is set.
-
-        Returns the results of the last broker that stored the messages. They are stored already, so errors of other
-        brokers are only logged.
-        """
+        """Send to other brokers until one reports SEND_OK, if so configured; return the last results, log errors."""
         if not self._options.retry_another_broker_when_not_store_ok:
             return results
         tried: set[str] = set()
@@ -171,7 +163,7 @@ class Sender:
 
     async def next_queue(self, topic: str, deadline: Deadline, avoided_broker: str | None = None) -> MessageQueue:
         """Return the next write queue, if possible of another broker than `avoided_broker`."""
-        # The topic is checked only while its route is unknown: a route exists for valid names only.
+        # The topic is checked only while it has no route: a route exists for valid names only.
         route = self._instance.routes.known(topic)
         if route is None or not route.write_queues:
             check_topic(topic)
@@ -181,12 +173,7 @@ class Sender:
         return self._rotation.next(route.write_queues, monotonic_ms(), avoided_broker)
 
     async def connection(self, queue: MessageQueue, deadline: Deadline, retries_left: int = 0) -> Connection:
-        """Return the connection to the queue's master; connect if there is none.
-
-        Looking up the address and connecting each take at most an equal share of the time that is left, so that the
-        remaining steps and `retries_left` retries have a share as well.
-        """
-        # With 3 s and two retries left: a quarter for the address, then a third of the rest for the connection.
+        """Return the connection to the queue's master, opened if necessary within an equal share of the time left."""
         address = self._instance.routes.address(queue.broker_name)
         if address is None:
             address = await self._instance.master_address(queue, deadline.share(retries_left + 2).left_ms)
@@ -198,10 +185,7 @@ class Sender:
     def complete(
         self, request: SendRequest, response: RemotingCommand, queue: MessageQueue, address: str, begin_ms: int
     ) -> list[SendResult]:
-        """Return the results in a response, after passing them to the trace.
-
-        Raises BrokerError if the response is an error.
-        """
+        """Return the results in a response, after passing them to the trace. BrokerError if it is an error."""
         results = request.results(response, queue, address)
         if self._options.trace is not None:
             completed = CompletedSend(
@@ -221,10 +205,7 @@ class Sender:
         return results
 
     def record_failure(self, queue: MessageQueue, error: RemotingError) -> None:
-        """Record a failed request.
-
-        If another broker may be master by now, the next message goes to that one.
-        """
+        """Record a failed request; if leadership may have changed, refresh the route."""
         if may_retry(error):
             self._rotation.record_response(queue.broker_name, monotonic_ms(), monotonic_ms(), failed=True)
         if may_have_moved(error):
@@ -233,7 +214,6 @@ class Sender:
     async def _attempt(
         self, request: SendRequest, queue: MessageQueue, deadline: Deadline, retries_left: int = 0
     ) -> list[SendResult]:
-        """Send a request once, and record the latency or failure of its broker."""
         attempt_ms = monotonic_ms()
         try:
             connection = await self.connection(queue, deadline, retries_left)
@@ -248,34 +228,26 @@ class Sender:
         return results
 
     async def _before_retry(self, topic: str, failed: list[FailedAttempt], deadline: Deadline) -> None:
-        """Raise SendFailed if no time or retry is left, else prepare the next attempt.
-
-        1. If a broker that has not failed yet has the topic, the next attempt follows immediately.
-        2. Else wait for the refreshed route, within a share of the remaining time: the broker may have a new address,
-           or another broker may have the topic now.
-        3. If all brokers have failed, pause before the next attempt.
-        """
+        """Raise SendFailed if no time or retry is left, else prepare the next attempt."""
         _, error = failed[-1]
         self.in_flight.check_open()
         count = _counted(failed)
         is_exhausted = count > self._options.retry_times or len(failed) - count > MAX_SWITCHOVER_ATTEMPTS
         if is_exhausted or not deadline.left_ms:
             raise SendFailed(topic, [(str(queue), failure) for queue, failure in failed]) from error
-        # Step 1.
+        # If a broker that has not failed has the topic, the next attempt follows immediately.
         if self._has_other_broker(topic, failed):
             return
-        # Step 2. The lookup in the background has begun with the failure, and is joined.
+        # The broker may have moved, or lost the topic. The lookup started with the failure, and is joined.
         if may_have_moved(error):
             with suppress(MQError):
                 retries_left = self._options.retry_times - count + 1
                 await self._instance.routes.refresh(topic, deadline.share(retries_left + 1).left_ms)
             if self._has_other_broker(topic, failed):
                 return
-        # Step 3.
         await asyncio.sleep(min(deadline.left_ms, RETRY_PAUSE_MS * max(1, count)) / 1000)
 
     def _has_other_broker(self, topic: str, failed: list[FailedAttempt]) -> bool:
-        """Return whether another broker than those of the failed attempts has a write queue of the topic."""
         route = self._instance.routes.known(topic)
         names = {queue.broker_name for queue, _ in failed}
         return route is not None and any(queue.broker_name not in names for queue in route.write_queues)
@@ -296,7 +268,6 @@ def may_have_moved(error: RemotingError) -> bool:
 
 
 def _counted(failed: list[FailedAttempt]) -> int:
-    """Return the number of attempts that count as retries."""
     return sum([not is_switchover(error) for _, error in failed])
 
 

@@ -4,14 +4,11 @@
 2. Execute the local transaction, for example in a database; its callback returns a LocalTransactionState.
 3. End the message's transaction: COMMIT_MESSAGE makes the message visible, ROLLBACK_MESSAGE drops it, UNKNOW leaves it
    open.
-4. The broker checks each transaction that stays open, by asking a producer of the group. Its `check` callback gets the
-   message as stored, looks up the outcome of the local transaction, and returns it.
+4. For each transaction that stays open, the broker requests a check from a producer of the group, which may be another
+   process, and more than once. `check` gets the message as stored and returns the outcome of the local transaction.
 
-So a crash at any point is resolved by a check. `check` may be called in another process than the one that sent the
-message, and more than once.
-
-Brokers know a producer by its heartbeats. These go to the brokers of topics that it has sent to, and of those given as
-`topics`: pass these, so that a restarted producer gets the checks of transactions that it left open.
+Checks are sent to producers with heartbeats at the broker. These go to the brokers of topics that it has sent to, and
+of `topics`: pass these, so that a restarted producer gets the checks of transactions that it left open.
 
 Corresponds to `TransactionMQProducer` of Apache RocketMQ 4.9.8. Deliberate differences: ending a transaction waits for
 the broker's response, so that consumers can see a message when its commit has returned; an exception of `execute`
@@ -50,12 +47,12 @@ MAX_CHECKS = 2000
 
 
 class LocalTransactionState(Enum):
-    """The outcome of a local transaction. The names are Apache's."""
+    """The outcome of a local transaction."""
 
     COMMIT_MESSAGE = sysflag.TRANSACTION_COMMIT
     ROLLBACK_MESSAGE = sysflag.TRANSACTION_ROLLBACK
     UNKNOW = sysflag.TRANSACTION_NOT
-    """Not known yet: the broker checks again later, at most transactionCheckMax times."""
+    """Unknown: the broker checks again later, at most transactionCheckMax times."""
 
 
 Execute: TypeAlias = Callable[[Message], Awaitable[LocalTransactionState]] | Callable[[Message], LocalTransactionState]
@@ -64,7 +61,7 @@ Execute: TypeAlias = Callable[[Message], Awaitable[LocalTransactionState]] | Cal
 Check: TypeAlias = (
     Callable[[MessageExt], Awaitable[LocalTransactionState]] | Callable[[MessageExt], LocalTransactionState]
 )
-"""Looks up the outcome of a message's local transaction: a coroutine function, or a plain one, run in a thread."""
+"""Returns the outcome of a message's local transaction: a coroutine function, or a plain one, run in a thread."""
 
 
 class TransactionSendResult(SendResult, frozen=True):
@@ -79,8 +76,7 @@ class TransactionProducer(Producer):
         async with TransactionProducer("group", "host:9876", check=look_up, topics=["Orders"]) as producer:
             result = await producer.send_in_transaction(Message("Orders", b"..."), book)
 
-    `check` resolves transactions that stay open; `topics` are those of earlier transactions. `options` are those of
-    Producer.
+    `check` resolves transactions that stay open; `topics` are the topics of earlier transactions.
     """
 
     def __init__(
@@ -96,7 +92,6 @@ class TransactionProducer(Producer):
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()
-        """The running transaction checks."""
 
     async def _join(self) -> None:
         await super()._join()
@@ -115,10 +110,9 @@ class TransactionProducer(Producer):
     ) -> TransactionSendResult:
         """Send a half message, execute the local transaction, and end the message's transaction.
 
-        `execute` gets the message with its unique key. It is called only if the half message is SEND_OK; with another
-        status, such as FLUSH_DISK_TIMEOUT, the half message is rolled back. The errors of sending are those of `send`,
-        and exceptions of `execute` are raised. If the end does not reach the broker, that is logged, and a transaction
-        check resolves it. `timeout_ms` covers sending the half message, and again the end; `execute` has no timeout.
+        `execute` gets the message with its unique key, if the half message is SEND_OK; otherwise it is rolled back.
+        Raises the errors of `send` and of `execute`. If the end does not reach the broker, a transaction check resolves
+        it. `timeout_ms` covers sending, and again the end, but not `execute`.
         """
         if message.delay_level:
             raise InvalidMessage(f"a transactional message for {message.topic} cannot have a delay level")
@@ -133,11 +127,11 @@ class TransactionProducer(Producer):
         with self._call():
             result = await self._send(half, None, Deadline(timeout_ms))
             message.unique_key = half.unique_key
-            # The outcome if the half message is not SEND_OK.
+            # If the half message is not SEND_OK.
             state, why = LocalTransactionState.ROLLBACK_MESSAGE, None
             try:
                 if result.status is SendStatus.SEND_OK:
-                    # The outcome if `execute` raises: the transaction stays open.
+                    # If `execute` raises, the transaction stays open.
                     state, why = LocalTransactionState.UNKNOW, f"the local transaction of {self.group} failed"
                     state, why = _checked_state(await invoke(execute, message)), None
             finally:
