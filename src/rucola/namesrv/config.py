@@ -1,7 +1,7 @@
 """Settings of a name server, by the keys of Apache's namesrv.conf.
 
-Corresponds to `NamesrvConfig` of Apache RocketMQ 4.9.8; `WITHOUT_EFFECT` lists its other keys. Deliberate difference: a
-key that neither has is an error, while Apache ignores it.
+Corresponds to `NamesrvConfig` of Apache RocketMQ 4.9.8. Deliberate difference: a key that neither has is an error,
+while Apache ignores it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,13 @@ _FIXED: Final = {
     "configStorePath", "insecure", "kvConfigPath", "listenPort", "metricsExporterType", "metricsPromExporterHost",
     "metricsPromExporterPort", "rocketmqHome",
 }  # fmt: skip
-"""Keys that are read at the start only."""
+"""Keys that need a restart."""
 
 
 @dataclass(slots=True, frozen=True)
 class NamesrvConfig:
-    """Where the name server listens and what it stores."""
-
     bind_address: str = LOOPBACK
-    """Address on which the name server listens.
-
-    An address that other machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
-    """
+    """Address on which the name server listens; other machines need TLS and access control, or insecure=true."""
     listen_port: Port = 9876
     """Port on which the name server listens; 0 selects a free port."""
     insecure: bool = False
@@ -55,10 +50,7 @@ class NamesrvConfig:
     max_topics_per_broker: Count = 100_000
     """Maximum number of topics in the registration of one broker."""
     max_topics: Count = 1_000_000
-    """Maximum number of topics of all brokers; one that several broker names have counts once for each.
-
-    A registration with more is refused. The name server takes about 300 bytes for each.
-    """
+    """Maximum number of topics of all brokers (counted per broker name), about 300 bytes each. Others are refused."""
     max_brokers: Count = 1024
     """Maximum number of registered addresses of brokers, masters and slaves; further ones are refused."""
     max_kv_size: Bytes = 1024 * 1024
@@ -66,10 +58,7 @@ class NamesrvConfig:
     max_kv_entries: Count = 10_000
     """Maximum number of values and namespaces in the key-value table. A put beyond it is refused."""
     acl_enable: bool = False
-    """Whether requests need an account of plain_acl.yml, or a white address; see docs/access-control.md.
-
-    Then only admin accounts register brokers, and a second address for a registered broker id is refused.
-    """
+    """Whether requests need an account (docs/access-control.md); only admins register brokers, one address per id."""
     rocketmq_home: Path | None = None
     """Directory of conf/plain_acl.yml and conf/acl/; by default the environment variable ROCKETMQ_HOME."""
     audit_log_path: Path | None = None
@@ -87,7 +76,7 @@ class NamesrvConfig:
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
     """PROM serves metrics to Prometheus over HTTP; see docs/metrics.md."""
     metrics_prom_exporter_host: str = LOOPBACK
-    """Address of the metrics endpoint. Another than 127.0.0.1 needs mutual TLS, or insecure=true."""
+    """Address of the metrics endpoint. Any other than 127.0.0.1 needs mutual TLS, or insecure=true."""
     metrics_prom_exporter_port: Port = 5558
     """Port of the metrics endpoint; 0 selects a free port."""
 
@@ -96,26 +85,20 @@ class NamesrvConfig:
 
     @property
     def fixed_keys(self) -> set[str]:
-        """The keys that only a restart can change."""
         listed = {key.strip() for key in self.config_black_list.split(";")}
         return listed | _FIXED | settings.keys_of([ConnectionLimits, TlsConfig])
 
     @property
     def requires_client_certificates(self) -> bool:
-        """Whether every connection is by mutual TLS."""
         return self.tls.is_enforced and self.tls.server_need_client_auth is ClientAuth.require
 
     @property
     def has_access_control(self) -> bool:
-        """Whether every request needs an account with the right permission, or a white address."""
         return self.acl_enable
 
 
 def from_properties(properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:
-    """Parse a namesrv.conf: return the settings, and Apache's keys without effect here.
-
-    Raises ConfigError, which names the key, for an invalid value or an unknown key.
-    """
+    """Parse a namesrv.conf: return the settings, and Apache's keys without effect here. ConfigError names a bad key."""
     properties = with_tls_file(properties)
     unused = settings.without_effect((NamesrvConfig,), WITHOUT_EFFECT, properties)
     return settings.fill(NamesrvConfig, properties), unused

@@ -1,12 +1,10 @@
 """The key-value table: text by namespace and key, in one small file.
 
 The file is `kvConfig.json` in Apache's format, `{"configTable":{"namespace":{"key":"value"}}}`, and is replaced at
-every change. Without a path the table is kept in memory only. Its size and number of values are bounded, by maxKvSize
-and maxKvEntries of namesrv.conf; a file that has more is loaded, and then only deletions and smaller values are
-accepted.
+every change. A file above maxKvSize or maxKvEntries is loaded, then only deletions and smaller values are accepted.
 
-Corresponds to `KVConfigManager` of Apache RocketMQ 4.9.8. Deliberate difference: if the file cannot be read, the name
-server does not start. Apache continues with an empty table and overwrites the file at the next change.
+Corresponds to `KVConfigManager` of Apache RocketMQ 4.9.8. Deliberate difference: the name server does not start if the
+file cannot be read. Apache continues with an empty table and overwrites the file at the next change.
 """
 
 from __future__ import annotations
@@ -23,22 +21,17 @@ from rucola.protocol.kv import KVConfigSerializeWrapper
 
 
 class KVConfig:
-    """The key-value table.
-
-    Belongs to the event loop of its server. `limits` returns the settings that apply now.
-    """
+    """The key-value table, used on its server's event loop. `limits` returns the current settings."""
 
     def __init__(self, path: Path | None = None, limits: Callable[[], NamesrvConfig] = NamesrvConfig) -> None:
         self._path = path
         self._limits = limits
         self._namespaces: dict[str, dict[str, str]] = {}
         self._size = 0
-        """Bytes of all names, keys and values."""
         self._count = 0
-        """The number of values and of namespaces."""
 
     def load(self) -> None:
-        """Read the file, if there is one. Raises ConfigError if it is no table."""
+        """Read the file, if there is one. ConfigError if it is invalid."""
         if self._path is None or not self._path.exists():
             return
         try:
@@ -51,15 +44,12 @@ class KVConfig:
         return self._namespaces.get(namespace, {}).get(key)
 
     def namespace(self, name: str) -> dict[str, str] | None:
-        """Return a namespace's keys and values; None if nothing was ever put into it."""
+        """Return a namespace's keys and values; None if it was never used."""
         table = self._namespaces.get(name)
         return None if table is None else dict(table)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value.
-
-        Raises Refused if the table would be too large, ConfigError if the file cannot be written.
-        """
+        """Set a value. Refused if the table would be too large, ConfigError if the file cannot be written."""
         table = self._namespaces.get(namespace)
         before = None if table is None else table.get(key)
         if before is not None:
@@ -75,10 +65,7 @@ class KVConfig:
         self._write()
 
     def delete(self, namespace: str, key: str) -> None:
-        """Delete a value; its namespace stays, as with Apache.
-
-        Raises ConfigError if the file cannot be written.
-        """
+        """Delete a value; its namespace stays, as with Apache. ConfigError if the file cannot be written."""
         value = self._namespaces.get(namespace, {}).pop(key, None)
         if value is not None:
             self._size -= _size(key) + _size(value)
@@ -86,10 +73,7 @@ class KVConfig:
             self._write()
 
     def _make_room(self, size: int, count: int) -> None:
-        """Raise Refused unless so many bytes and entries fit in.
-
-        Empty namespaces are removed if that helps.
-        """
+        """Raise Refused unless the entry fits, removing empty namespaces if that helps."""
         limits = self._limits()
         if self._size + size > limits.max_kv_size or self._count + count > limits.max_kv_entries:
             self._namespaces = {name: table for name, table in self._namespaces.items() if table}

@@ -27,8 +27,6 @@ _PREFIX = "rocketmq_namesrv_"
 
 
 class NamesrvCollector:
-    """Collector of one name server's metrics; `denied` returns the number of denied requests."""
-
     def __init__(
         self,
         connections: Sized,
@@ -45,7 +43,6 @@ class NamesrvCollector:
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their current values."""
         for name, text, value in (
             ("connections", "open connections", len(self._connections)),
             ("brokers", "registered addresses of brokers", self._routes.broker_count),

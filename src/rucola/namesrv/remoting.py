@@ -1,7 +1,7 @@
 """The name server's remoting adapter: one handler per request code, header -> service -> response.
 
-Deliberate difference to Apache RocketMQ 4.9.8: an unknown request code is answered with REQUEST_CODE_NOT_SUPPORTED,
-where Apache's name server does not answer.
+Deliberate difference to Apache RocketMQ 4.9.8: the response to an unknown request code is REQUEST_CODE_NOT_SUPPORTED;
+Apache's name server sends none.
 """
 
 from __future__ import annotations
@@ -43,12 +43,10 @@ from rucola.remoting.endpoints import Endpoint, Handler
 from rucola.slices import in_slices
 
 QUOTES_KEYS_SINCE = 401
-"""Version of 4.9.4: clients from this version on are sent routes with quoted broker ids."""
+"""Version 4.9.4: clients from this version on receive routes with quoted broker ids."""
 
 
 class RouteAdapter:
-    """Requests about brokers and routes."""
-
     def __init__(self, service: RouteService) -> None:
         self._service = service
 
@@ -152,8 +150,6 @@ class RouteAdapter:
 
 
 class KVAdapter:
-    """Requests about the key-value table."""
-
     def __init__(self, service: KVService) -> None:
         self._service = service
 
@@ -196,8 +192,6 @@ class KVAdapter:
 
 
 class ConfigurationAdapter:
-    """Requests about the name server's settings."""
-
     def __init__(self, service: ConfigurationService) -> None:
         self._service = service
 
@@ -221,8 +215,6 @@ def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHead
 
 
 def _listing(topics: Callable[[], Awaitable[list[str]]]) -> Handler:
-    """Return the handler of a request without a header for a list of topics."""
-
     async def answer(
         connection: Connection, caller: Caller, command: RemotingCommand, request: Header | Body | None
     ) -> Answer:

@@ -1,10 +1,9 @@
 """The route table: which broker has which topic, as brokers registered it.
 
-A broker registers its address under a broker name and an id, master (0) or slave, with all its topics or with those
-that changed. Only a master's topics count. A registration expires after `BROKER_EXPIRY_MS`. A broker name is removed
-with its last address, and its topics with it: no route has them any more, and `sweep_steps` frees their memory. The
-topics of a later registration replace known ones only if the data version changed, so that a permission that was
-revoked here stays revoked; topics that are not known are always added.
+A broker registers its address under a broker name and an id, master (0) or slave, with all or only its changed topics.
+Only a master's topics count. A registration expires after `BROKER_EXPIRY_MS`. With its last address a broker name and
+its topics leave all routes at once; `sweep_steps` frees their memory. Registered topics are replaced only if the data
+version changed, so that a revoked permission stays revoked; missing topics are always added.
 
 The tables:
 
@@ -13,26 +12,23 @@ The tables:
     topics    topic        -> brokers that have queues of it
     masters   broker name  -> epoch and address of its newest master, of masters with epochs (Rucola's)
 
-Invariants: every address in `brokers` is in `live` under the same name and id (an address that was replaced there stays
-in `live` until it expires); no broker name is without an address; a broker is in `topics` under exactly the topics of
-which it has queues, and those that are not in `brokers` have no address and are in `gone`, until they are swept; no
-topic is without a broker.
+Invariants: every address in `brokers` is in `live` under the same name and id (a replaced address stays in `live` until
+it expires); every broker name has an address; a broker is in `topics` under exactly the topics of which it has queues;
+brokers removed from `brokers` have no address and are in `gone` until swept; every topic has a broker. Registrations
+beyond maxBrokers or maxTopics of namesrv.conf are refused.
 
-The tables are bounded by maxBrokers and maxTopics of namesrv.conf: what would exceed a bound is refused, and what is
-registered stays.
+A master with an epoch is refused if another address was master of its name in the same or a later epoch, even if that
+broker has left: it may have messages that the refused one lacks. A master without epoch (Apache's) replaces the other;
+that both are alive is logged.
 
-A master with an epoch is refused if another address was master of its name in the same epoch or a later one, also if
-that broker is gone: it may have messages that the refused one lacks. A master without (Apache's) replaces the other one
-as ever; that both are alive is logged.
+Calls pass the time, and a registration its `owner`, any object (the server passes connections), by which everything
+that it registered can be removed.
 
-The table reads no clock and knows no sockets: calls get the time, and a registration gets an `owner`, any object, so
-that everything that an owner registered can be removed when the owner is gone (the server passes connections).
-
-Corresponds to `RouteInfoManager` of Apache RocketMQ 4.9.8. Deliberate differences: the cluster of a broker name is that
-of its latest registration; an address is registered once, also after its broker changed its name; a broker that
-unregisters removes only its own address, not that of a successor under the same id; granting write permission again
-leaves the other permissions unchanged; if the first registration had only the topics that changed, the next one with
-the same data version adds the others (Apache has no route for them until the next change).
+Corresponds to `RouteInfoManager` of Apache RocketMQ 4.9.8. Deliberate differences: the latest registration decides the
+cluster of a broker name; an address is registered once, even after its broker changed its name; a broker that
+unregisters removes only its own address, not its successor's under the same id; granting write permission again leaves
+the other permissions unchanged; if the first registration had only changed topics, the next one with the same data
+version adds the others (Apache has no route for them until the next change).
 """
 
 from __future__ import annotations
@@ -60,38 +56,29 @@ from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 logger = logging.getLogger(__name__)
 
 BROKER_EXPIRY_MS = 120_000
-"""A broker that has not registered for this long is removed; brokers register every 30 s."""
+"""Lifetime of a registration; brokers register every 30 s."""
 MAX_MASTERS = 65_536
-"""The most broker names whose last master is remembered, also after it has gone; the oldest are forgotten."""
+"""The most broker names whose last master is remembered; the oldest are forgotten."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """A registered address."""
-
     broker_name: str
     broker_id: int
     ha_server_addr: str
-    """Where a master serves slaves."""
     data_version: DataVersion
-    """The version of the topics that it registered last."""
     filter_servers: list[str]
     registered_ms: int
     owner: object
-    """The connection that the registration depends on."""
 
     def is_same_registration(self, other: _Live) -> bool:
-        """Return whether both registered the same topics for the same broker."""
         mine = self.broker_name, self.broker_id, self.data_version
         return mine == (other.broker_name, other.broker_id, other.data_version)
 
 
 @dataclass(slots=True, eq=False)
 class _Broker:
-    """A broker name: cluster, master and slaves by broker id, and queues by topic.
-
-    Without an address it is gone: a broker that registers under the name later is another one.
-    """
+    """A broker name. Without an address it has been removed: a later broker of that name is a new object."""
 
     name: str
     cluster: str
@@ -102,9 +89,9 @@ class _Broker:
 class RouteTable:
     """The route tables of a name server. Results are snapshots, which the caller may keep.
 
-    With `keeps_addresses`, a second address for the name and id of a registered broker is refused until the first one
-    unregisters, loses its connection, or expires, unless it is the master of a newer epoch. Otherwise it replaces the
-    first one, as in Apache RocketMQ. `on_gone` is called when a broker is gone and `sweep_steps` has something to do.
+    With `keeps_addresses`, a second address for a registered name and id is refused until the first one unregisters,
+    disconnects or expires, unless it is the master of a newer epoch. Otherwise it replaces the first one, as in Apache
+    RocketMQ. `on_gone` is called when a broker was removed and `sweep_steps` has work.
     """
 
     def __init__(
@@ -115,22 +102,18 @@ class RouteTable:
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits
-        """Returns the settings that apply now, for maxBrokers and maxTopics."""
         self._on_gone = on_gone
         self._keeps_addresses = keeps_addresses
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[_Broker, None]] = {}
         self._gone: list[_Broker] = []
-        """Brokers without an address whose queues are not swept yet."""
         self._queues_count = 0
-        """The number of pairs of topic and broker."""
         self._conflicts: set[tuple[str, int]] = set()
-        """Broker names and ids that two addresses register, which is logged once."""
+        """Broker names and ids that two addresses register, logged once."""
         self._masters: dict[str, tuple[int, str]] = {}
-        """Epoch and address of the newest master of each broker name that has registered with an epoch."""
         self._refused: set[str] = set()
-        """Addresses that registered as master with an outdated epoch, which is logged once."""
+        """Addresses that registered as master with an outdated epoch, logged once."""
 
     # Brokers.
 
@@ -145,7 +128,7 @@ class RouteTable:
         now_ms: int,
         owner: object = None,
     ) -> tuple[str, str] | None:
-        """Register a broker or refresh its registration, at once; see `registration_steps`."""
+        """Run `registration_steps` to the end."""
         return slices.run(
             self.registration_steps(address, broker_name, broker_id, cluster, ha_server_addr, body, now_ms, owner)
         )
@@ -163,10 +146,9 @@ class RouteTable:
     ) -> Generator[None, None, tuple[str, str] | None]:
         """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
-        Returns, for a slave, the replication address and the address of its master; None if there is no master, and for
-        a master. If the address is removed or registers other topics between two steps, the rest is left out. Raises
-        Refused for a second address of a registered broker, see the class, and beyond a bound. Registrations that run
-        at once may find out only while they add topics that these are too many together.
+        Returns the replication address and the address of a slave's master, otherwise None. Stops if the address is
+        removed or registers other topics between two steps. Raises Refused for a second address (see the class) and
+        beyond a bound; concurrent registrations may exceed a bound together only while they add topics.
         """
         _check_lengths(brokerName=broker_name, clusterName=cluster, brokerAddr=address, haServerAddr=ha_server_addr)
         topics = body.topic_config_serialize_wrapper
@@ -200,10 +182,7 @@ class RouteTable:
         return None if master is None else (self._live[master].ha_server_addr, master)
 
     def _admit(self, address: str, broker_name: str, broker_id: int, topics: Set[str]) -> None:
-        """Raise Refused for a registration beyond a bound or with a broker's second address.
-
-        Called before any change.
-        """
+        """Raise Refused beyond a bound or for a second address, before any change."""
         limit = self._limits().max_brokers
         if address not in self._live and len(self._live) >= limit:
             raise _beyond(broker_name, address, f"{len(self._live)} others are registered", limit, "maxBrokers")
@@ -215,7 +194,6 @@ class RouteTable:
     def _add_topics(
         self, broker: _Broker, address: str, registered: _Live, topics: Mapping[str, TopicConfig], is_changed: bool
     ) -> Generator[None, None, None]:
-        """Add the topics that a broker has not registered yet; with `is_changed`, replace the others."""
         for topic in topics.values():
             # Between two steps, the address may have registered again, with the same topics or with others.
             live = self._live.get(address)
@@ -232,7 +210,6 @@ class RouteTable:
             yield
 
     def _check_room(self, address: str, broker_name: str, topics: Set[str]) -> None:
-        """Raise Refused without room for those topics that a broker has not registered yet."""
         limit = self._limits().max_topics
         if self._queues_count + len(topics) > limit:
             broker = self._brokers.get(broker_name)
@@ -241,10 +218,7 @@ class RouteTable:
                 raise _beyond(broker_name, address, f"{count} topics beside {self._queues_count}", limit, "maxTopics")
 
     def _check_address(self, address: str, broker_name: str, broker_id: int) -> None:
-        """Raise Refused if another address has this name and id.
-
-        The newest master is not refused.
-        """
+        """Raise Refused if another address has this name and id, except for the newest master."""
         broker = self._brokers.get(broker_name)
         known = address if broker is None else broker.addresses.get(broker_id, address)
         if known != address and not (broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address):
@@ -253,10 +227,7 @@ class RouteTable:
             raise Refused(Reason.FAILED, text)
 
     def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
-        """Note a master's epoch; raise Refused if another address had it or a later one.
-
-        For each registration of a master with an epoch, before it.
-        """
+        """Record a master's epoch before its registration; Refused if another address had it or a later one."""
         _check_lengths(brokerName=broker_name, brokerAddr=address)
         newest, at = self.newest_master(broker_name)
         # After epoch 5 at A, B is refused with 5 or less and admitted with 6, while A may register with 5 again.
@@ -282,12 +253,11 @@ class RouteTable:
             self._remove(address, "unregistered")
 
     def data_version(self, address: str) -> DataVersion | None:
-        """Return the version of a broker's last registered topics; None for an unknown address."""
         live = self._live.get(address)
         return live.data_version if live else None
 
     def confirm(self, address: str, version: DataVersion, now_ms: int) -> bool:
-        """Return whether a broker's topics have the registered version; if so, refresh the registration."""
+        """Refresh a broker's registration if its topics have the registered version; return whether they have."""
         live = self._live.get(address)
         if live is None or live.data_version != version:
             return False
@@ -302,7 +272,7 @@ class RouteTable:
             self._remove(address, "lost its connection")
 
     def remove_expired(self, now_ms: int) -> list[object]:
-        """Remove the brokers whose registration has expired, and return their owners."""
+        """Remove expired brokers; return their owners."""
         expired = [address for address, live in self._live.items() if live.registered_ms + BROKER_EXPIRY_MS < now_ms]
         owners = [self._live[address].owner for address in expired]
         for address in expired:
@@ -313,7 +283,6 @@ class RouteTable:
 
     @property
     def broker_count(self) -> int:
-        """The number of registered addresses."""
         return len(self._live)
 
     @property
@@ -348,14 +317,10 @@ class RouteTable:
         )
 
     def topics(self) -> list[str]:
-        """Return all topics."""
         return slices.run(self.topics_steps())
 
     def topics_steps(self, accepts: Callable[[QueueData], bool] | None = None) -> Generator[None, None, list[str]]:
-        """Find the topics of which `accepts` accepts the queues on some broker.
-
-        A generator of small steps. All topics without `accepts`.
-        """
+        """Find the topics whose queues on some broker `accepts` accepts, or all. A generator of small steps."""
         if accepts is None and not self._gone:
             return list(self._topics)
         found: list[str] = []
@@ -366,7 +331,7 @@ class RouteTable:
         return found
 
     def topics_of_cluster_steps(self, cluster: str) -> Generator[None, None, list[str]]:
-        """Find the topics that brokers of a cluster have, a generator of small steps."""
+        """Find the topics of a cluster. A generator of small steps."""
         return self.topics_steps(lambda queues: self._is_of_cluster(queues.broker_name, cluster))
 
     def _is_of_cluster(self, broker_name: str, cluster: str) -> bool:
@@ -374,10 +339,7 @@ class RouteTable:
         return broker is not None and broker.cluster == cluster
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the names of clusters and brokers, which are topics, and a broker's address.
-
-        That broker has more topics.
-        """
+        """Return the cluster and broker names, which are topics, and the address of a broker with more of them."""
         clusters = self.clusters().cluster_addr_table
         names = dict.fromkeys(name for cluster, brokers in clusters.items() for name in (cluster, *brokers))
         first = next(iter(self._brokers.values()), None)
@@ -386,10 +348,7 @@ class RouteTable:
     # Changes by operators.
 
     def set_writable_steps(self, broker_name: str, writable: bool) -> Generator[None, None, int]:
-        """Grant or revoke write permission on all topics of a broker name.
-
-        Applies until it registers changed topics. Returns the number of its topics. A generator of small steps.
-        """
+        """Grant or revoke write permission until changed topics are registered; return the count. In small steps."""
         broker = self._brokers.get(broker_name)
         if broker is None:
             return 0
@@ -411,7 +370,7 @@ class RouteTable:
                 self._removed_queues(broker, topic)
 
     def sweep_steps(self) -> Generator[None, None, None]:
-        """Free the queues of gone brokers in small steps; several sweeps may run at once."""
+        """Free the queues of removed brokers in small steps; several sweeps may run concurrently."""
         while self._gone:
             broker = self._gone[-1]
             if not broker.queues:
@@ -422,7 +381,6 @@ class RouteTable:
             yield
 
     def _removed_queues(self, broker: _Broker, topic: str) -> None:
-        """Keep `topics` equal to the queues of the brokers."""
         self._queues_count -= 1
         brokers = self._topics[topic]
         del brokers[broker]
@@ -430,10 +388,7 @@ class RouteTable:
             del self._topics[topic]
 
     def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
-        """Log that an address registers again with an id that `present` has since taken.
-
-        Both are alive.
-        """
+        """Log that an address registers again with an id that `present` has since taken: both are alive."""
         if present != address and (broker_name, broker_id) not in self._conflicts:
             self._conflicts.add((broker_name, broker_id))
             logger.error(
@@ -465,10 +420,7 @@ def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) ->
 
 
 def _check_lengths(**fields: str) -> None:
-    """Raise Refused for a name or address that is longer than any broker's.
-
-    `fields` are the request's fields by name.
-    """
+    """Raise Refused for a name or address longer than any broker's."""
     for field_name, text in fields.items():
         if len(text) > MAX_NAME_LENGTH:
             raise Refused(Reason.FAILED, f"{field_name} has {len(text)} characters; the limit is {MAX_NAME_LENGTH}")

@@ -1,7 +1,7 @@
 """The name server: tables, services and adapters behind one socket.
 
-A broker whose connection closes is removed at once. A broker that stops registering is removed by a scan, which also
-closes its connection, so that the broker notices and registers again.
+A broker whose connection closes is removed at once. A scan removes brokers that stopped registering and closes their
+connections, so that they notice and register again.
 
 Corresponds to `NamesrvController` and `BrokerHousekeepingService` of Apache RocketMQ 4.9.8.
 """
@@ -54,8 +54,6 @@ def _wall_clock_ms() -> int:
 
 
 class _Access:
-    """Access control and audit log as configured. Raises ConfigError if files are missing or broken."""
-
     def __init__(self, config: NamesrvConfig) -> None:
         self.files = PlainAclFiles(acl_home(config.rocketmq_home), _wall_clock_ms) if config.acl_enable else None
         self.control = AccessControl(PlainAccounts(self.files)) if self.files is not None else None
@@ -65,7 +63,6 @@ class _Access:
 
 
 async def _refresh(files: PlainAclFiles) -> None:
-    """Look for changed accounts until cancelled."""
     while True:
         await asyncio.sleep(REFRESH_INTERVAL_MS / 1000)
         try:
@@ -77,9 +74,9 @@ async def _refresh(files: PlainAclFiles) -> None:
 class Namesrv:
     """A name server: `async with Namesrv("127.0.0.1", 0) as namesrv`, or `start` and `stop`.
 
-    `host` and `port` override those of `config`, and `reload` reads `config_file` again. With port 0 the system chooses
-    one, and `port` has it after the start. Each of `interceptors` sees every request (see `rucola.access`). `routes`
-    may be read on the server's event loop. ConfigError if the certificates that `config.tls` names cannot be used.
+    `host` and `port` override `config`; `reload` reads `config_file` again. With port 0, `port` is chosen at start.
+    Each of `interceptors` sees every request (see `rucola.access`). `routes` may be read on the server's event loop.
+    ConfigError if the certificates of `config.tls` cannot be used.
     """
 
     def __init__(
@@ -128,7 +125,6 @@ class Namesrv:
 
     @property
     def connections(self) -> list[Connection]:
-        """The open connections."""
         return list(self._server.connections)
 
     @property
@@ -145,10 +141,7 @@ class Namesrv:
         return 0 if self._metrics is None else self._metrics.port
 
     async def start(self) -> None:
-        """Read the key-value table and listen.
-
-        Raises ConfigError, or RemotingError if an address is in use.
-        """
+        """Read the key-value table and listen. ConfigError, or RemotingError if an address is in use."""
         config = self._configuration.config
         check_exposure(
             "the name server",
@@ -157,7 +150,7 @@ class Namesrv:
             has_access_control=config.has_access_control,
             insecure=config.insecure,
         )
-        # All that requests need is ready before the port is open.
+        # Prepare everything that requests need before the port opens.
         try:
             self._kv_config.load()
             if self._access.audit is not None:
@@ -173,20 +166,16 @@ class Namesrv:
             self._refreshing = asyncio.create_task(_refresh(self._access.files))
 
     async def reload(self) -> None:
-        """Load the certificates, and read `config_file` again. ConfigError, and then what failed is unchanged."""
+        """Load the certificates, and read `config_file` again. After ConfigError the failed part is unchanged."""
         self.reload_certificates()
         self._configuration.reload()
 
     def reload_certificates(self) -> None:
-        """Load the certificates now, if there are any.
-
-        On ConfigError the previous ones stay in use.
-        """
+        """Load the certificates, if any. After ConfigError the previous ones stay in use."""
         if self._tls is not None:
             self._tls.reload()
 
     async def stop(self) -> None:
-        """Stop listening and close every connection."""
         if self._scanning is not None:
             self._scanning.cancel()
             self._scanning = None
@@ -217,15 +206,11 @@ class Namesrv:
                 owner.close()
 
     def _sweep(self) -> None:
-        """Free the memory of brokers that are gone, in slices."""
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.create_task(in_slices(self.routes.sweep_steps()))
 
     async def _start_metrics(self, config: NamesrvConfig) -> None:
-        """Serve /metrics if metricsExporterType is PROM. ConfigError without the extra `metrics`, or RemotingError.
-
-        The import is local because prometheus_client is optional.
-        """
+        """Serve /metrics if enabled. ConfigError without the extra `metrics`, whose import is therefore local."""
         if config.metrics_exporter_type is not MetricsExporterType.PROM:
             return
         try:

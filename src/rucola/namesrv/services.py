@@ -1,10 +1,10 @@
 """The name server's services: brokers and routes, the key-value table, its configuration.
 
-As in the broker (`rucola.broker.services`), a service takes typed arguments, returns a typed result or raises Refused,
-and knows neither commands nor connections. The adapter is `rucola.namesrv.remoting`.
+As in the broker (`rucola.broker.services`), a service has typed arguments and results or raises Refused; the adapter
+for commands is `rucola.namesrv.remoting`.
 
-Corresponds to `DefaultRequestProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a configuration key that does
-not exist, or a value that cannot be parsed, is refused, where Apache ignores it.
+Corresponds to `DefaultRequestProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: unknown configuration keys and
+invalid values are refused; Apache ignores them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class Registered(NamedTuple):
-    """The result of a registration."""
-
     ha_server_addr: str | None
-    """Where the master of this slave replicates from; None for a master, or if there is no master."""
+    """Replication address of the master, for slaves only; None without one."""
     master_addr: str | None
-    """Where that master serves clients."""
     order_config: dict[str, str] | None
-    """The order configuration of all topics; None if there is none."""
 
 
 class RouteService:
-    """Registers brokers and answers where topics are. `clock_ms` may start anywhere; only differences count."""
+    """Registers brokers and returns routes. Only differences of `clock_ms` count."""
 
     def __init__(
         self,
@@ -56,24 +52,20 @@ class RouteService:
         self._configuration = configuration
         self._clock_ms = clock_ms
         self.registrations = 0
-        """Registrations that were carried out since the start."""
+        """Successful registrations since the start."""
         self.refused_registrations = 0
-        """Those that were refused: malformed, above a limit, or a second address of a registered broker."""
+        """Registrations that were malformed, above a limit, or a second address of a registered broker."""
 
     # Brokers.
 
     @property
     def max_topics(self) -> int:
-        """The number of topics that one broker may register."""
         return self._configuration.config.max_topics_per_broker
 
     def register(
         self, owner: object, request: RegisterBrokerRequestHeader, body: RegisterBrokerBody
     ) -> Generator[None, None, Registered]:
-        """Register a broker or refresh its registration, until `owner` is gone (see `RouteTable.remove_owned`).
-
-        A generator of small steps (see `rucola.slices`).
-        """
+        """Register a broker or refresh its registration in small steps. `remove_owned` of `owner` removes it."""
         if request.master_epoch is not None:
             self._routes.admit_master(request.broker_addr, request.broker_name, request.master_epoch)
         master = yield from self._routes.registration_steps(
@@ -91,18 +83,13 @@ class RouteService:
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
 
     def newest_master(self, broker_name: str) -> tuple[int, str]:
-        """Return epoch and address of a broker name's newest master; (0, "") without epochs."""
         return self._routes.newest_master(broker_name)
 
     def unregister(self, address: str) -> None:
-        """Remove a broker."""
         self._routes.unregister(address)
 
     def confirm(self, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
-        """Return whether a broker's topics have this version, and the registered one.
-
-        If they do, refreshes the registration.
-        """
+        """Return whether a broker's topics have this version (then refreshed), and the registered version."""
         confirmed = self._routes.confirm(address, version, self._clock_ms())
         return confirmed, self._routes.data_version(address)
 
@@ -125,31 +112,25 @@ class RouteService:
         return route
 
     def clusters(self) -> ClusterInfo:
-        """Return all brokers by cluster."""
         return self._routes.clusters()
 
     async def topics(self) -> list[str]:
-        """Return all topics."""
         return await in_slices(self._routes.topics_steps())
 
     async def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Return the topics that brokers of a cluster have."""
         return await in_slices(self._routes.topics_of_cluster_steps(cluster))
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the system's topics, and the address of a broker that knows more of them."""
+        """Return the system's topics, and the address of a broker that has more of them."""
         return self._routes.system_topics()
 
     async def unit_topics(self) -> list[str]:
-        """Return the topics with the unit flag."""
         return await in_slices(self._routes.topics_steps(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT)))
 
     async def unit_sub_topics(self) -> list[str]:
-        """Return the topics with the unit subscription flag."""
         return await in_slices(self._routes.topics_steps(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT_SUB)))
 
     async def unit_sub_only_topics(self) -> list[str]:
-        """Return the topics with the unit subscription flag and without the unit flag."""
         both = TOPIC_FLAG_UNIT | TOPIC_FLAG_UNIT_SUB
         return await in_slices(
             self._routes.topics_steps(lambda data: data.topic_sys_flag & both == TOPIC_FLAG_UNIT_SUB)
@@ -161,16 +142,11 @@ class RouteService:
 
 
 class KVService:
-    """Reads and changes the key-value table."""
-
     def __init__(self, kv_config: KVConfig) -> None:
         self._kv_config = kv_config
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value.
-
-        Raises Refused if the table would be too large, ConfigError if it cannot be written.
-        """
+        """Set a value. Refused if the table would be too large, ConfigError if it cannot be written."""
         self._kv_config.put(namespace, key, value)
 
     def get(self, namespace: str, key: str) -> str:
@@ -181,7 +157,7 @@ class KVService:
         return value
 
     def delete(self, namespace: str, key: str) -> None:
-        """Delete a value, if there is one. Raises ConfigError if that cannot be written."""
+        """Delete a value, if present. ConfigError if the file cannot be written."""
         self._kv_config.delete(namespace, key)
 
     def namespace(self, namespace: str) -> dict[str, str]:
@@ -193,24 +169,19 @@ class KVService:
 
 
 class ConfigurationService:
-    """The settings of a running name server."""
-
     def __init__(self, config: NamesrvConfig, file: Path | None = None) -> None:
         self._file = file
         self._at_start = {} if file is None else settings.read(file)
-        """The configuration file at the start: keys that need a restart are compared with it."""
+        """The configuration file at the start, to find keys that need a restart."""
         self.config = config
-        """The settings that apply now; replaced as a whole by a change."""
+        """The current settings; a change replaces the whole object."""
 
     def properties(self) -> dict[str, str]:
         """Return all settings by the keys of namesrv.conf."""
         return settings.to_properties(self.config)
 
     def reload(self) -> None:
-        """Read the configuration file again, and apply the keys that need no restart.
-
-        A key that was removed from the file gets its default. ConfigError if there is no file, or if it is invalid.
-        """
+        """Apply keys of the file that need no restart; removed keys get defaults. ConfigError if it is invalid."""
         if self._file is None:
             raise ConfigError("the name server was started without a configuration file (-c)")
         given = settings.read(self._file)
@@ -229,8 +200,8 @@ class ConfigurationService:
     def update(self, caller: Caller, text: bytes) -> None:
         """Change the settings in `text`, and write all of them to configStorePath.
 
-        Keys of Apache without effect here are accepted as by Apache, and logged. Raises Refused for a key that only a
-        restart changes, ConfigError for an unknown key or an invalid value, RemoteProtocolError for other errors.
+        Apache's keys without effect here are accepted and logged. Raises Refused for a key that only a restart changes,
+        ConfigError for an unknown key or an invalid value, RemoteProtocolError for other errors.
         """
         properties = settings.parse_request(text)
         if self.config.fixed_keys & properties.keys():
@@ -243,7 +214,7 @@ class ConfigurationService:
         )
         if self.config.config_store_path:
             try:
-                # Comments stay, and secrets, which the properties do not contain.
+                # Keep comments and secrets, which the properties do not contain.
                 path = self.config.config_store_path
                 before = path.read_text(encoding="utf-8") if path.exists() else ""
                 replace_file(path, settings.replaced(before, self.properties()).encode("utf-8"))
