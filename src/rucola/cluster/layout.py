@@ -11,8 +11,7 @@
       status.json               of the supervisor
       lock                      held by the supervisor
 
-The files are written once and never changed again: they are ordinary configuration files, whose ports stay the same
-from start to start, and in which an operator may change any key.
+Configuration files are written once: ports stay the same across restarts, and operators may edit any key.
 """
 
 from __future__ import annotations
@@ -52,13 +51,10 @@ class ServerRole(Enum):
     MASTER = "master"
     SLAVE = "slave"
     MEMBER = "member"
-    """A broker of a group that elects its master."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One server of a layout."""
-
     name: str
     role: ServerRole
     config_file: Path
@@ -66,12 +62,11 @@ class ServerSpec:
 
     @property
     def command(self) -> str:
-        """The subcommand of `rucola` that runs it."""
         return "namesrv" if self.role is ServerRole.NAMESRV else "broker"
 
     @property
     def program(self) -> list[str] | None:
-        """The command line of a server that is not Rucola's; None for others."""
+        """The command line of a server that is not part of Rucola."""
         if self.role is not ServerRole.ETCD:
             return None
         properties = settings.read(self.config_file)
@@ -84,7 +79,7 @@ class ServerSpec:
 
     @property
     def current_role(self) -> ServerRole:
-        """Current kind of the server: an elected broker keeps its role in its store directory."""
+        """The current role: an elected broker stores its role in its store directory."""
         if self.role is not ServerRole.MEMBER:
             return self.role
         path = Path(settings.read(self.config_file)["storePathRootDir"]) / "config" / "role.json"
@@ -93,12 +88,11 @@ class ServerSpec:
 
     @property
     def group(self) -> str:
-        """The name of the broker's group."""
         return settings.read(self.config_file)["brokerName"]
 
     @property
     def address(self) -> str:
-        """The address for clients, from the configuration file."""
+        """The client address, from the configuration file."""
         properties = settings.read(self.config_file)
         return f"{properties.get('brokerIP1', properties.get('bindAddress', HOST))}:{properties.get('listenPort', '')}"
 
@@ -121,10 +115,7 @@ class Size:
 
 
 def open_layout(directory: Path, size: Size | None) -> list[ServerSpec]:
-    """Return a directory's servers in the order of start; create them if it has none.
-
-    With a size that is not that of an existing layout, and for a directory with other contents, raises ConfigError.
-    """
+    """Return a directory's servers in start order, creating them if missing. ConfigError if size or contents differ."""
     servers = list(_servers(directory))
     if not servers:
         if directory.exists() and any(path.name not in (LOCK_FILE, LOGS) for path in directory.iterdir()):
@@ -138,7 +129,6 @@ def open_layout(directory: Path, size: Size | None) -> list[ServerSpec]:
 
 
 def namesrv_addr(servers: list[ServerSpec]) -> str:
-    """Return the addresses of the name servers, as clients take them."""
     return ";".join(server.address for server in servers if server.role is ServerRole.NAMESRV)
 
 
@@ -235,7 +225,7 @@ def _write(path: Path, properties: dict[str, str]) -> None:
 
 
 def _free_port(held: ExitStack, port: int = 0) -> int:
-    """Return a free port, kept until `held` closes, so that it is not chosen twice."""
+    """Return a free port, reserved until `held` closes."""
     listener = held.enter_context(socket.socket())
     listener.bind((HOST, port))
     chosen: int = listener.getsockname()[1]

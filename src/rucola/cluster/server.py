@@ -22,35 +22,26 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 30.0
 STABLE_S: Final = 60.0
-"""Time in service after which the next restart is at once again."""
+"""Time in service after which the next restart is immediate."""
 STOP_TIMEOUT_S: Final = 60.0
-"""Time for an orderly stop, after which a server is killed."""
 PROBE_PAUSE_S: Final = 0.05
-"""Pause between two attempts to connect to a server that does not tell when it is ready."""
 LOG_SIZE: Final = 16 << 20
 READ_SIZE: Final = 1 << 16
 
 
 class State(Enum):
-    """The states of a server."""
-
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
-    """It ended, and is started again after a pause."""
     STOPPED = "stopped"
 
 
 class ServerLog:
-    """Log of a server, in a file of at most `LOG_SIZE` bytes.
-
-    The previous file has the suffix `.1`.
-    """
+    """Log of a server, in a file of at most `LOG_SIZE` bytes; the previous file has the suffix `.1`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_line = ""
-        """The last line that was written, which names the reason if a server cannot start."""
 
     def write(self, chunk: bytes) -> None:
         if self.path.exists() and self.path.stat().st_size + len(chunk) > LOG_SIZE:
@@ -62,20 +53,17 @@ class ServerLog:
 
 
 class SupervisedServer:
-    """One server, which is started again whenever it ends.
-
-    `on_change` is called after every change of its state.
-    """
+    """One server, restarted whenever it ends. `on_change` is called after every state change."""
 
     def __init__(self, spec: ServerSpec, on_change: Callable[[], None]) -> None:
         self.spec = spec
         self.state = State.STARTING
         self.since = time.time()
-        """Time of the last change of the state, in seconds since 1970."""
+        """Time of the last state change, in seconds since 1970."""
         self.restarts = 0
         self.pid: int | None = None
         self.last_exit: str | None = None
-        """How the process ended last: `exit code 1` or `SIGKILL`."""
+        """How the process last ended: `exit code 1` or `SIGKILL`."""
         self.log = ServerLog(spec.log)
         self._on_change = on_change
         self._stopping = asyncio.Event()
@@ -83,7 +71,6 @@ class SupervisedServer:
         self._process: Process | None = None
 
     async def run(self) -> None:
-        """Keep the server running until `stop`."""
         backoff_s = 0.0
         try:
             while not self._stopping.is_set():
@@ -91,7 +78,7 @@ class SupervisedServer:
                 await self._run_once()
                 if self._stopping.is_set():
                     break
-                # A server that was in service for long starts at once; one that fails at once, later and later.
+                # Restart at once after a long time in service, otherwise back off.
                 is_stable = time.monotonic() - begin >= STABLE_S
                 backoff_s = 0.0 if is_stable else min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, backoff_s * 2))
                 logger.warning(
@@ -114,13 +101,12 @@ class SupervisedServer:
         return self.state is State.READY
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if there is one."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def stop(self) -> None:
-        """Stop the server in order, and kill it if it takes longer than `STOP_TIMEOUT_S`."""
+        """Stop the server, killing it after `STOP_TIMEOUT_S`."""
         self._stopping.set()
         process = self._process
         if process is None:
@@ -135,12 +121,11 @@ class SupervisedServer:
             await process.wait()
 
     async def _run_once(self) -> None:
-        """Run the process to its end."""
         self._set(State.STARTING)
         command = self.spec.program or [
             "rucola", self.spec.command, "-c", str(self.spec.config_file)
         ]  # fmt: skip
-        # In a session of its own, so that Ctrl-C reaches the supervisor alone, which stops the servers in order.
+        # In a separate session: Ctrl-C reaches only the supervisor, which stops the servers in order.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rucola.cli.supervised", str(os.getpid()), *command,
             stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True,
@@ -167,7 +152,7 @@ class SupervisedServer:
         self.last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     async def _answers(self, process: Process) -> bool:
-        """Wait until a server's port accepts connections; return False if its process ends before."""
+        """Wait until the port accepts connections; return False if the process ends first."""
         host, _, port = self.spec.address.rpartition(":")
         while process.returncode is None:
             with suppress(OSError):

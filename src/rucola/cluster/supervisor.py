@@ -1,12 +1,10 @@
 """Supervisor of a cluster on one machine.
 
-The servers start in this order, each kind once the one before is ready: etcd, name servers, masters, slaves. They stop
-in this order: masters, which first finish what they replicate, then slaves, then name servers and etcd.
+Start order, each kind once the previous one is ready: etcd, name servers, masters, slaves. Stop order: masters (after
+finishing replication), slaves, name servers, etcd.
 
-A server that ends is started again: at once after a minute in service, otherwise after a pause of 1 s that doubles up
-to 30 s. If a server fails at the first start, all are stopped, since its configuration is wrong rather than its luck.
-
-`status.json` describes the servers and is replaced at every change (see `ServerStatus`).
+A server that ends is restarted: at once after a minute in service, otherwise after 1 s, doubling up to 30 s. If one
+fails at the first start, all are stopped: its configuration is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _STOP_ORDER: Final = (ServerRole.MASTER, ServerRole.SLAVE, ServerRole.MEMBER, Se
 
 
 class ServerStatus(msgspec.Struct, rename="camel"):
-    """One server in `status.json`."""
+    """One server in `status.json`, which is replaced at every change."""
 
     name: str
     role: str
@@ -41,21 +39,18 @@ class ServerStatus(msgspec.Struct, rename="camel"):
     state: str
     pid: int | None
     since: float
-    """Time of the last change of the state, in seconds since 1970."""
+    """Time of the last state change, in seconds since 1970."""
     restarts: int
     last_exit: str | None
     log: str
 
 
 class ClusterNotRunning(MQError):
-    """A cluster of which no supervisor is running."""
+    """No supervisor runs the cluster."""
 
 
 class Supervisor:
-    """Supervisor that runs the servers of a directory, and holds the lock.
-
-    Call `start`, then `wait`, then `stop`, on one event loop.
-    """
+    """Runs the servers of a directory and holds its lock. Call `start`, `wait`, `stop` on one event loop."""
 
     def __init__(self, directory: Path, servers: Sequence[ServerSpec]) -> None:
         self.servers = [SupervisedServer(spec, self._write_status) for spec in servers]
@@ -63,7 +58,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start all servers. MQError, after all were stopped, if one ends before it is ready."""
+        """Start all servers. If one ends before it is ready, stop all and raise MQError."""
         try:
             for role in ServerRole:
                 await asyncio.gather(*(self._start(server) for server in self._of(role)))
@@ -73,7 +68,7 @@ class Supervisor:
             raise
 
     async def wait(self) -> None:
-        """Wait until cancelled; raise the error that ended a server's supervision, if one did."""
+        """Wait until cancelled; raise the error that ended a server's supervision."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
@@ -85,7 +80,6 @@ class Supervisor:
                 server.signal(signal.SIGHUP)
 
     async def stop(self) -> None:
-        """Stop all servers in order."""
         for role in _STOP_ORDER:
             await asyncio.gather(*(server.stop() for server in self._of(role)))
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -103,10 +97,7 @@ class Supervisor:
         )
 
     async def _wait_elected(self) -> None:
-        """Wait until each group that elects its master has one.
-
-        Raises MQError if one has none for `ELECTION_TIMEOUT_S`.
-        """
+        """Wait until every electing group has a master. MQError after `ELECTION_TIMEOUT_S`."""
         members = [server.spec for server in self._of(ServerRole.MEMBER)]
         groups = {spec.group for spec in members}
         deadline_s = asyncio.get_running_loop().time() + ELECTION_TIMEOUT_S
@@ -142,11 +133,7 @@ class Supervisor:
 
 @contextmanager
 def supervisor(directory: Path, size: Size | None) -> Iterator[Supervisor]:
-    """Lock a directory and yield the supervisor of its servers.
-
-    The servers are created if the directory has none. Raises ConfigError if another supervisor runs them, or if
-    `open_layout` refuses the directory or the size.
-    """
+    """Lock a directory and yield its supervisor. ConfigError if locked, or from `open_layout`."""
     make_directory(directory / LOGS)
     with (directory / LOCK_FILE).open("a") as lock:
         try:
@@ -159,7 +146,7 @@ def supervisor(directory: Path, size: Size | None) -> Iterator[Supervisor]:
 
 
 def read_status(directory: Path) -> list[ServerStatus]:
-    """Return the status of the servers of a directory. ClusterNotRunning if no supervisor runs there."""
+    """Return the status of a directory's servers. ClusterNotRunning if no supervisor runs there."""
     try:
         with (directory / LOCK_FILE).open("r+") as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
