@@ -13,10 +13,7 @@ GREEN, GREY = "#3f7d20", "#8a8f87"
 
 
 def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tuple[int, int]]) -> None:
-    """Write an SVG file with both charts.
-
-    `carriers` are (name, mean departure delay in minutes), worst first; `hours` are (hour of day, messages).
-    """
+    """Write an SVG file: (name, mean departure delay in minutes), worst first, and (hour of day, messages)."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     FigureCanvasSVG(figure)
     left, right = figure.subplots(1, 2)
@@ -36,7 +33,6 @@ def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tupl
 
 
 def _style_axes(axes: Any) -> None:
-    """Remove the frame at the top and on the right, and grey the ticks."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=GREY)

