@@ -1,10 +1,8 @@
 """The pytest plugin: the fixtures `rocketmq` and `rocketmq_session`, and the marker `rocketmq`.
 
-pytest loads the plugin in every environment with Rucola, so it imports nothing of Rucola until a test uses a fixture.
-
-pytest rewrites the assert statements of all modules of a plugin's distribution. Rucola's modules gain nothing from
-that, and without cached bytecode it doubles the import time. Therefore a finder ahead of pytest's imports them
-unchanged.
+pytest loads the plugin in every environment with Rucola: import nothing of Rucola before a test uses a fixture. pytest
+also rewrites the assert statements of all modules of the distribution, which without cached bytecode doubles the import
+time; a finder ahead of pytest's imports them unchanged.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class _PlainImportFinder(MetaPathFinder):
-    """Imports Rucola's modules without assertion rewriting."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -56,13 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def rocketmq(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RocketMQ]:
-    """A name server and a broker for this test alone, on free ports.
+    """A name server and a broker for this test alone, on free ports; ROCKETMQ_NAMESRV and NAMESRV_ADDR are set.
 
-    ROCKETMQ_NAMESRV and NAMESRV_ADDR are set while the test runs.
-
-    `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` passes settings by their keys in broker.conf; the marker closest
-    to the test takes precedence. `credentials=Credentials(...)` is no such key: the fixture signs its requests with it,
-    for brokers with access control.
+    `@pytest.mark.rocketmq(messageDelayLevel="1s 2s")` sets keys of broker.conf; the closest marker takes precedence.
+    `credentials=Credentials(...)` signs the fixture's own requests, for brokers with access control.
     """
     settings: dict[str, Any] = {}
     for marker in request.node.iter_markers("rocketmq"):
@@ -75,17 +68,14 @@ def rocketmq(
 
 @pytest.fixture(scope="session")
 def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
-    """A name server and a broker shared by all tests of a run.
-
-    `unique` returns names for each test.
-    """
+    """A name server and a broker shared by all tests of a run; `unique` returns names for each test."""
     with _start(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
         _export(running, environment)
         yield running
 
 
 def _export(running: RocketMQ, environment: pytest.MonkeyPatch) -> None:
-    # Every variable: one that the developer has set for another cluster must not take precedence.
+    # Set every variable: one that the developer has set for another cluster must not take precedence.
     for name, address in running.variables.items():
         environment.setenv(name, address)
 

@@ -1,12 +1,10 @@
 """Name server and broker for tests, with methods to drive and inspect them.
 
-Both are Rucola's complete servers, on a store in the given directory and on free ports of 127.0.0.1. They run on an
-event loop in a separate thread, so a test may be plain or async, and its client may run in this or another process, in
-any language. A thread is used instead of a process because it starts in 5 ms.
+Both are complete servers on an event loop in a separate thread, on free ports of 127.0.0.1. Clients may run in this or
+another process, in any language.
 
-The loop's clock can be advanced: `advance` lets hours of delay pass at once. All of the broker's timers fire as if the
-time had passed, while clients keep the real time. The name server expires brokers by the real clock, so that no route
-is lost.
+`advance` moves the clock of the loop: all timers of the broker fire, while clients and the name server keep the real
+time, so that no route is lost.
 
 All methods block. An async test whose client shares its loop calls them through `asyncio.to_thread`.
 """
@@ -56,7 +54,7 @@ SMALL_STORE = {
 
 
 class AdvanceableLoop(asyncio.SelectorEventLoop):
-    """Event loop whose clock can be advanced; timers that become due run in their order."""
+    """Event loop whose clock can be advanced; due timers run in order."""
 
     ahead_s = 0.0
 
@@ -67,10 +65,9 @@ class AdvanceableLoop(asyncio.SelectorEventLoop):
 class RocketMQ:
     """A name server and a broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
 
-    `namesrv` is the address for clients, "127.0.0.1:port"; `broker` is the broker's address. `settings` maps keys of
-    broker.conf to values; ConfigError names unknown keys. With `tls.config.file` both servers have the TLS of that
-    file, and `namesrv` is reached by it. With `credentials` the fixture's own requests are signed, for brokers with
-    access control; by default they have those of the environment.
+    `namesrv` is the address for clients, "127.0.0.1:port". `settings` maps keys of broker.conf to values; ConfigError
+    names unknown keys. `tls.config.file` applies to both servers. `credentials` sign the fixture's own requests; the
+    default is from the environment.
     """
 
     namesrv: str
@@ -108,10 +105,7 @@ class RocketMQ:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables from which clients read the name server's address.
-
-        Each is set to this address. With the setting `tls.config.file` also the one that names a client's.
-        """
+        """Environment variables from which clients read the name server's address and their TLS file."""
         file = self._settings.get("tls.config.file")
         return dict.fromkeys(NAMESRV_VARIABLES, self.namesrv) | ({ClientTls.VARIABLE: file} if file else {})
 
@@ -133,10 +127,7 @@ class RocketMQ:
         properties: dict[str, str] | None = None,
         queue_id: int | None = None,
     ) -> SendResult:
-        """Send a message, to queue `queue_id` if given.
-
-        Raises SendFailed or BrokerError if the broker refuses it.
-        """
+        """Send a message, to queue `queue_id` if given. SendFailed or BrokerError if the broker refuses it."""
         message = Message(topic, body, tags=tags, keys=keys, properties=properties)
         if delay_level:
             message.delay_level = delay_level
@@ -147,10 +138,10 @@ class RocketMQ:
         return f"{name}-{uuid.uuid4().hex[:12]}"
 
     def advance(self, seconds: float) -> None:
-        """Advance the broker's clock: delayed messages and retries become due, and transactions are checked.
+        """Advance the broker's clock: delayed messages, retries and transaction checks become due.
 
-        The clocks of clients are unaffected. The broker closes connections of clients without a heartbeat for 120 s of
-        its time; clients reconnect automatically. ConfigError if `seconds` is negative, as its clock never runs back.
+        The broker closes connections after 120 s of its time without a heartbeat; clients reconnect. ConfigError if
+        negative.
         """
         if not seconds >= 0:  # also refuses NaN
             raise ConfigError(f"advance({seconds}): the clock of a broker cannot run back")
@@ -168,19 +159,13 @@ class RocketMQ:
     # Inspection.
 
     def messages(self, topic: str, tags: str = SUB_ALL) -> list[MessageExt]:
-        """Return a topic's messages with one of the tags ("food || drinks"), in log order.
-
-        Consumes nothing. A topic that does not exist has no messages.
-        """
+        """Return a topic's messages with one of the tags ("food || drinks"), in log order. Consumes nothing."""
         return self._thread.run(self._messages(topic, tags))
 
     def wait_for_messages(
         self, topic: str, count: int = 1, *, tags: str = SUB_ALL, timeout_s: float = TIMEOUT_S
     ) -> list[MessageExt]:
-        """Wait until a topic has at least `count` messages with one of the tags.
-
-        Returns all of them. After `timeout_s` an AssertionError lists the messages found instead.
-        """
+        """Wait for and return at least `count` messages. After `timeout_s` an AssertionError lists those found."""
         __tracebackhide__ = True
         found = self._poll(lambda: self.messages(topic, tags), lambda found: len(found) >= count, timeout_s)
         if len(found) < count:
@@ -197,18 +182,12 @@ class RocketMQ:
         return self.wait_for_messages(dlq_topic(group), count, timeout_s=timeout_s)
 
     def offsets(self, group: str, topic: str) -> dict[int, OffsetWrapper]:
-        """Return, by queue id, the group's `consumer_offset` and the queue's end, `broker_offset`.
-
-        The offset of a group without a commit is 0. A topic that does not exist has no queues.
-        """
+        """Return the group's committed and end offsets by queue id. Without a commit the offset is 0."""
         stats = self._thread.run(self._admin.groups.consume_stats(group, topic))
         return {queue.queue_id: offset for queue, offset in stats.offset_table.items() if queue.topic == topic}
 
     def wait_until_consumed(self, group: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until a group has committed the end of every queue of a topic.
-
-        Consumers commit every 5 s and when they close. After `timeout_s` an AssertionError lists the group's offsets.
-        """
+        """Wait until a group has committed a topic's end offsets. AssertionError with its offsets after `timeout_s`."""
         __tracebackhide__ = True
         behind = self._poll(lambda: self._backlog(group, topic), lambda behind: not behind, timeout_s)
         if behind:
@@ -295,14 +274,12 @@ class RocketMQ:
     # Polling, and the messages of failed expectations.
 
     def _poll(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
-        """Call `look` until its result is enough or time is up; return the last result."""
         deadline = time.monotonic() + timeout_s
         while not is_enough(seen := look()) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
         return seen
 
     def _backlog(self, group: str, topic: str) -> list[str]:
-        """Describe the queues that the group has not consumed to the end."""
         offsets = self.offsets(group, topic)
         if not offsets:
             return ["there is no such topic"]
@@ -322,8 +299,6 @@ class RocketMQ:
         return "\n".join(lines)
 
     def _message_counts(self) -> dict[str, int]:
-        """Return the number of messages of each topic that is not empty."""
-
         async def count() -> dict[str, int]:
             topics = await self._admin.topics.names()
             stats = {topic: await self._admin.topics.stats(topic) for topic in topics}
