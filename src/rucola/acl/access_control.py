@@ -1,19 +1,16 @@
-"""Authentication and authorization of requests.
-
-`authenticate` determines the principal of a request; the checks, which are those of an interceptor, decide what the
-principal may do:
+"""Authentication and authorization of requests, an interceptor.
 
     1. a global white address needs no signature and may do everything
     2. otherwise the request names an account (`AccessKey`) that exists and is enabled
-    3. from a white address of its own, the account needs no signature and may do everything (ACL 1.0)
+    3. from its own white address, the account needs no signature and may do everything (ACL 1.0)
     4. otherwise the signature of the request must be right
     5. each check asks the principal whether it may carry out the action on the resource
 
-Every other request is refused with NO_PERMISSION. The answer for an access key that does not exist is that for a wrong
-signature, and takes the same work, so that nobody finds out which ones exist; Apache's differ.
+Other requests are refused with NO_PERMISSION. An unknown access key costs the same work and gets the same response as a
+wrong signature, so that keys cannot be probed; Apache's responses differ.
 
 Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of Apache RocketMQ 4.9.8, and to
-`AuthenticationPipeline` and `AuthorizationPipeline` of 5.3. Deliberate difference: 4.9.8 answers SYSTEM_ERROR.
+`AuthenticationPipeline` and `AuthorizationPipeline` of 5.3. Deliberate difference: 4.9.8 responds with SYSTEM_ERROR.
 """
 
 from __future__ import annotations
@@ -35,24 +32,18 @@ from rucola.protocol.command import RemotingCommand
 
 
 class Accounts(Protocol):
-    """A source of principals."""
-
     def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
-        """Return the authenticated user of a request. Raises Refused."""
+        """Return the authenticated user of a request, or raise Refused."""
         ...
 
-    def is_white(self, host: str) -> bool:
-        """Return whether peers with this address need no authentication."""
-        ...
+    def is_white(self, host: str) -> bool: ...
 
     def account(self, access_key: str) -> PlainAccount | PolicyUser | None:
-        """Return an account that may be used; None if there is none."""
+        """Return an enabled account, or None."""
         ...
 
 
 class PlainAccounts:
-    """Accounts of ACL 1.0."""
-
     def __init__(self, files: PlainAclFiles) -> None:
         self._files = files
 
@@ -77,8 +68,6 @@ class PlainAccounts:
 
 
 class PolicyAccounts:
-    """Users of ACL 2.0."""
-
     def __init__(self, store: UserStore) -> None:
         self._store = store
 
@@ -101,21 +90,15 @@ class PolicyAccounts:
 
 
 class AccessControl:
-    """Authenticates requests, and is the interceptor that authorizes them."""
-
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
     def authenticate(self, caller: Caller, command: RemotingCommand, challenge: Challenge) -> Caller:
-        """Return the caller with the user of this request, which came on a connection with this challenge.
-
-        Raises Refused.
-        """
         user = self._accounts.principal(command, caller.host, challenge)
         return caller if caller.user is user else caller.as_user(user)
 
     def renew(self, caller: Caller) -> Caller:
-        """Return an earlier request's caller with its current permissions; Refused if none are left."""
+        """Return an earlier request's caller with current permissions; Refused if none are left."""
         user = caller.user
         if user is WHITE and self._accounts.is_white(caller.host):
             return caller
@@ -129,11 +112,10 @@ class AccessControl:
         raise Refused(Reason.DENIED, f"{caller.host} is no white address of account {user.name} any more")
 
     def is_white(self, host: str) -> bool:
-        """Return whether peers with this address need no authentication."""
         return self._accounts.is_white(host)
 
     def authenticate_peer(self, access_key: str, challenge: bytes, proof: bytes) -> Principal:
-        """Return the user of a replication peer, which answered a challenge. Raises Refused."""
+        """Return the user of a replication peer that responded to a challenge, or raise Refused."""
         account = self._accounts.account(access_key)
         signer = account.signer if account is not None else _NOBODY
         if not compare_digest(signer.proof(challenge, access_key), proof) or account is None:
@@ -154,11 +136,10 @@ class AccessControl:
 
 
 _NOBODY: Final = Signer(secrets.token_hex())
-"""Verifies the signatures of access keys that do not exist."""
+"""Verifies the signatures of unknown access keys, for equal work."""
 
 
 def _verify(signer: Signer, command: RemotingCommand, content: SignedContent, challenge: Challenge) -> None:
-    """Raise Refused unless the signature is right. Called for every request."""
     fields = content.fields
     if fields is not None and SIGNATURE_NUMBER in fields:
         if not challenge.admits(signer, command.code, fields, command.body):
@@ -173,7 +154,7 @@ def _verify(signer: Signer, command: RemotingCommand, content: SignedContent, ch
 
 
 def _refuse_unknown(command: RemotingCommand, content: SignedContent, challenge: Challenge) -> NoReturn:
-    """Raise what a wrong signature of an existing access key raises, after the same work."""
+    """Raise what a wrong signature raises, after the same work."""
     if content.access_key:
         _verify(_NOBODY, command, content, challenge)
     raise _refused(content)

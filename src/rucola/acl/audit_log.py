@@ -4,16 +4,13 @@
      "request":"DELETE_TOPIC_IN_BROKER 215","action":"DELETE_TOPIC","topics":["Orders"],"groups":[],"outcome":"done",
      "reason":""}
 
-`certificate` is the subject of the client's certificate, null without mutual TLS. `outcome` is `done`, `failed` (the
-service refused or failed, with the reason) or `denied` (by access control). Nothing that a peer sends becomes more than
-`MAX_TEXT` characters, and no line contains a key, password or signature.
+`certificate` is the subject of the client's certificate, null without mutual TLS. `outcome` is `done`, `failed` (by the
+service, with the reason) or `denied` (by access control). Peers' texts are cut to `MAX_TEXT` characters; no line has a
+key, password or signature.
 
-The event loop only appends to a bounded queue; a thread writes. If the queue is full, lines are dropped and counted. A
-file that reaches `max_size` is renamed to name.1, name.1 to name.2, and so on, up to `max_files` files. All have mode
-0600. A flood of denied requests cannot displace the rest: of each peer's denied requests, `DENIED_PER_WINDOW` are
-written per minute, and the number of the others is, at the end of that minute.
-
-A write that fails is logged as an outage; its lines are lost and counted.
+The event loop only appends to a bounded queue; a thread writes. Lines that do not fit or cannot be written are dropped
+and counted. At `max_size` files rotate: name.1, name.2, up to `max_files`, all with mode 0600. Against floods, only
+`DENIED_PER_WINDOW` denied requests of each peer are written per minute, then the number of the others.
 """
 
 from __future__ import annotations
@@ -37,23 +34,18 @@ from rucola.protocol.codes import name_of
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED: Final = 10_000
-"""Lines that wait for the thread."""
 MAX_TEXT: Final = 256
 MAX_NAMES: Final = 16
-"""Topics and groups of one line."""
 DENIED_WINDOW_MS: Final = 60_000
 DENIED_PER_WINDOW: Final = 20
 MAX_PEERS: Final = 10_000
-"""Peers whose denied requests are counted; beyond it, all further ones count as one peer."""
+"""Peers whose denied requests are counted; further ones count as one peer."""
 
 _encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
 
 class AuditLog:
-    """Appends to one file and its predecessors. `open` before use, `close` writes the rest.
-
-    `record` and `denied` may be called on any thread and do not block. `clock` returns milliseconds since 1970.
-    """
+    """Appends to one file. `record` and `denied` never block, on any thread. `clock` returns ms since 1970."""
 
     def __init__(self, path: Path, max_size: int, max_files: int, clock: Callable[[], int]) -> None:
         self._path = path
@@ -65,9 +57,7 @@ class AuditLog:
         self._outages = Outages(logger)
         self._window_begin_ms = 0
         self._denied: dict[str, int] = {}
-        """Denied requests of each peer in this window."""
         self.dropped = 0
-        """Lines that could not be queued or written."""
 
     def open(self) -> None:
         """Create the file, and start the thread. ConfigError if the file cannot be written."""
@@ -80,7 +70,7 @@ class AuditLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Write everything that is queued, and end the thread. Blocks."""
+        """Write the queued lines and end the thread. Blocks."""
         if self._thread is not None:
             self._end_window()
             self._lines.put(None)
@@ -90,7 +80,6 @@ class AuditLog:
     def record(
         self, caller: Caller, code: int, action: Action, resources: Iterable[Resource], outcome: str, reason: str = ""
     ) -> None:
-        """Record the outcome of a request."""
         self._put(_line(self._clock(), caller, code, action, resources, outcome, reason))
 
     def denied(self, caller: Caller, code: int, action: Action, resources: Iterable[Resource], reason: str) -> None:
@@ -105,7 +94,6 @@ class AuditLog:
             self._put(_line(now_ms, caller, code, action, resources, "denied", reason))
 
     def _end_window(self) -> None:
-        """Record how many denied requests of the last window have no line."""
         denied, self._denied = self._denied, {}
         for peer, count in denied.items():
             if count > DENIED_PER_WINDOW:
@@ -127,7 +115,6 @@ class AuditLog:
     # The thread.
 
     def _write_lines(self) -> None:
-        """Write lines in batches until None arrives."""
         is_ending = False
         while not is_ending:
             batch = [self._lines.get()]
@@ -144,7 +131,6 @@ class AuditLog:
                 self._outages.succeeded("audit log")
 
     def _append(self, lines: list[bytes]) -> None:
-        """Append lines, and rotate before a line that would exceed the size."""
         remaining = iter(lines)
         line = next(remaining, None)
         while line is not None:
@@ -205,7 +191,6 @@ def _line(
 
 
 def _names(texts: Iterable[str]) -> list[str]:
-    """Return distinct names, the first `MAX_NAMES` of them."""
     return [text[:MAX_TEXT] for text in dict.fromkeys(texts) if text][:MAX_NAMES]
 
 

@@ -1,6 +1,6 @@
 """Credentials of a client: access key, secret key, and an optional security token.
 
-A client signs every request with its credentials. Without an explicit object it takes those of the environment:
+The default is from the environment:
 
     ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY, ROCKETMQ_SECURITY_TOKEN    the keys themselves
     ROCKETMQ_SIGNATURE_VERSION                                           1 or 2, see below
@@ -13,7 +13,7 @@ A file has the format of Apache's `conf/tools.yml`; the last two lines are optio
     securityToken: token
     signatureVersion: 1
 
-Secret key and token occur in no `repr`, log line or error.
+Secret key and token must not occur in any `repr`, log line or error.
 
 Corresponds to `SessionCredentials` and `AclClientRPCHook` of Apache RocketMQ 4.9.8.
 """
@@ -38,11 +38,7 @@ CREDENTIALS_FILE_VARIABLE: Final = "ROCKETMQ_CREDENTIALS_FILE"
 
 
 class Credentials:
-    """The keys of one user, and the version of its signatures.
-
-    Version 1 is Apache's. Version 2 prevents that a request is sent again by others (`rucola.acl.challenge`); Apache's
-    servers do not know it. ConfigError if a key is empty or the version another one.
-    """
+    """The keys of one user. Signature version 2 prevents replay and needs Rucola's servers. ConfigError if invalid."""
 
     __slots__ = ("_secret_key", "_security_token", "_signer", "access_key", "signature_version")
 
@@ -62,10 +58,7 @@ class Credentials:
     def sign(
         self, fields: MutableMapping[str, str], body: bytes, code: int = 0, challenge: Challenge | None = None
     ) -> None:
-        """Add access key, security token and signature to the ext fields of a request.
-
-        With a challenge the signature is of version 2, and covers the request code.
-        """
+        """Add key, token and signature to the ext fields: version 2, with the request code, if there is a challenge."""
         fields[ACCESS_KEY] = self.access_key
         if self._security_token is not None:
             fields[SECURITY_TOKEN] = self._security_token
@@ -75,7 +68,7 @@ class Credentials:
             challenge.sign(self._signer, code, fields, body)
 
     def proof(self, challenge: bytes) -> bytes:
-        """Return the proof for a peer's challenge that this user knows the secret key."""
+        """Return the proof for a peer's challenge that this user has the secret key."""
         return self._signer.proof(challenge, self.access_key)
 
     def __repr__(self) -> str:
@@ -92,10 +85,7 @@ class Credentials:
 
 
 def credentials_of_file(path: Path) -> Credentials:
-    """Return the credentials in a file like tools.yml.
-
-    Raises ConfigError if it cannot be read or lacks a key.
-    """
+    """Return the credentials in a file like tools.yml. ConfigError if it cannot be read or lacks a key."""
     document = read_yaml(path)
     keys = document if isinstance(document, Mapping) else {}
     access_key, secret_key, token = (_text(keys.get(name)) for name in ("accessKey", "secretKey", "securityToken"))
@@ -105,10 +95,7 @@ def credentials_of_file(path: Path) -> Credentials:
 
 
 def default_credentials(environment: Mapping[str, str] = os.environ) -> Credentials | None:
-    """Return the credentials of the environment; None if it has none.
-
-    ConfigError if one key is set without the other, or if the file cannot be read.
-    """
+    """Return the credentials of the environment, or None. ConfigError if incomplete, or if the file cannot be read."""
     access_key, secret_key = environment.get(ACCESS_KEY_VARIABLE), environment.get(SECRET_KEY_VARIABLE)
     if access_key and secret_key:
         version = _version(environment.get(SIGNATURE_VERSION_VARIABLE, ""))

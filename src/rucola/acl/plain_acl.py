@@ -1,7 +1,6 @@
 """Accounts of ACL 1.0: the content of plain_acl.yml.
 
-    globalWhiteRemoteAddresses:        # addresses that need no signature and may do everything
-      - 10.10.103.*
+    globalWhiteRemoteAddresses: [10.10.103.*]      # addresses that need no signature and may do everything
     accounts:
       - accessKey: RocketMQ            # more than 6 characters, as the secret key
         secretKey: 12345678
@@ -9,14 +8,9 @@
         admin: false                   # may do everything
         defaultTopicPerm: DENY         # of topics that topicPerms does not name: DENY, PUB, SUB, PUB|SUB
         defaultGroupPerm: SUB
-        topicPerms:
-          - topicA=DENY
-          - topicB=PUB|SUB
-        groupPerms:
-          - groupA=SUB
-    dataVersion:                       # written by changes over the network
-      - counter: 3
-        timestamp: 1732149000123
+        topicPerms: [topicA=DENY, topicB=PUB|SUB]
+        groupPerms: [groupA=SUB]
+    dataVersion: [{counter: 3, timestamp: 1732149000123}]      # written by changes over the network
 
 Missing permissions mean DENY. Rights other than PUB and SUB (create, change, delete, operate) belong to admin accounts.
 
@@ -55,15 +49,12 @@ _FILE_KEYS: Final = {"globalWhiteRemoteAddresses", "accounts", "dataVersion"}
 
 
 class PlainAccount(Principal):
-    """An account of plain_acl.yml."""
-
     def __init__(self, name: str, secret_key: str, *, admin: bool, white_address: str) -> None:
         super().__init__(name)
         self.is_admin = admin
         self.signer = Signer(secret_key)
         self.white_addresses = WhiteAddresses([white_address])
         self.when_white = WhiteAddressPrincipal(name)
-        """The principal of this account's requests from its white addresses."""
         self.default_topic = self.default_group = Right(0)
         self.topics: dict[str, Right] = {}
         self.groups: dict[str, Right] = {}
@@ -86,32 +77,23 @@ class PlainAccount(Principal):
 
 @dataclass(frozen=True)
 class PlainAcl:
-    """The accounts and white addresses of all files together."""
-
     white_addresses: WhiteAddresses
     accounts: Mapping[str, PlainAccount]
 
     @property
     def has_admin(self) -> bool:
-        """Whether an account may do everything."""
         return any(account.is_admin for account in self.accounts.values())
 
 
 @dataclass(frozen=True)
 class PlainAclFile:
-    """The checked content of one file."""
-
     white_patterns: tuple[str, ...] = ()
     accounts: Mapping[str, PlainAccount] = field(default_factory=dict)
     version: Mapping[str, int] = field(default_factory=lambda: {"counter": 0, "timestamp": 0})
-    """The DataVersion."""
 
 
 def parse_file(document: Any, path: Path) -> PlainAclFile:
-    """Return a file's content from its YAML document.
-
-    ConfigError says what is wrong and where.
-    """
+    """Parse a YAML document. ConfigError with the place."""
     if document is None:
         return PlainAclFile()
     if not isinstance(document, dict):
@@ -132,7 +114,7 @@ def parse_file(document: Any, path: Path) -> PlainAclFile:
 
 
 def parse_account(entry: Any, where: str) -> PlainAccount:
-    """Return the account of one entry. ConfigError, which never contains a secret key."""
+    """Return the account of one entry. ConfigError, never containing a secret key."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: expected accessKey, secretKey and permissions")
     access_key, secret_key = _text(entry.get("accessKey")), _text(entry.get("secretKey"))
@@ -159,7 +141,6 @@ def parse_account(entry: Any, where: str) -> PlainAccount:
 
 
 def parse_version(document: Mapping[str, Any]) -> dict[str, int]:
-    """Return the DataVersion of a file, 0 and 0 without one."""
     version = document.get("dataVersion")
     first = version[0] if isinstance(version, list) and version and isinstance(version[0], dict) else {}
 

@@ -5,10 +5,9 @@ Under the home directory (`rocketmqHome`, or the environment variable ROCKETMQ_H
     conf/plain_acl.yml        global white addresses and accounts; new accounts are added here
     conf/acl/**/*.yml         more of them; also .yaml
 
-`refresh` reads files that changed. A file that cannot be parsed keeps its last good content; so does everything, if the
-files together would leave no admin account where there was one. Both are reported by an error in the log, repeated
-while it lasts, and by the metric `rucola_acl_broken_files`. An access key that occurs in several files counts where it
-is first, in the order of the paths, plain_acl.yml last.
+`refresh` reads changed files. A file that cannot be parsed keeps its last good content, and so do all if together they
+would lose the last admin account; the log repeats this error, and `rucola_acl_broken_files` counts it. The first file
+with an access key wins, in the order of the paths, plain_acl.yml last.
 
 A change writes the file atomically with mode 0600, increments its `dataVersion`, and applies at once. It is refused if
 it would remove the last admin account. As in Apache RocketMQ, comments in the file are lost.
@@ -35,7 +34,6 @@ from rucola.outages import Outages
 logger = logging.getLogger(__name__)
 
 REFRESH_INTERVAL_MS: Final = 5000
-"""Time between two looks at the files, Apache's."""
 HOME_VARIABLE: Final = "ROCKETMQ_HOME"
 
 MAX_FILES: Final = 1000
@@ -43,18 +41,13 @@ MAX_FILES: Final = 1000
 
 @dataclass(slots=True)
 class _Known:
-    """A file that was read: its stamp, and its last good content."""
-
     stamp: tuple[int, ...]
     content: PlainAclFile
     error: str = ""
 
 
 class PlainAclFiles:
-    """The accounts under one home directory. Thread-safe; `current` is replaced as a whole.
-
-    ConfigError if there is no file, or if one is broken at the first read. `now_ms` returns milliseconds since 1970.
-    """
+    """The accounts under one home directory. Thread-safe; `current` is replaced as a whole. ConfigError."""
 
     def __init__(self, home: Path, now_ms: Callable[[], int]) -> None:
         self.default_file = (home / "conf" / "plain_acl.yml").absolute()
@@ -76,20 +69,15 @@ class PlainAclFiles:
             self._known[path] = _Known(_stamp(path), parse_file(read_yaml(path), path))
             _warn_if_readable(path)
         self.current = self._joined(self._known)
-        """The accounts and white addresses that apply now."""
         if not self.current.has_admin:
             logger.warning("%s: no account has admin: true, so operators need a white address", home)
 
     @property
     def versions(self) -> dict[str, Mapping[str, int]]:
-        """The DataVersion of each file, by its path."""
         return {str(path): known.content.version for path, known in self._known.items()}
 
     def refresh(self) -> bool:
-        """Read the files that changed; tell whether that changed anything.
-
-        Blocks on the disk: call it in a thread.
-        """
+        """Read changed files; return whether anything changed. Blocks on the disk: call it in a thread."""
         with self._lock:
             return self._refresh()
 
@@ -106,7 +94,7 @@ class PlainAclFiles:
                     known[path] = _Known(stamp, parse_file(read_yaml(path), path))
                     _warn_if_readable(path)
             except (ConfigError, OSError) as error:
-                # With the stamp of the broken file, which is parsed again only after its next change.
+                # Store the stamp of the broken file: it is parsed again only after its next change.
                 known[path] = _Known(_stamp_or_none(path), before.content if before else PlainAclFile(), str(error))
             if known[path].error:
                 broken[str(path)] = known[path].error
@@ -161,7 +149,7 @@ class PlainAclFiles:
             self._write(path, document)
 
     def update_white_addresses(self, patterns: list[str], file: str | None) -> None:
-        """Replace the global white addresses of a file, by default of plain_acl.yml. ConfigError."""
+        """Replace the global white addresses of a file, by default plain_acl.yml. ConfigError."""
         with self._lock:
             path = Path(file).absolute() if file else self.default_file
             if path != self.default_file and path not in self._known:
@@ -187,7 +175,7 @@ class PlainAclFiles:
         version = parse_version(document)
         document["dataVersion"] = [{"counter": version["counter"] + 1, "timestamp": self._now_ms()}]
         document = _with_plain_scalars(document)
-        # Parsed as the next `refresh` will, so that a change which it would reject is never written.
+        # Parse it as the next `refresh` will: a change that it would reject is never written.
         content = parse_file(_as_texts(document), path)
         joined = self._joined(self._known | {path: _Known((), content)})
         if self.current.has_admin and not joined.has_admin:
@@ -211,10 +199,7 @@ class PlainAclFiles:
         return PlainAcl(WhiteAddresses(patterns), accounts)
 
     def _paths(self) -> list[Path]:
-        """Return the files in their order.
-
-        Symbolic links to files are followed, links to directories are not.
-        """
+        """Return the files in order. Symbolic links to files are followed, links to directories are not."""
         found: list[Path] = []
         for directory, directories, names in os.walk(self._directory):
             directories.sort()
@@ -261,7 +246,6 @@ def _with_plain_scalars(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_texts(value: Any) -> Any:
-    """Return a document with all scalars as text, as `read_yaml` returns it."""
     if isinstance(value, dict):
         return {key: _as_texts(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -8,10 +8,9 @@ disable. Super users may do everything. For other users, entries of policies dec
     source IPs   addresses and networks (10.0.0.0/8) from which the entry applies; none means all
     decision     Allow or Deny
 
-Entries of the policy Custom are considered first, those of Default only if none of them matches. Of the entries that
-match resource, action and address, the most specific resource decides: an exact name before a longer prefix before a
-shorter one before `*`; among equals, Deny. Without a match the request is denied. Topics that hold messages of others
-(`Requirement.is_internal`) match their own name only.
+Entries of the policy Custom come first, Default only if none of them matches. Of the entries that match resource,
+action and address, the most specific resource decides: exact name, longer prefix, shorter prefix, `*`; among equals,
+Deny. Without a match the request is denied. Internal topics (`Requirement.is_internal`) match their own name only.
 
 Corresponds to `AclAuthorizationHandler`, `Policy` and `PolicyEntry` of Apache RocketMQ 5.3. Deliberate difference:
 among equals 5.3 prefers Allow, against the comment in its code.
@@ -38,22 +37,16 @@ USER_SUBJECT: Final = "User:"
 
 
 class UserType(Enum):
-    """The values are Apache's names."""
-
     SUPER = "Super"
     NORMAL = "Normal"
 
 
 class UserStatus(Enum):
-    """The values are Apache's names."""
-
     ENABLE = "enable"
     DISABLE = "disable"
 
 
 class Pattern(NamedTuple):
-    """The resources of an entry."""
-
     type: ResourceType | None
     """None for every resource."""
     name: str
@@ -77,8 +70,6 @@ class Pattern(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """One decision: `actions` as Apache's names, `source_ips` as given."""
-
     pattern: Pattern
     actions: tuple[str, ...]
     source_ips: tuple[str, ...]
@@ -86,7 +77,6 @@ class PolicyEntry:
 
     @cached_property
     def rights(self) -> Right:
-        """The actions as flags."""
         found = Right(0)
         for action in self.actions:
             found |= ~Right(0) if action == ALL else RIGHTS[action]
@@ -97,7 +87,6 @@ class PolicyEntry:
         return [ipaddress.ip_network(text, strict=False) for text in self.source_ips]
 
     def applies_to(self, host: str) -> bool:
-        """Tell whether the entry applies to requests from an address."""
         if not self.source_ips:
             return True
         try:
@@ -110,7 +99,7 @@ class PolicyEntry:
 
 
 class PolicyUser(Principal):
-    """A user with its policies; one object per state of the user."""
+    """A user with its policies; immutable, every change makes a new object."""
 
     def __init__(
         self,
@@ -146,7 +135,7 @@ class PolicyUser(Principal):
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the resources that a text such as `Topic:orders-*` names. ConfigError."""
+    """Parse a text such as `Topic:orders-*`. ConfigError."""
     if text == "*":
         return Pattern(None, "", True)
     kind, colon, name = text.partition(":")
@@ -171,7 +160,6 @@ def parse_actions(texts: list[str]) -> tuple[str, ...]:
 
 
 def parse_entry(resource: str, actions: list[str], source_ips: list[str], decision: str) -> PolicyEntry:
-    """Return the entry of a policy. ConfigError."""
     if decision.lower() not in ("allow", "deny"):
         raise ConfigError(f"decision {decision!r}: expected Allow or Deny")
     for text in source_ips:

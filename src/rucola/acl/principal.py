@@ -8,20 +8,13 @@ from rucola.access import Action, Reason, Refused, Resource
 from rucola.acl.requirements import Requirement, requirements
 
 MAX_DECISIONS: Final = 10_000
-"""Allowed requests that a principal remembers; beyond it decisions are repeated."""
 
 
 class Principal:
-    """A user as requests see it: a name, and decisions by action and resource.
-
-    Allowed requests are remembered in `allowed`, since permissions never change within one object: a change of the
-    accounts creates new ones. That takes 0.1 µs; a decision takes several.
-    """
+    """A user: a name and decisions. `allowed` caches them, since permissions never change within one object."""
 
     is_admin: bool = False
-    """Whether every request is allowed."""
     is_authenticated: ClassVar[bool] = True
-    """Whether the user proved its identity by a signature."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +39,7 @@ class Principal:
         return ""
 
     def denial(self, requirement: Requirement, host: str) -> str:
-        """Return why a requirement is not met; an empty text if it is."""
+        """Return why a requirement is not met, or an empty text."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -54,11 +47,8 @@ class Principal:
 
 
 class WhiteAddressPrincipal(Principal):
-    """A peer whose address is white: it needs no signature, and may do everything."""
-
     is_admin = True
     is_authenticated = False
 
 
 WHITE: Final = WhiteAddressPrincipal("white address")
-"""The principal of every global white address."""

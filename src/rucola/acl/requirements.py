@@ -1,8 +1,8 @@
 """Requirements: the rights that a request needs, by its action and its resource.
 
-A requirement names one resource and the rights of which any one suffices. A request is allowed if each of its
-requirements is met. The topics of a group's retries and dead letters (`%RETRY%group`, `%DLQ%group`) count as the group,
-everywhere. For topics that hold messages of other topics, only a permission that names them counts (`is_internal`).
+A request is allowed if all of its requirements are met; any one right of a requirement suffices. The topics of a
+group's retries and dead letters (`%RETRY%group`, `%DLQ%group`) count as the group, everywhere. For topics with messages
+of other topics, only a permission that names them counts (`is_internal`).
 
 | action | topic | group | neither |
 |---|---|---|---|
@@ -19,8 +19,8 @@ everywhere. For topics that hold messages of other topics, only a permission tha
 | RESET_OFFSET, CALL_CLIENT | UPDATE | UPDATE | |
 | all others | | | UPDATE on the cluster |
 
-"None" means that any authenticated user may send the request. A request that names nothing where something is expected
-needs UPDATE on the cluster, so that no malformed request passes with fewer rights.
+"None": any authenticated user. A request that names nothing where something is expected needs UPDATE on the cluster, so
+that no malformed request passes with fewer rights.
 
 Corresponds to the switch over request codes in `PlainAccessValidator` of Apache RocketMQ 4.9.8, which has entries for
 nine codes and admits every other request of an authenticated user, and to `DefaultAuthorizationContextBuilder` of 5.3.
@@ -46,18 +46,13 @@ from rucola.message.topics import (
 
 
 class ResourceType(Enum):
-    """The kind of a required resource; the values are Apache's names."""
-
     TOPIC = "Topic"
     GROUP = "Group"
     CLUSTER = "Cluster"
 
 
 class Right(Flag):
-    """The actions of ACL 2.0.
-
-    ACL 1.0 knows PUB and SUB; the others belong to its admin accounts.
-    """
+    """The actions of ACL 2.0. In ACL 1.0 all but PUB and SUB belong to admin accounts."""
 
     PUB = auto()
     SUB = auto()
@@ -69,8 +64,6 @@ class Right(Flag):
 
 
 class Requirement(NamedTuple):
-    """One resource, and the rights of which any one suffices."""
-
     type: ResourceType
     name: str
     """Name of the topic or group; empty for the cluster."""
@@ -78,10 +71,7 @@ class Requirement(NamedTuple):
 
     @property
     def is_internal(self) -> bool:
-        """Whether the topic holds messages of all topics, so that no default and no pattern with * applies to it.
-
-        Traces and replies may be sent by whoever may send to any topic, and are read by permission only.
-        """
+        """Whether only a permission that names the topic counts, since it holds messages of all topics."""
         if self.type is not ResourceType.TOPIC:
             return False
         if self.name == TRACE_TOPIC or self.name.endswith(f"_{REPLY_TOPIC_POSTFIX}"):
@@ -140,13 +130,12 @@ _WITHOUT_RESOURCE: Final = {
     Action.END_TRANSACTION,
     Action.READ,
 }
-"""Actions whose requests may name nothing, or a producer group alone. The broker checks the topic of the last two when
-it has read the message."""
+"""Actions whose requests may name nothing. The broker checks the last two's topic once it has read the message."""
 _OF_CLUSTER: Final = {Action.QUERY: Right.GET, Action.ROUTE: Right.GET, Action.QUERY_ACCESS: Right.GET}
 
 
 def requirements(action: Action, resource: Resource) -> list[Requirement]:
-    """Return what a request needs, each of which must be met; empty if authentication suffices."""
+    """Return what a request needs, all of which must be met; empty if authentication suffices."""
     if action is Action.ROUTE and resource.topic:
         return []
     found: list[Requirement] = []
@@ -167,7 +156,6 @@ def requirements(action: Action, resource: Resource) -> list[Requirement]:
 
 
 def _group_of(topic: str) -> str | None:
-    """Return the group whose retries or dead letters a topic has."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             return topic[len(prefix) :]

@@ -3,14 +3,13 @@
     {"users": [{"username": ..., "password": ..., "userType": ..., "userStatus": ...}, ...],
      "acls":  [{"subject": "User:...", "policies": [{"policyType": ..., "entries": [...]}, ...]}, ...]}
 
-Passwords are stored as they are, since HMAC needs them; the file has mode 0600. A change is on disk before it is
-answered, and applies at once. Changes that would leave no enabled super user are refused.
+Passwords are plain, since HMAC needs them; the file has mode 0600. A change is on disk before its response, and applies
+at once. Changes that would leave no enabled super user are refused.
 
-The first super user is made from `initAuthenticationUser` of broker.conf, or from the environment variable
-ROCKETMQ_INIT_AUTHENTICATION_USER, if no user of that name exists: {"username": "...", "password": "..."}.
+The first super user is from `initAuthenticationUser` of broker.conf or the environment variable
+ROCKETMQ_INIT_AUTHENTICATION_USER, {"username": "...", "password": "..."}, if no user of that name exists.
 
-Corresponds to `AuthenticationMetadataManagerImpl` and `AuthorizationMetadataManagerImpl` of Apache RocketMQ 5.3, which
-keep the same in RocksDB.
+Corresponds to `AuthenticationMetadataManagerImpl` and `AuthorizationMetadataManagerImpl` of Apache RocketMQ 5.3.
 """
 
 from __future__ import annotations
@@ -42,25 +41,17 @@ from rucola.protocol.body import Body, decode_body, encode_body
 INIT_USER_VARIABLE: Final = "ROCKETMQ_INIT_AUTHENTICATION_USER"
 MAX_USERS: Final = 10_000
 MAX_ENTRIES: Final = 1000
-"""Most entries of all policies of one user."""
 
 Policies = dict[str, list[PolicyEntry]]
 
 
 class AuthFile(Body, kw_only=True):
-    """The content of the file."""
-
     users: list[UserInfo] = msgspec.field(default_factory=list)
     acls: list[AclInfo] = msgspec.field(default_factory=list)
 
 
 class UserStore:
-    """Users by name, with their policies.
-
-    Raises ConfigError if the file is broken, or if there is no super user.
-
-    `current` is replaced as a whole by every change. Changes block on the disk for one small file.
-    """
+    """Users and their policies. Changes replace `current` and block on the disk. ConfigError without super user."""
 
     def __init__(self, path: Path, cluster: str, first_user: str = "") -> None:
         self._path = path
@@ -68,7 +59,6 @@ class UserStore:
         self._users: dict[str, UserInfo] = {}
         self._policies: dict[str, Policies] = {}
         self.current: Mapping[str, PolicyUser] = {}
-        """The principal of each user."""
         self._load()
         self._create_first(first_user or os.environ.get(INIT_USER_VARIABLE, ""))
         if not _has_super(self._users):
@@ -84,7 +74,6 @@ class UserStore:
         return [_without_password(user) for name, user in self._users.items() if text in name]
 
     def user(self, name: str) -> UserInfo | None:
-        """Return a user without its password; None if there is none."""
         found = self._users.get(name)
         return None if found is None else _without_password(found)
 
@@ -102,7 +91,6 @@ class UserStore:
         self._save(self._users | {name: user}, self._policies)
 
     def update_user(self, name: str, given: UserInfo, by: str, *, by_super: bool) -> None:
-        """Change password, type or status of a user. Raises Refused."""
         before = self._existing(name)
         type_ = _type(given) or _type(before) or UserType.NORMAL
         status = _status(given) or _status(before) or UserStatus.ENABLE
@@ -116,7 +104,6 @@ class UserStore:
         self._save(self._users | {name: user}, self._policies)
 
     def delete_user(self, name: str, by: str, *, by_super: bool) -> None:
-        """Delete a user and its policies; nothing if there is none. Raises Refused."""
         before = self._users.get(name)
         if before is None:
             return
@@ -165,12 +152,12 @@ class UserStore:
         self._save(self._users, self._policies | {name: after})
 
     def policies(self, subject: str) -> AclInfo | None:
-        """Return the policies of a user; None if it has none. Raises Refused."""
+        """Return the policies of a user, or None. Raises Refused."""
         name = self._user_of(subject)
         return _acl_info(name, self._policies[name]) if self._policies.get(name) else None
 
     def all_policies(self, subject: str = "", resource: str = "") -> list[AclInfo]:
-        """Return the policies of all users, restricted to subjects and resources that contain a text."""
+        """Return the policies of all users whose subjects and resources contain a text."""
         found = []
         for name, policies in self._policies.items():
             chosen = {
