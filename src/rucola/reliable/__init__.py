@@ -1,14 +1,8 @@
 """Business reliability: transactional outbox, receipts, idempotent consumption, resend. Needs the extra `reliable`.
 
-Reading order:
-
-    schema, migration                                   the tables and their versions
-    outbox, dbapi                                       the sender's side; connections of plain SQL and Django
-    lane_leases, stub_claims, batch_sender              the parts of the relay
-    policy, stub_checks, alerts                         its checks of messages without a receipt
-    relay                                               the loop that runs them
-    receipts, redis_claims, idempotent                  the consumer's side
-    operations, joined_view, metrics                    inspection and repair by operators
+Reading order: `schema`, `migration`; for senders `outbox`, `dbapi`; `relay` with `lane_leases`, `stub_claims`,
+`batch_sender`, `policy`, `stub_checks`, `alerts`; for consumers `receipts`, `redis_claims`, `idempotent`; for operators
+`operations`, `joined_view`, `metrics`.
 """
 
 from rucola.reliable.alerts import Alert, Alerts, email_sink, log_sink, webhook_sink

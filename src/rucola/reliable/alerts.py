@@ -1,12 +1,7 @@
-"""Alerts about messages that need an operator.
+"""Alerts about messages that need an operator, to the log, a webhook, e-mail or any function.
 
-They go to the log, a webhook, e-mail or any function.
-
-A stub that becomes MANUAL, STUCK or DEAD is due for an alert until every sink has accepted it. A crashed relay or an
-unreachable mail server therefore delays an alert but does not lose it.
-
-Alerts are digests: at most one per kind in `interval_ms`, with the number of messages, the first ids and the command
-to run. A hundred thousand messages that get stuck together cause one e-mail.
+A stub that becomes MANUAL, STUCK or DEAD is due for an alert until every sink has accepted it: a crashed relay or an
+unreachable mail server delays an alert but does not lose it. Alerts are digests: at most one per kind in `interval_ms`.
 """
 
 from __future__ import annotations
@@ -77,10 +72,7 @@ def log_sink(alert: Alert) -> None:
 
 
 def webhook_sink(url: str, timeout_s: float = TIMEOUT_S) -> Sink:
-    """Return a sink that posts an alert's fields and its `text` as a JSON object.
-
-    ReliableError unless it is a URL of HTTP: otherwise no alert would ever arrive.
-    """
+    """Return a sink that posts an alert's fields and its `text` as JSON. ReliableError unless it is an HTTP URL."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ReliableError(f"{url!r} is no address for alerts: write https://HOST/PATH")
@@ -142,10 +134,7 @@ class Alerts:
         return max(0, int((next_s - self._clock_s()) * 1000))
 
     async def raise_alert(self, alert: Alert) -> bool:
-        """Deliver an alert and return whether every sink accepted it.
-
-        A repeated alert goes only to sinks that failed.
-        """
+        """Deliver an alert; return whether every sink accepted it. A repeated alert goes only to sinks that failed."""
         again = {key for key in self._failed if key[1] == alert.kind}
         due = [sink for sink in self._sinks if not again or (sink, alert.kind) in again]
         self._failed -= again
@@ -160,6 +149,5 @@ class Alerts:
 
 
 def digest(kind: str, message_ids: Sequence[str], details: Sequence[str | None], count: int) -> Alert:
-    """Return one alert for `count` messages in the same state, of which some are given."""
     detail = next(filter(None, details), "")
     return Alert(kind, count, tuple(message_ids[:SHOWN]), detail)

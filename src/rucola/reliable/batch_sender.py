@@ -29,29 +29,21 @@ REQUEST_SIZE = 1 << 20
 CONCURRENCY = 16
 ERROR_LENGTH = 1000
 QUEUE_AWAY_RETRIES = 4
-"""A stub whose queue is away waits as after so many failures; by default 8 s."""
+"""A stub without its queue waits as after this many failures; by default 8 s."""
 
 
 class BatchResult(NamedTuple):
-    """Outcomes of a batch.
-
-    If `is_away`, no broker was reached at all, and `error` is the reason. If `is_unrouted`, no topic had a route:
-    either no topic exists, or all brokers have left the name server.
-    """
+    """Outcomes of a batch. `is_away`: no broker was reached, see `error`; `is_unrouted`: no topic had a route."""
 
     outcomes: list[Outcome]
     unsent_keys: Set[str]
-    """Sharding keys with stubs that failed or were left unsent."""
     key_queues: KeyQueues
-    """The queues that the keys were sent to."""
     is_away: bool
     is_unrouted: bool
     error: str
 
 
 class BatchSender:
-    """Sends batches of stubs through a producer."""
-
     def __init__(self, producer: Producer, policy: Policy) -> None:
         self._producer = producer
         self._policy = policy
@@ -61,8 +53,9 @@ class BatchSender:
     ) -> BatchResult:
         """Send claimed stubs in the given order.
 
-        Requests not started by `deadline`, a loop time, stay unsent. So do stubs of `stopped_keys`, of which the batch
-        before has stubs that were not sent. `key_queues` are the queues of keys with unconfirmed messages.
+        Stubs stay unsent if their request has not started by `deadline`, a loop time, or if their key is in
+        `stopped_keys`, those that failed in the batch before. `key_queues` are the queues of keys with unconfirmed
+        messages.
         """
         run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
@@ -106,10 +99,7 @@ class BatchSender:
 
 
 class _BatchRun:
-    """State of one batch while it is sent.
-
-    Used by the tasks of one event loop.
-    """
+    """State of one batch, used on one event loop."""
 
     def __init__(self, producer: Producer, policy: Policy, deadline: float, stopped_keys: Set[str]) -> None:
         self._producer = producer
@@ -178,10 +168,7 @@ class _BatchRun:
         )
 
     def failed(self, row: Row[Any], error: MQError) -> None:
-        """Record a failed send.
-
-        The message may still be stored, unless it is invalid or was refused.
-        """
+        """Record a failed send; the message may still be stored, unless it is invalid or was refused."""
         self.error = str(error)[:ERROR_LENGTH]
         attempts = [failure for _, failure in error.attempts] if isinstance(error, SendFailed) else [error]
         if any(isinstance(failure, (BrokerError, InvalidMessage)) for failure in attempts):
@@ -199,7 +186,7 @@ class _BatchRun:
         self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
 
     def without_queue(self, row: Row[Any], queue: MessageQueue) -> None:
-        """Leave a stub unsent, and the later ones of its key, until its queue is in the route again."""
+        """Leave a stub and the later ones of its key unsent until its queue is in the route again."""
         self._stopped_keys.add(row.shard_key)
         self.unsent_keys.add(row.shard_key)
         error = f"queue {queue} has unconfirmed messages of its key and is not in the route"
@@ -207,19 +194,13 @@ class _BatchRun:
         self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=error, is_unsent=True))
 
     def _without_stopped_keys(self, rows: list[Row[Any]]) -> list[Row[Any]]:
-        """Return the rows that do not follow a failed stub of the same key.
-
-        The others stay unsent.
-        """
+        """Return the rows that do not follow a failed stub of the same key, leaving the others unsent."""
         stopped = [row for row in rows if row.shard_key in self._stopped_keys]
         self._unsent(stopped)
         return [row for row in rows if row.shard_key not in self._stopped_keys] if stopped else rows
 
     def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
-        """Leave stubs to a later batch.
-
-        They are due at once, or together with the failed stub before them.
-        """
+        """Leave stubs to a later batch, due at once or together with the failed stub before them."""
         for row in rows:
             if row.shard_key is not None:
                 self.unsent_keys.add(row.shard_key)
@@ -228,11 +209,7 @@ class _BatchRun:
 
 
 def _requests(rows: Sequence[Row[Any]]) -> Iterator[list[Row[Any]]]:
-    """Split rows, in order, into requests of messages that can share one.
-
-    Requests are filled up to `REQUEST_COUNT` messages and `REQUEST_SIZE` bytes of bodies. Alone in a request are
-    messages with a WAIT property (a batch has one for all), and messages to retry and dead letter topics.
-    """
+    """Split rows, in order, into requests; messages with WAIT or to retry and dead letter topics are alone."""
     request: list[Row[Any]] = []
     size = 0
     for row in rows:

@@ -1,7 +1,4 @@
-"""Short transactions from asyncio, on an Engine (in a thread) or an AsyncEngine.
-
-All SQL of this package is written as plain functions of a Connection, which both kinds of engine run.
-"""
+"""Short transactions from asyncio: plain functions of a Connection, on an Engine (in a thread) or an AsyncEngine."""
 
 from __future__ import annotations
 
@@ -22,19 +19,17 @@ T = TypeVar("T")
 
 IDLE_TIMEOUT_S: Final = 30
 AUTOCOMMIT: Final = "AUTOCOMMIT"
-"""Isolation level for single statements, which need no BEGIN and COMMIT: each of them would be a round trip."""
+"""Single statements need no BEGIN and COMMIT, each of which would be a round trip."""
 
 _MARIADB_AWAY: Final = (1040, 1053, 2002, 2003, 2006, 2013)
 """Too many connections; shutdown in progress; cannot connect, by socket or by TCP; gone away; lost connection."""
 
 
 def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> list[ColumnElement[str]]:
-    """Return columns that limit how long this transaction may wait for its client.
+    """Return columns for a SELECT or RETURNING that limit how long this transaction may wait for its client.
 
-    The columns belong in a SELECT or RETURNING. A paused process or a machine that vanished would keep its row locks,
-    and block every worker that takes over. After `timeout_ms` without a statement PostgreSQL rolls the transaction
-    back. As a column it costs no round trip. MariaDB has the limit per connection only, see `engine_of`; SQLite has no
-    server that could end a transaction.
+    A paused or vanished client would keep its row locks; PostgreSQL rolls back after `timeout_ms` without a statement.
+    A column costs no round trip. MariaDB has the limit per connection, see `engine_of`; SQLite needs none.
     """
     if connection.dialect.name != "postgresql":
         return []
@@ -43,15 +38,12 @@ def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> li
 
 
 class Database:
-    """An engine, given or created from a URL.
-
-    `close` disposes only of an engine created here.
-    """
+    """An engine, given or created from a URL; `close` disposes only of an engine created here."""
 
     def __init__(self, engine: Engine | AsyncEngine | URL | str) -> None:
         self._owns_engine = isinstance(engine, (str, URL))
         self.engine: Engine | AsyncEngine = engine_of(engine) if isinstance(engine, (str, URL)) else engine
-        # In MariaDB's REPEATABLE READ, a scan keeps locks on all rows it has visited, not only on matching ones.
+        # MariaDB's REPEATABLE READ keeps locks on all rows that a scan visited, not only on matching ones.
         self._isolation_level = "READ COMMITTED" if self.engine.dialect.name != "sqlite" else None
 
     @property
@@ -79,12 +71,10 @@ class Database:
         return self._run_sync(self._isolation_level, work, *args, **kwargs)
 
     def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `work` as `run_one` does, in the calling thread."""
         return self._run_sync(AUTOCOMMIT, work, *args, **kwargs)
 
     @contextmanager
     def connect_sync(self) -> Iterator[Connection]:
-        """Open a connection for the calling thread."""
         if isinstance(self.engine, AsyncEngine):
             raise ReliableError("an AsyncEngine works only on an event loop: pass an Engine")
         with self._translated_errors(), self.engine.connect() as connection:
@@ -102,10 +92,7 @@ class Database:
             return _run_at(connection, level, work, *args, **kwargs)
 
     async def is_away(self, error: DBAPIError) -> bool:
-        """Return whether the server is stopped, starting or unreachable, after a connection failed.
-
-        Otherwise it answers, and refuses user, password or database: waiting would not help.
-        """
+        """Return whether the server is unreachable, rather than refusing user, password or database."""
         return await asyncio.to_thread(self._is_away, error)
 
     def _is_away(self, error: DBAPIError) -> bool:
@@ -123,7 +110,6 @@ class Database:
                 return bool(error.orig and error.orig.args and error.orig.args[0] in _MARIADB_AWAY)
 
     async def close(self) -> None:
-        """Close the connections of an engine created here."""
         if self._owns_engine:
             if isinstance(self.engine, AsyncEngine):
                 await self.engine.dispose()
@@ -132,11 +118,7 @@ class Database:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Raise every error of the driver as a DBAPIError.
-
-        SQLAlchemy does not translate errors of the statement that sets the isolation level of a connection. On MariaDB
-        it is the first statement that fails if the server has ended a connection of the pool.
-        """
+        """Raise driver errors as DBAPIError; SQLAlchemy does not when it sets the isolation level."""
         driver = self.engine.dialect.dbapi
         assert driver is not None
         try:
@@ -146,12 +128,7 @@ class Database:
 
 
 def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run `work` at an isolation level, None for the default.
-
-    It runs in a transaction unless the level is AUTOCOMMIT. The level is set here and not as an option of the engine,
-    which sets it while it takes a connection from the pool: after an error of the driver the connection would not be
-    given back, and only the garbage collector would find it.
-    """
+    """Run `work`. The level as an option of the engine would leak connections after driver errors."""
     if level is not None:
         try:
             connection.execution_options(isolation_level=level)
@@ -165,10 +142,10 @@ def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *
 
 
 def engine_of(url: str | URL) -> Engine | AsyncEngine:
-    """Create an Engine from a URL, or an AsyncEngine if its driver is async.
+    """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL.
 
-    Raises ReliableError for an invalid URL. MariaDB ends a transaction on its connections that waits for its client
-    longer than `IDLE_TIMEOUT_S`, unless the URL has an `init_command` of its own.
+    Unless the URL has an `init_command`, MariaDB ends transactions that wait for the client longer than
+    `IDLE_TIMEOUT_S`.
     """
     try:
         parsed = make_url(url)

@@ -1,8 +1,7 @@
-"""DB-API connections of applications: sqlite3, psycopg and PyMySQL, on their own or below Django.
+"""DB-API connections of applications: sqlite3, psycopg and PyMySQL, directly or below Django.
 
-`DriverConnection` runs statements of this package on such a connection, as a part of the transaction that the
-application has begun on it. It never commits or rolls back. A `django.db.connection` is accepted as well; it is
-recognized by the name of its module, so Django need not be installed.
+`DriverConnection` runs statements in the application's transaction; it never commits or rolls back. A
+`django.db.connection` is recognized by the name of its module, so Django need not be installed.
 """
 
 from __future__ import annotations
@@ -31,17 +30,14 @@ class DBAPIConnection(Protocol):
 
 
 class _Driver(NamedTuple):
-    """SQL dialect of a driver, and a test for autocommit.
-
-    The test tells whether the next statement would be committed on its own.
-    """
+    """SQL dialect of a driver, and a test whether the next statement would be committed at once."""
 
     dialect: Dialect
     is_autocommit: Callable[[Any], bool]
 
 
 def _is_autocommit_sqlite(connection: Any) -> bool:
-    # Python 3.12 has the attribute `autocommit`; before, only `isolation_level=None` selects this mode.
+    # Before Python 3.12 there is no attribute `autocommit`: only `isolation_level=None` selects this mode.
     is_off = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
     return is_off and not connection.in_transaction
 
@@ -68,10 +64,7 @@ SUPPORTED: Final = (
 
 
 class DriverResult(NamedTuple):
-    """Rows and row count of a statement.
-
-    This class has the methods of SQLAlchemy's Result that this package uses.
-    """
+    """The part of SQLAlchemy's Result that this package uses."""
 
     rows: list[Any]
     rowcount: int
@@ -82,12 +75,10 @@ class DriverResult(NamedTuple):
 
 
 class DriverConnection:
-    """Transaction on a DB-API connection.
+    """Transaction on a DB-API connection, with the part of SQLAlchemy's Connection that this package uses.
 
-    This class has the part of SQLAlchemy's Connection that this package uses.
-
-    ReliableError if the connection is of another driver, or in autocommit mode: a message or a `done` row would then be
-    committed without the application's changes.
+    ReliableError for other drivers, and in autocommit mode: a message would be committed without the application's
+    changes.
     """
 
     def __init__(self, connection: DBAPIConnection) -> None:
@@ -117,12 +108,10 @@ class DriverConnection:
         return self.run(compiled, compiled.params)
 
     def scalar(self, statement: ClauseElement) -> Any:
-        """Return the first column of the first row; None if there is no row."""
         rows = self.execute(statement).rows
         return rows[0][0] if rows else None
 
     def run(self, compiled: Compiled, values: Mapping[str, Any]) -> DriverResult:
-        """Execute a statement that was compiled for this dialect, with these values of its parameters."""
         # A statement with positional parameters has their names in order.
         names: list[str] | None = getattr(compiled, "positiontup", None)
         parameters = values if names is None else [values[name] for name in names]
@@ -131,7 +120,7 @@ class DriverConnection:
             return DriverResult(list(cursor.fetchall()) if cursor.description else [], cursor.rowcount)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call back after the commit, if this is Django's connection; no driver announces its commits."""
+        """Call back after the commit, if this is Django's connection; drivers do not announce commits."""
         if self._django is not None:
             self._django.on_commit(callback)
 

@@ -13,11 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 async def committed_offsets(namesrv: str) -> dict[str, list[CommittedOffset]]:
-    """Return the offsets that every master has, by broker name.
-
-    A master that does not answer is left out with a warning: without offsets, no message counts as passed. Raises
-    RemotingError if no name server answers.
-    """
+    """Return every master's offsets by broker name, without unreachable masters. RemotingError without name server."""
     async with AdminClient(namesrv) as admin:
         brokers = (await admin.cluster.info()).broker_addr_table
         masters = {name: data.broker_addrs[0] for name, data in brokers.items() if 0 in data.broker_addrs}

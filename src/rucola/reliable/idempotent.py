@@ -18,14 +18,12 @@ Steps of one delivery (`_steps`):
        Otherwise release the claim and raise, so that the broker delivers again.
     6. Mark the Redis key as done, or release it.
 
-If the stubs are in another database than the business (`ledger`), step 4 commits the effect and `done`, and the
-confirmation follows in a second transaction. If it is lost, the stub becomes due and is sent again, and step 3
-confirms it.
+If the stubs are in another database than the business (`ledger`), step 4 commits the effect and `done`, and a second
+transaction the confirmation. If that is lost, the stub becomes due and is sent again, and step 3 confirms it.
 
 Effects outside the session's database happen at least once; pass them `message.msg_id` as an idempotency key.
 
-The steps are a generator of operations, so that the logic exists once: `_AsyncListener` performs the operations on an
-event loop, `_SyncListener` in the calling thread.
+`_AsyncListener` performs the steps' operations on an event loop, `_SyncListener` in the calling thread.
 """
 
 from __future__ import annotations
@@ -71,34 +69,24 @@ BusinessTransaction: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 class UnknownMessage(Enum):
-    """Handling of a message without a stub.
-
-    The stub was purged, or the message was sent without an outbox.
-    """
+    """Handling of a message without a stub: purged, or sent without an outbox."""
 
     PROCESS = "process"
     """Process it once and log a warning."""
     REJECT = "reject"
-    """Fail with ReliableError, so that the message ends in the dead letter queue."""
+    """Raise ReliableError, so that the message ends in the dead letter queue."""
 
 
 class DeliveryCounts:
-    """Results of deliveries since the listener was created."""
-
     def __init__(self) -> None:
         self.done = 0
-        """Processed, and the effect committed."""
         self.duplicates = 0
         """Acknowledged without an effect: already done, or void."""
         self.held = 0
-        """Deferred, since another worker held the message."""
         self.failed = 0
-        """Raised by the handler or the database."""
 
 
 class Step(NamedTuple):
-    """An operation that the driver of `_steps` performs, blocking or on an event loop."""
-
     kind: str
     arguments: tuple[Any, ...]
 
@@ -119,12 +107,11 @@ def idempotent(
 ) -> Callable[[Handler], IdempotentFunction]:
     """Return a decorator that turns a function of message and session into a listener.
 
-    `database` is the business's: an AsyncEngine for a coroutine function, an Engine for a plain one. `ledger` is the
-    database with the stubs, if different. `lease_ms` is the time for which a crashed worker blocks its message. The
-    guarantees are described at the head of this module.
+    `database` is the business's: an AsyncEngine for a coroutine function, else an Engine. `ledger` is the database with
+    the stubs, if different. `lease_ms` is how long a crashed worker blocks its message.
 
-    `transaction` replaces the session for handlers that use Django's ORM or plain SQL: the handler, a plain function,
-    gets the connection that it yields. It must be one on `database`.
+    `transaction` replaces the session for plain functions with Django's ORM or plain SQL: the handler gets the
+    connection that it yields, which must be one on `database`.
     """
 
     def decorate(handler: Handler) -> IdempotentFunction:
@@ -132,17 +119,14 @@ def idempotent(
         kind: type[_Listener] = _AsyncListener if is_async else _SyncListener
         options = _Options(group, tables or Tables(), redis, lease_ms, unknown, transaction)
         listener = kind(handler, database, ledger, options)
-        # Return a function instead of the object, since consumers check whether a listener is a coroutine function.
+        # Return a function, not the object: consumers check whether a listener is a coroutine function.
         return listener.function()
 
     return decorate
 
 
 class IdempotentFunction(Protocol):
-    """A listener for `PushConsumer.listen`; a coroutine function if its handler is one.
-
-    A consumer of another group, or a broadcasting one, refuses it.
-    """
+    """A listener for `PushConsumer.listen`; consumers of another group and broadcasting ones refuse it."""
 
     counts: DeliveryCounts
     clustering_group: str
@@ -151,8 +135,6 @@ class IdempotentFunction(Protocol):
 
 
 class _Options(NamedTuple):
-    """The parameters of `idempotent` other than handler and databases."""
-
     group: str
     tables: Tables
     redis: RedisClaims | None
@@ -162,11 +144,7 @@ class _Options(NamedTuple):
 
 
 class _EffectSession(Session):
-    """Session of a delivery, which its listener cannot commit.
-
-    After a commit without the `done` row, the effect could be repeated. The transaction is begun before the listener is
-    called, so a `session.begin()` of its own is an error, too. Savepoints and a rollback are allowed.
-    """
+    """Session that its listener cannot commit, since without the `done` row the effect could be repeated."""
 
     def commit(self) -> None:
         raise ReliableError(
@@ -180,8 +158,6 @@ def _commit_effect(session: Session) -> None:
 
 
 class _Listener:
-    """The steps of a delivery, shared by both kinds of listener."""
-
     is_async: bool
 
     def __init__(
@@ -207,7 +183,6 @@ class _Listener:
             self._redis.bind(self.is_async)
 
     def function(self) -> IdempotentFunction:
-        """Return the listener as a function with the handler's name and documentation."""
         raise NotImplementedError
 
     def _labelled(self, function: Any) -> IdempotentFunction:
@@ -217,12 +192,11 @@ class _Listener:
         return listener
 
     def _steps(self, message: MessageExt) -> Steps:
-        """Handle one delivery: yield operations, receive their results, and raise errors for the consumer."""
         delivery = delivery_of(message, self.group)
         key = self._redis.key(self.group, delivery.message_id) if self._redis is not None else ""
         if not self._is_checked:
             yield from self._check_tables()
-        # Step 1. None: Redis did not answer, so the database alone decides.
+        # Step 1. None: Redis did not respond, so the database alone decides.
         state = None
         if self._redis is not None:
             state = yield Step("take", (key, delivery.token, self._lease_ms))
@@ -283,16 +257,12 @@ class _Listener:
                 raise ReconsumeLater
 
     def _settle(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
-        """Acknowledge a message that is done.
-
-        Its stub is confirmed and its receipt deleted, in case that was lost.
-        """
+        """Acknowledge a message that is done; confirm its stub and delete its receipt, in case that was lost."""
         self.counts.duplicates += 1
         yield Step("confirm", (delivery,))
         return True
 
     def _drop(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
-        """Acknowledge a message that is void."""
         logger.info("message %s is void: dropped", delivery.message_id)
         self.counts.duplicates += 1
         yield Step("ledger", (receipts.forget, self._tables, delivery))
@@ -302,10 +272,7 @@ class _Listener:
         return bool((yield Step("business_one", (receipts.is_done, self._tables, delivery))))
 
     def _was_committed(self, delivery: GroupDelivery) -> Generator[Step, Any, bool]:
-        """Return whether the `done` row exists.
-
-        False if the query fails, since the broker then delivers again.
-        """
+        """Return whether the `done` row exists; False if the query fails, since the broker then delivers again."""
         return bool((yield Step("try_business", (receipts.is_done, self._tables, delivery))))
 
     def _check_tables(self) -> Steps:
@@ -321,7 +288,6 @@ class _Listener:
         return self._finish(session.connection(), delivery)
 
     def _finish(self, connection: Connection | DriverConnection, delivery: GroupDelivery) -> bool:
-        """Execute the last statements of the business transaction; return whether the message has a stub."""
         if not self._is_one_database:
             receipts.insert_done(connection, self._tables, delivery, self._lease_ms)
             return True
@@ -331,16 +297,12 @@ class _Listener:
         return has_stub
 
     def _confirm(self, connection: Any, delivery: GroupDelivery) -> bool:
-        """Confirm the stub in the ledger; return whether there is one.
-
-        A stub that another delivery has confirmed counts, too.
-        """
+        """Confirm the stub in the ledger; return whether there is one, even if already confirmed."""
         receipts.forget(connection, self._tables, delivery)
         is_confirmed = receipts.confirm(connection, self._tables, delivery.message_id, delivery.group)
         return is_confirmed or receipts.has_stub(connection, self._tables, delivery.message_id)
 
     def _warn_about_missing_stub(self, delivery: GroupDelivery) -> None:
-        """Log messages without a stub, at most one line a minute."""
         self._unknown_count += 1
         if time.monotonic() >= self._next_warning_s:
             self._next_warning_s = time.monotonic() + WARNING_INTERVAL_S
@@ -355,14 +317,11 @@ class _Listener:
 
 
 class _AsyncListener(_Listener):
-    """Performs the steps on the consumer's event loop."""
-
     is_async = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._renewals: set[asyncio.Task[None]] = set()
-        """Tasks that renew claims; each ends after its delivery."""
 
     def function(self) -> IdempotentFunction:
         @functools.wraps(self._handler)
@@ -429,7 +388,7 @@ class _AsyncListener(_Listener):
                 await session.run_sync(_commit_effect)
                 return has_stub
         finally:
-            # Not by a cancellation: a driver may replace it by an error of its own, and the task would renew for ever.
+            # Not by a cancellation: a driver may replace it by its own error, and the task would renew for ever.
             ended.set()
 
     async def _keep_renewing(self, delivery: GroupDelivery, key: str, ended: asyncio.Event) -> None:
@@ -449,8 +408,6 @@ class _AsyncListener(_Listener):
 
 
 class _SyncListener(_Listener):
-    """Performs the steps in the consumer's worker threads."""
-
     is_async = False
 
     def __init__(self, *arguments: Any) -> None:
@@ -531,7 +488,6 @@ class _SyncListener(_Listener):
         return has_stub
 
     def _begin_renewing(self, delivery: GroupDelivery, key: str) -> None:
-        """Register a delivery with the renewer thread, which ends when no delivery is in flight."""
         with self._lock:
             self._in_flight[delivery.token] = delivery, key
             if self._renewer is None:
@@ -560,10 +516,7 @@ class _SyncListener(_Listener):
 
 
 def delivery_of(message: MessageExt, group: str) -> GroupDelivery:
-    """Return a delivery with a new token.
-
-    A retry comes from another queue, so it has no position.
-    """
+    """Return a delivery with a new token. A retry has no position, since it comes from another queue."""
     message_id = message.unique_key or message.properties.get(properties.ORIGIN_MESSAGE_ID) or message.offset_msg_id
     if len(message_id) > MAX_ID_LENGTH:
         message_id = hashlib.sha256(message_id.encode()).hexdigest()

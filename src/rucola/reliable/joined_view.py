@@ -1,9 +1,7 @@
-"""Joined view of one message in tables, at brokers and in an archive.
+"""Joined view of one message: stub, receipts and `done` rows, and its copies at brokers and in an archive.
 
-It has the stub, receipts and `done` rows of the message, and its copies at brokers and in an archive.
-
-`look_up` queries the brokers; `join` derives from all parts where the message is now and what happens next. A part that
-does not answer is named in `failures`, and the view shows the rest.
+`look_up` queries the brokers; `join` derives where the message is and what happens next. `failures` names parts that
+did not respond.
 """
 
 from __future__ import annotations
@@ -28,13 +26,9 @@ ARCHIVE: Final = "archive"
 
 
 class StoredCopy(msgspec.Struct, frozen=True, rename="camel"):
-    """One copy of a message in a broker's log or in an archive.
-
-    A resent message has several copies with one id.
-    """
+    """One copy of a message in a broker's log or in an archive; a resent message has several with one id."""
 
     origin: str
-    """`log` or `archive`."""
     topic: str
     """The message's topic, or a retry or dead letter topic."""
     store_host: str
@@ -54,20 +48,15 @@ class GroupPlace(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Brokers(msgspec.Struct, frozen=True):
-    """Copies of a message at brokers.
-
-    `backlog` is the number of messages before it by group, negative if passed.
-    """
+    """Copies of a message at brokers. `backlog` has the messages before it by group, negative if passed."""
 
     copies: list[StoredCopy]
     backlog: dict[str, int]
     failures: dict[str, str]
-    """The reason for a missing answer, by server."""
+    """Reason for a missing response, by server."""
 
 
 class JoinedView(msgspec.Struct, frozen=True, rename="camel"):
-    """Everything about one message."""
-
     message: MessageView
     copies: list[StoredCopy]
     groups: list[GroupPlace]
@@ -77,24 +66,16 @@ class JoinedView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def groups_of(message: MessageView) -> list[str]:
-    """Return the groups that await, have received or have processed a message."""
     awaiting = message.stub.awaiting if message.stub is not None else ()
     return sorted({*awaiting, *(receipt.group for receipt in message.receipts), *message.done})
 
 
 def topics_of(topic: str, message: MessageView) -> list[str]:
-    """Return the topics that may have copies of a message.
-
-    They are its own topic, and the retry and dead letter topics of groups.
-    """
     return [topic, *(name for group in groups_of(message) for name in (retry_topic(group), dlq_topic(group)))]
 
 
 async def look_up(namesrv: str, message_id: str, topic: str, message: MessageView) -> Brokers:
-    """Find the copies of a message at brokers, and the backlogs of its groups.
-
-    The topic, and the retry and dead letter topics of the groups, are searched for copies.
-    """
+    """Find the copies of a message at brokers, and the backlogs of its groups."""
     found = Brokers([], {}, {})
 
     async def find_copies(admin: AdminClient, topic: str) -> None:
@@ -135,10 +116,7 @@ def copy_of(message: MessageExt, origin: str) -> StoredCopy:
 
 
 def join(message: MessageView, brokers: Brokers | None, archived: Iterable[StoredCopy] = ()) -> JoinedView:
-    """Join the contents of tables, brokers and archive.
-
-    `brokers` is None if they were not queried.
-    """
+    """Join the contents of tables, brokers (None if not queried) and archive."""
     is_complete = brokers is not None and not brokers.failures
     known = brokers or Brokers([], {}, {})
     in_log = {copy.offset_msg_id for copy in known.copies}
@@ -154,9 +132,9 @@ def join(message: MessageView, brokers: Brokers | None, archived: Iterable[Store
 
 
 def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[StoredCopy]) -> GroupPlace:
-    """Return the place for one group; known places come before inferred ones."""
+    """Return the place for one group; recorded places precede inferred ones."""
     is_awaited = message.stub is not None and group in message.stub.awaiting
-    # Retries and dead letters of a copy that was sent before the last one, by a resend, are over.
+    # Retries and dead letters of a copy from before the last resend are obsolete.
     last_ms = max((copy.store_timestamp for copy in copies if not copy.topic.startswith("%")), default=0)
     later = [copy for copy in copies if copy.store_timestamp >= last_ms]
     retries = [copy for copy in later if copy.topic == retry_topic(group)]
@@ -192,7 +170,6 @@ def _place(group: str, message: MessageView, brokers: Brokers, copies: Sequence[
 
 
 def _where(stub: StubView | None, copies: Sequence[StoredCopy], groups: Sequence[GroupPlace], is_complete: bool) -> str:
-    """Describe in one sentence where the message is."""
     parts = [f"{each.group}: {each.place}" for each in groups]
     in_topic = [copy for copy in copies if not copy.topic.startswith("%")]
     in_log = [copy for copy in in_topic if copy.origin == LOG]

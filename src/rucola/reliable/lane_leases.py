@@ -1,11 +1,11 @@
 """Lanes: leases by which relays share the stubs, one relay per lane at a time.
 
-A sharding key belongs to one lane, so two relays never send messages of one key at the same time, whatever row locks
-the database supports. Relays need no configuration: each inserts itself into the table `relay`, counts the live ones,
-and acquires or releases lanes until it holds its share. With 16 lanes and 3 relays, each holds at most 6.
+A sharding key belongs to one lane, so two relays never send messages of one key at the same time. Relays need no
+configuration: each inserts itself into the table `relay`, counts the live ones, and acquires or releases lanes until it
+holds its share. With 16 lanes and 3 relays, each holds at most 6.
 
 A crashed relay loses its lanes when its lease ends. A paused relay does no harm when it resumes: a claim checks the
-lease of the lane in the same statement, and outcomes are recorded only for rows that the relay still owns.
+lane's lease in the same statement, and outcomes are recorded only for rows that the relay still owns.
 """
 
 from __future__ import annotations
@@ -19,18 +19,15 @@ from rucola.reliable.schema import LANES, Tables, now_ms
 
 
 def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> frozenset[int]:
-    """Renew the leases of a relay, adjust to its share and return its lanes.
+    """Renew the leases of a relay between two batches, adjust to its share and return its lanes.
 
-    Called between two batches.
-
-    1. Extend the relay's own row; insert it if missing, and delete expired relays.
-    2. Read all lanes and the number of live relays; the share is lanes / relays, rounded up.
-    3. Release lanes above the share; renew the others and acquire free lanes up to the share.
-    4. If another relay was faster in step 3, return the lanes actually held.
+    1. Extend the relay's own row; insert it if missing, and delete expired relays. 2. Read all lanes and the number of
+    live relays; the share is lanes / relays, rounded up. 3. Release lanes above the share; renew the others and acquire
+    free lanes up to the share. 4. If another relay was faster in step 3, return the lanes actually held.
     """
     lane, relay = tables.lane, tables.relay
     until = now_ms() + lease_ms
-    # 1. A missing row means that this relay is new or was taken for dead.
+    # 1. A missing row means that this relay is new or was considered dead.
     if not connection.execute(update(relay).where(relay.c.owner == owner).values(seen_until=until)).rowcount:
         connection.execute(relay.insert().values(owner=owner, seen_until=until))
         connection.execute(delete(relay).where(relay.c.seen_until <= now_ms()))
@@ -59,7 +56,6 @@ def renew(connection: Connection, tables: Tables, owner: str, lease_ms: int) -> 
 
 
 def leave(connection: Connection, tables: Tables, owner: str) -> None:
-    """Release all lanes, so that other relays can acquire them at once."""
     connection.execute(_release(tables, owner, range(LANES)))
     connection.execute(delete(tables.relay).where(tables.relay.c.owner == owner))
 

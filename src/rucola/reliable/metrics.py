@@ -7,8 +7,8 @@
     rucola_reliable_relay_lag_seconds                        how long the longest overdue stub has been due
     rucola_reliable_deliveries_total       group result      done duplicate held failed, of this process
 
-A scrape runs two queries over indexes that contain no settled messages (on PostgreSQL and SQLite). If the database
-does not answer, its metrics are missing and `rucola_reliable_up` is 0.
+A scrape runs two queries over indexes without settled messages (on PostgreSQL and SQLite). If the database does not
+respond, its metrics are missing and `rucola_reliable_up` is 0.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 
 class ReliableCollector(Collector):
-    """Collects metrics of a database's tables and of this process's listeners, given by group."""
-
     def __init__(
         self,
         engine: Engine | None = None,

@@ -1,14 +1,10 @@
 """Creation and upgrade of the tables by Alembic's operations, and the schema check at every start.
 
-    init       creates the tables in a database without them
-    migrate    upgrades them to this program's version
-    check      called by every relay, consumer and command before it starts; needs no Alembic
+A program of version 1.x works on a schema of version 1.y if y >= x: minor versions only add, see `migrations/versions`.
+Upgrade the schema first, then the programs one by one.
 
-A program of version 1.x works on a schema of version 1.y if y >= x: minor versions only add, see
-`migrations/versions`. Upgrade the schema first, then the programs one by one.
-
-`init` and `migrate` work in the caller's transaction and may be called from a migration of the application's own
-Alembic: they use none of Alembic's global state. The table of the version is Alembic's.
+`init` and `migrate` work in the caller's transaction, and may run in a migration of the application's own Alembic: they
+use none of Alembic's global state. The version table is Alembic's.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from rucola.reliable.migrations.versions import UPGRADES
 from rucola.reliable.schema import Tables
 
 VERSION: Final = list(UPGRADES)[-1]
-"""Schema version of this program."""
 
 DATABASES: Final = {
     "sqlite": (3, 35),  # INSERT ... RETURNING
@@ -33,7 +28,7 @@ DATABASES: Final = {
 
 
 def version_of(connection: Connection, tables: Tables) -> str | None:
-    """Return the version of the tables in this database; None if they do not exist."""
+    """Return the version of the tables in this database, or None."""
     if not inspect(connection).has_table(tables.version_table, schema=tables.schema):
         return None
     version: str | None = connection.scalar(select(_version_table(tables).c.version_num))
@@ -46,10 +41,7 @@ def _version_table(tables: Tables) -> Table:
 
 
 def check(connection: Connection, tables: Tables) -> None:
-    """Check that this program can use the tables.
-
-    If it cannot, raises SchemaError, which names the command to run.
-    """
+    """Raise SchemaError, naming the command to run, unless this program can use the tables. Needs no Alembic."""
     _check_server(connection)
     found = version_of(connection, tables)
     where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"
@@ -74,10 +66,7 @@ def init(connection: Connection, tables: Tables) -> None:
 
 
 def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
-    """Upgrade the tables to this program's version, if older; return the versions before and after.
-
-    Tables that are newer by a minor version are left as they are: this program works on them.
-    """
+    """Upgrade older tables; return the versions before and after. Tables of a newer minor version are unchanged."""
     # Imported here, so that relays and consumers do not load Alembic.
     from alembic.migration import MigrationContext
     from alembic.operations import Operations

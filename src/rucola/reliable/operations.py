@@ -1,11 +1,10 @@
 """Inspection and repair by operators, and the purge. Each function works in the caller's transaction.
 
-hasten     makes stubs due now that a program has seen, unless they have changed since; the next relay decides
-resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new send count; the next relay sends it
-reopen     from DEAD, when a copy of the dead letter was sent: SENT, so that the relay waits for the confirmation again
-confirm    for one group or all: an operator has verified the effect
-void       consumers drop the message and no relay sends it; refused if CONFIRMED, since a confirmation wins
-purge      deletes, a thousand messages at a time, what is too old for any duplicate
+hasten     makes stubs due now, unless they have changed since; the next relay decides resend     from MANUAL, STUCK,
+DEAD, VOID and SENT: due now, with a new send count; the next relay sends it reopen     from DEAD, when a copy of the
+dead letter was sent: SENT, so that the relay waits for the confirmation again confirm    for one group or all: an
+operator has verified the effect void       consumers drop the message and no relay sends it; refused if CONFIRMED,
+since a confirmation wins purge      deletes, a thousand messages at a time, rows too old for any duplicate
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from rucola.reliable.stub_claims import one_of
 PURGE_AFTER_MS: Final = 7 * 24 * 3_600_000
 """Retention of settled rows: longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
 LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
-"""Minimum retention: both times together, rounded up."""
+"""Both times together, rounded up."""
 PURGE_ROWS: Final = 1000
 
 
@@ -80,8 +79,6 @@ class ReceiptView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MessageView(msgspec.Struct, frozen=True, rename="camel"):
-    """Stub, receipts, `done` rows and contents of one message."""
-
     stub: StubView | None
     receipts: list[ReceiptView]
     done: dict[str, int]
@@ -98,18 +95,16 @@ class Unsettled(msgspec.Struct, frozen=True, rename="camel"):
     counts: dict[str, int]
     oldest_ms: dict[str, int]
     relay_lag_ms: int
-    """Time for which the longest overdue stub has been due."""
+    """How long the longest overdue stub has been due."""
 
 
 class Stats(Unsettled, frozen=True, rename="camel"):
-    """Counts of all statuses, and the sizes of the other tables."""
-
     receipts: int
     done: int
 
 
 class SeenStub(NamedTuple):
-    """The state in which a program has seen a stub that it wants to change."""
+    """The state in which a program has seen a stub."""
 
     seq: int
     status: str
@@ -130,7 +125,7 @@ def find(
     older_than_ms: int | None = None,
     limit: int = 100,
 ) -> list[StubView]:
-    """Return stubs, oldest first, that match one of the statuses and all other given criteria."""
+    """Return stubs, oldest first, that match one of the statuses and all other criteria."""
     stub = tables.stub
     conditions = []
     if topic is not None:
@@ -142,8 +137,8 @@ def find(
     if older_than_ms is not None:
         conditions.append(stub.c.created_at <= now_ms() - older_than_ms)
     rows: list[Row[Any]] = []
-    # One query for each status, which the index of that status ends after `limit` rows. One query for all of them would
-    # sort every unsettled stub, or read all CONFIRMED ones before the first match.
+    # The index of each status ends its query after `limit` rows. One query for all statuses would sort every unsettled
+    # stub, or read all CONFIRMED ones before the first match.
     for status in list(statuses) or [status for status in STATUSES if status != CONFIRMED]:
         oldest = (stub.c.seq,) if status == CONFIRMED else (stub.c.created_at, stub.c.seq)
         is_wanted = stub.c.status == literal(status, literal_execute=True)
@@ -155,14 +150,13 @@ def find(
 
 
 def find_by_id(connection: Connection, tables: Tables, message_ids: Iterable[str]) -> list[StubView]:
-    """Return the stubs with these ids, oldest first."""
     stub = tables.stub
     found = _view(tables).where(stub.c.message_id.in_(list(message_ids))).order_by(stub.c.seq)
     return [_view_of(row) for row in connection.execute(found)]
 
 
 def show(connection: Connection, tables: Tables, message_id: str) -> MessageView:
-    """Return all rows about a message, even if it has no stub."""
+    """Return all rows about a message, even without stub."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
     row = connection.execute(_view(tables).where(stub.c.message_id == message_id)).one_or_none()
     whole = connection.execute(select(stub).where(stub.c.message_id == message_id)).one_or_none()
@@ -187,10 +181,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
 
 
 def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
-    """Make stubs, except CONFIRMED ones, due now with a new send count; return how many.
-
-    Their ages restart, so that the next check does not find them STUCK at once.
-    """
+    """Make stubs, except CONFIRMED ones, due now with a new send count and age; return how many."""
     stub = tables.stub
     return connection.execute(
         update(stub)
@@ -205,11 +196,10 @@ def resend(connection: Connection, tables: Tables, message_ids: Sequence[str]) -
 def reopen(
     connection: Connection, tables: Tables, message_id: str, group: str, position: Position | None, wait_ms: int
 ) -> bool:
-    """Set a DEAD stub to SENT; return whether it was changed.
+    """Set a DEAD stub to SENT, due after `wait_ms`, once a copy of its dead letter was sent; return whether it changed.
 
-    Called after a copy of the group's dead letter was sent. `position` is that of a copy in the stub's own topic, which
-    every group receives; it is None for a copy in the retry topic, which only this group receives: then a stub that
-    awaits other groups stays DEAD, since one of these may have a dead letter, too. The copy is checked after `wait_ms`.
+    `position` is the copy's in the stub's own topic, which every group receives, or None in the retry topic, which only
+    this group receives: then a stub that awaits other groups stays DEAD, since these may have dead letters, too.
     Repeated, or after a confirmation or another command, this changes nothing.
     """
     stub = tables.stub
@@ -229,9 +219,8 @@ def reopen(
 def hasten(connection: Connection, tables: Tables, seen: Sequence[SeenStub], *, forget_position: bool = False) -> int:
     """Make stubs due now, so that a relay decides at once; return how many changed.
 
-    A stub is left alone if it is due, if a relay has claimed it, or if it has changed since it was `seen`. With
-    `forget_position`, the recorded position is known to be wrong and is removed, due or not: the relay then counts the
-    message as lost unless a group has received it.
+    Stubs that are due, claimed, or changed since they were `seen` stay. With `forget_position`, a wrong position is
+    removed, due or not: the relay then counts the message as lost unless a group has received it.
     """
     stub = tables.stub
     # NULL equals nothing, so absent values are compared as values that no stub has.
@@ -259,7 +248,7 @@ def _or_absent(value: int | None) -> int:
 
 
 def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], group: str | None = None) -> int:
-    """Confirm stubs for one group or all awaited groups; return how many were changed."""
+    """Confirm stubs for one group or all awaited groups; return how many changed."""
     stub = tables.stub
     if group is not None:
         return sum(receipts.confirm(connection, tables, message_id, group) for message_id in message_ids)
@@ -271,7 +260,7 @@ def confirm(connection: Connection, tables: Tables, message_ids: Sequence[str], 
 
 
 def void(connection: Connection, tables: Tables, message_ids: Sequence[str]) -> int:
-    """Void stubs, except CONFIRMED ones; return how many were changed."""
+    """Void stubs, except CONFIRMED ones; return how many changed."""
     stub = tables.stub
     return connection.execute(
         update(stub)
@@ -284,7 +273,7 @@ def unsettled(connection: Connection, tables: Tables) -> Unsettled:
     """Count the messages that are not CONFIRMED, from the index that contains only those."""
     stub = tables.stub
     # One count for each status: without statistics, PostgreSQL expects few rows of one status and uses its index, but
-    # takes `<> 'CONFIRMED'` for the whole table.
+    # scans the table for `<> 'CONFIRMED'`.
     counts = [
         select(
             literal(status, literal_execute=True).label("status"),
@@ -304,10 +293,7 @@ def unsettled(connection: Connection, tables: Tables) -> Unsettled:
 
 
 def stats(connection: Connection, tables: Tables) -> Stats:
-    """Count all rows.
-
-    CONFIRMED stubs, receipts and `done` rows are scanned, which is slow in large tables.
-    """
+    """Count all rows. Slow in large tables: CONFIRMED stubs, receipts and `done` rows are scanned."""
     stub = tables.stub
     active = unsettled(connection, tables)
     settled = select(func.count()).select_from(stub).where(stub.c.status == CONFIRMED)
@@ -323,7 +309,7 @@ def stats(connection: Connection, tables: Tables) -> Stats:
 def purgeable(
     connection: Connection, tables: Tables, older_than_ms: int, ledgers: Sequence[Connection] = ()
 ) -> dict[str, int]:
-    """Return the number of rows of each table that `purge` would delete, repeated until nothing is left."""
+    """Return the number of rows of each table that repeated calls of `purge` would delete."""
     _check_ledgers(connection, tables, ledgers)
     counts = {
         table.name: connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
@@ -334,12 +320,11 @@ def purgeable(
 
 
 def purge(connection: Connection, tables: Tables, older_than_ms: int, ledgers: Sequence[Connection] = ()) -> int:
-    """Delete up to a thousand old messages from each table; return the number of rows.
+    """Delete up to a thousand old messages from each table; return the number of rows. Repeat, with commits, until 0.
 
-    Repeat with a commit until it returns 0. The number of rows is bounded so that no call holds locks for long. A stub
-    is old if it was CONFIRMED or VOID before `older_than_ms`. Its receipts and `done` rows are kept for as long as it,
-    since it may be sent again until then. `ledgers` are the databases with the stubs of groups that were consumed with
-    `ledger=`. ReliableError if one of them is missing: nothing is deleted then.
+    A stub is old if it was CONFIRMED or VOID before `older_than_ms`. Its receipts and `done` rows stay as long as it
+    does, since it may be sent again until then. `ledgers` are the databases with the stubs of groups that were consumed
+    with `ledger=`. If one is missing, raises ReliableError and deletes nothing.
     """
     _check_ledgers(connection, tables, ledgers)
     # Programs before version 1.2 did not record the time of VOID; it counts from now.
@@ -383,7 +368,6 @@ def _is_old_stub(tables: Tables, older_than_ms: int) -> ColumnElement[bool]:
 
 
 def _is_of_ledger(tables: Tables) -> ColumnElement[bool]:
-    """Return whether a `done` row is of a group whose stubs are in another database."""
     return exists().where(tables.ledger.c.consumer_group == tables.done.c.consumer_group)
 
 
@@ -409,7 +393,7 @@ def _old_rows(
 def _old_done_of_ledgers(
     connection: Connection, tables: Tables, older_than_ms: int, ledgers: Sequence[Connection]
 ) -> Iterator[list[str]]:
-    """Yield ids of old `done` rows, up to a thousand at a time, whose stubs neither this database nor a ledger has."""
+    """Yield ids of old `done` rows in pages whose stubs neither this database nor a ledger has."""
     stub, done = tables.stub, tables.done
     key = (done.c.done_at, done.c.message_id, done.c.consumer_group)
     old = select(*key).where(
@@ -424,14 +408,13 @@ def _old_done_of_ledgers(
             ids -= set(ledger.scalars(select(stub.c.message_id).where(one_of(ledger, stub.c.message_id, ids))))
         if ids:
             yield sorted(ids)
-        # Those that are kept stay in front, so the next page begins after them.
+        # Kept rows stay in front, so the next page starts after them.
         last = rows[-1]
         page = old.where(done.c.done_at >= last.done_at, tuple_(*key) > tuple_(*map(literal, last)))
         page = page.order_by(*key).limit(PURGE_ROWS)
 
 
 def next_step(stub: StubView) -> str:
-    """Describe in one sentence what happens to a stub next."""
     groups = ", ".join(stub.awaiting)
     due = "now" if not stub.due_in_ms or stub.due_in_ms <= 0 else f"in {stub.due_in_ms / 1000:.0f} s"
     match stub.status:

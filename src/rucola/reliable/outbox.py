@@ -14,7 +14,7 @@ message does not exist. `add` is a plain function and accepts every kind of tran
     django.db.connection     the same, inside transaction.atomic(); the relay of this process is woken on commit
 
 A delayed message (DELAY, TIMER_DELIVER_MS and the like) is held in its table until it is due, and then sent without a
-delay: its time is exact, its position is known, and it can be voided until then.
+delay: its time is exact, its position is recorded, and it can be voided until then.
 
 The message id is the message's UNIQ_KEY and one of its KEYS, so a broker finds the message by either, and all copies
 share one id. Adding two messages with the same unique key fails the second transaction.
@@ -58,10 +58,9 @@ _REFUSED_PROPERTIES: Final = {
 
 
 class Outbox:
-    """Adds messages to transactions.
+    """Adds messages to transactions. InvalidMessage for an invalid group name.
 
-    `groups` are the consumer groups whose confirmation each message awaits, unless `add` names others. Without any,
-    the broker's SEND_OK settles a message. InvalidMessage for a name that is no group.
+    Each message awaits the confirmation of `groups`, unless `add` names others; without any, SEND_OK settles it.
     """
 
     def __init__(
@@ -89,13 +88,11 @@ class Outbox:
         shard_key: str | None = None,
         groups: Iterable[str] | None = None,
     ) -> str:
-        """Add a message to a transaction and return its id.
+        """Add a message to a transaction and return its id, the unique key, generated if missing.
 
-        The id is the message's unique key, generated if missing. Messages with the same `shard_key` are sent in the
-        order in which they were added, to one queue while any of them is unconfirmed; concurrent transactions have no
-        order. Raises InvalidMessage,
-        before anything is written, for a message that no broker accepts, and ReliableError for an unsupported kind of
-        transaction or a DB-API connection in autocommit mode.
+        Messages with the same `shard_key` are sent in the order of their adds, to one queue while any is unconfirmed;
+        concurrent transactions have no order. Before writing anything, raises InvalidMessage for a message that no
+        broker accepts, ReliableError for an unsupported transaction or a DB-API connection in autocommit mode.
         """
         row = self._row(message, shard_key, self.groups if groups is None else groups)
         target = transaction() if isinstance(transaction, (scoped_session, async_scoped_session)) else transaction
@@ -114,10 +111,7 @@ class Outbox:
         return message_id
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Register a callback for commits of Sessions that added messages.
-
-        It runs in the committing thread. Returns a function that removes it again.
-        """
+        """Call back in the committing thread of Sessions that added messages. Returns a function that removes it."""
         self._after_commit.append(callback)
         return partial(self._after_commit.remove, callback)
 
@@ -176,18 +170,12 @@ class Outbox:
 
 
 def lane_of(key: str) -> int:
-    """Return the lane of a sharding key or of a message id.
-
-    A message without a sharding key has the lane of its id.
-    """
+    """Return the lane of a sharding key, or of the message id without one."""
     return crc32(key.encode()) % LANES
 
 
 def message_of(row: Row[Any]) -> Message:
-    """Return the message that a stub holds, the same each time it is sent.
-
-    It has no delay, which the outbox has ended.
-    """
+    """Return the message of a stub without its delay, the same for each send."""
     others = msgspec.json.decode(row.properties, type=dict[str, str])
     for name in (properties.DELAY, *_TIMERS):
         others.pop(name, None)
@@ -197,7 +185,6 @@ def message_of(row: Row[Any]) -> Message:
 
 
 def awaited(awaiting: str) -> tuple[str, ...]:
-    """Return the groups in a stub's `awaiting`."""
     return tuple(filter(None, awaiting.split(",")))
 
 
@@ -213,10 +200,7 @@ def _awaiting(groups: Iterable[str]) -> str:
 
 
 def _check_message(message: Message, max_message_size: int) -> str:
-    """Validate a message, add its id to its keys and return the id.
-
-    Raises InvalidMessage if no relay could send it.
-    """
+    """Validate a message, add its id to its keys and return the id. InvalidMessage if no relay could send it."""
     check_topic(message.topic)
     if message.topic in NOT_ALLOWED_SEND_TOPICS or message.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage(f"topic {message.topic} belongs to the broker: an application cannot send to it")
@@ -241,10 +225,7 @@ def _check_message(message: Message, max_message_size: int) -> str:
 
 
 def _delay_ms(message: Message) -> int | ColumnElement[int]:
-    """Return the time for which the outbox holds the message; levels are those of the default messageDelayLevel.
-
-    TIMER_DELIVER_MS, a point in time, is compared with the database's clock.
-    """
+    """Return how long the outbox holds the message, by the default messageDelayLevel and the database's clock."""
     texts = message.properties
     name = next((name for name in _TIMERS if name in texts), properties.DELAY)
     try:
@@ -268,10 +249,7 @@ def _delay_ms(message: Message) -> int | ColumnElement[int]:
 
 
 def _mapped(table: Table) -> Callable[..., Any]:
-    """Return a new mapped class for a set of tables.
-
-    One program can thus use several prefixes.
-    """
+    """Return a new mapped class for a set of tables, so that one program can use several prefixes."""
     stub = type("Stub", (), {"__doc__": "A row of the outbox, for a session's unit of work."})
 
     def init(self: Any, **values: Any) -> None:

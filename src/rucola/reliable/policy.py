@@ -35,10 +35,7 @@ from rucola.errors import ConfigError
 
 
 class KeyedResend(Enum):
-    """Handling of a lost message with a sharding key.
-
-    Later messages of the key may already be consumed.
-    """
+    """Handling of a lost message with a sharding key, whose later messages may already be consumed."""
 
     MANUAL = "manual"
     """Leave it to an operator, since a resend breaks the order of the key."""
@@ -91,11 +88,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self._jittered(min(longest, self.confirm_timeout_ms * 2 ** min(sends - 1, 32)))
 
     def check_wait_ms(self, sends: int, age_ms: int) -> int:
-        """Return the wait until the next check of a message in a backlog.
-
-        It is half the age of the message, so a message that waits for n hours is checked O(log n) times.
-        """
-        # By default, after the first send: 2 minutes at an age of 4, half an hour at an hour, an hour from 2 hours on.
+        """Return half the age, so a message that waits for n hours is checked O(log n) times."""
         return self._jittered(min(self.max_check_ms, max(self.confirm_wait_ms(sends), age_ms // 2)))
 
     def _jittered(self, wait_ms: int) -> int:
@@ -103,8 +96,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Position(NamedTuple):
-    """The queue and queue offset at which a message was stored."""
-
     topic: str
     broker: str
     queue_id: int
@@ -112,21 +103,17 @@ class Position(NamedTuple):
 
 
 class GroupProgress(NamedTuple):
-    """Committed offset of a group in a queue, and the end of the queue.
-
-    The offset is None before the first commit.
-    """
+    """Committed offset of a group in a queue, None before the first commit, and the end offset."""
 
     committed: int | None
     max_offset: int
 
 
 class GroupState(NamedTuple):
-    """Knowledge about one awaited group.
+    """State of one awaited group.
 
-    `received_ms_ago` is None without a receipt. `progress` is None if the position is unknown or the broker did not
-    answer. `dead_letters` is the number of copies of the message in the group's dead letter queue. `is_retried` tells
-    whether the broker has copies that the group returned: while its database is down, it writes no receipts.
+    `received_ms_ago` is None without a receipt, `progress` if the position is unknown or the broker unreachable.
+    `is_retried`: the broker has copies that the group returned, even if its database could not store receipts.
     """
 
     received_ms_ago: int | None
@@ -138,10 +125,8 @@ class GroupState(NamedTuple):
 class SentStub(NamedTuple):
     """A sent, unconfirmed stub.
 
-    `age_ms` counts from `add` or from the last time that an operator reopened the stub, which was `reopened_ms_ago`,
-    None if never. `position` is None if that of the last send is unknown.
-    `dead_letters` counts the dead letters from before an operator reopened the DEAD stub; they do not make it DEAD
-    again.
+    `age_ms` counts from `add` or the last reopening by an operator, `reopened_ms_ago` (or None). `position` is None if
+    the last send's is unknown. `dead_letters` from before a DEAD stub was reopened do not make it DEAD again.
     """
 
     sends: int
@@ -153,8 +138,6 @@ class SentStub(NamedTuple):
 
 
 class Decision(Enum):
-    """The result of a check of a sent stub."""
-
     WAIT = "WAIT"
     RESEND = "RESEND"
     STUCK = "STUCK"
@@ -163,10 +146,7 @@ class Decision(Enum):
 
 
 def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> tuple[Decision, str]:
-    """Return the decision about a sent stub and its reason.
-
-    `groups` are those that the stub awaits.
-    """
+    """Return the decision about a sent stub that awaits `groups`, and its reason."""
     if sum(state.dead_letters for state in groups.values()) > stub.dead_letters:
         names = ", ".join(group for group, state in groups.items() if state.dead_letters)
         return Decision.DEAD, f"in the dead letter queue of group {names}"
@@ -194,10 +174,7 @@ def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> 
 
 
 def _work_ms(stub: SentStub, received_ms_ago: int) -> int:
-    """Return how long a group has had the message.
-
-    A reopened stub gives it the whole time again.
-    """
+    """Return how long a group has had the message; reopening restarts the time."""
     return received_ms_ago if stub.reopened_ms_ago is None else min(received_ms_ago, stub.reopened_ms_ago)
 
 
@@ -214,17 +191,14 @@ def is_lost(position: Position | None, state: GroupState) -> bool:
     committed, max_offset = state.progress
     if position.queue_offset >= max_offset:
         return True
-    # After a failover or a lost disk, workers may commit offsets of the queue before. They say nothing about messages
-    # stored since, until a worker corrects them or the queue has grown beyond them. Taken literally, they would cause a
-    # resend at each check.
+    # After a failover or a lost disk, workers may commit offsets of the previous queue. They prove nothing about
+    # messages stored since, until a worker corrects them or the queue grows beyond them. Otherwise each check would
+    # resend.
     return committed is not None and position.queue_offset < committed <= max_offset
 
 
 def may_be_dead(position: Position | None, state: GroupState) -> bool:
-    """Return whether the dead letters of a group count.
-
-    They do if the message has left its queue, received or not.
-    """
+    """Return whether the dead letters of a group count: the message has left its queue, received or not."""
     return state.received_ms_ago is not None or state.is_retried or is_lost(position, state)
 
 

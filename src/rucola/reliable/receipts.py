@@ -4,9 +4,8 @@
     finish     in the business transaction: inserts `done`, deletes the receipt and confirms the stub
     confirm    confirms the stub for one group
 
-The primary key of `done` makes the effect happen once: of two transactions that finish one message, only one can
-commit. The receipt's owner is the fencing token: a worker whose claim was taken over does not find its receipt and
-rolls back.
+The primary key of `done` makes the effect happen once: only one of two transactions that finish a message can commit.
+The receipt's owner is the fencing token: a worker whose claim was taken over finds no receipt and rolls back.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ from rucola.reliable.schema import CONFIRMED, VOID, Tables, now_ms
 
 
 class ClaimState(Enum):
-    """State of a message for a group when its claim failed."""
-
     FREE = "FREE"
     HELD = "HELD"
     DONE = "DONE"
@@ -49,10 +46,7 @@ class ClaimState(Enum):
 
 
 class GroupDelivery(NamedTuple):
-    """One delivery of a message to a group.
-
-    The position is None except for the first delivery.
-    """
+    """One delivery of a message to a group; only a first delivery has a position."""
 
     message_id: str
     group: str
@@ -71,10 +65,7 @@ class Voided(Exception):
 
 
 def claim(connection: Connection, tables: Tables, delivery: GroupDelivery, lease_ms: int, has_done_table: bool) -> bool:
-    """Insert or take over the receipt; return whether the claim succeeded.
-
-    `has_done_table` tells whether the table `done` is in this database, so that its rows can be checked here.
-    """
+    """Insert or take over the receipt; return whether that succeeded. `has_done_table`: `done` is in this database."""
     receipt = tables.receipt
     row = {
         "message_id": literal(delivery.message_id),
@@ -98,7 +89,6 @@ def claim(connection: Connection, tables: Tables, delivery: GroupDelivery, lease
 
 
 def state(connection: Connection, tables: Tables, delivery: GroupDelivery, has_done_table: bool) -> ClaimState:
-    """Return the reason for a failed claim, as of now."""
     receipt, stub = tables.receipt, tables.stub
     if has_done_table and is_done(connection, tables, delivery):
         return ClaimState.DONE
@@ -110,12 +100,10 @@ def state(connection: Connection, tables: Tables, delivery: GroupDelivery, has_d
 
 
 def is_done(connection: Connection, tables: Tables, delivery: GroupDelivery) -> bool:
-    """Return whether the effect is committed."""
     return bool(connection.scalar(select(exists().where(*_of(tables.done, delivery)))))
 
 
 def renew(connection: Connection, tables: Tables, token: str, message_id: str, group: str, lease_ms: int) -> bool:
-    """Renew a claim; return whether it was still held."""
     receipt = tables.receipt
     renewal = update(receipt).where(
         receipt.c.message_id == message_id, receipt.c.consumer_group == group, receipt.c.owner == token
@@ -124,10 +112,7 @@ def renew(connection: Connection, tables: Tables, token: str, message_id: str, g
 
 
 def release(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:
-    """Release a claim after a failure, if it is still held.
-
-    The receipt is kept, since the broker will retry.
-    """
+    """Release a claim after a failure, if still held. The receipt stays, since the broker will retry."""
     receipt = tables.receipt
     connection.execute(
         update(receipt)
@@ -146,10 +131,7 @@ def forget(connection: Connection, tables: Tables, delivery: GroupDelivery) -> N
 def insert_done(
     connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery, lease_ms: int
 ) -> None:
-    """Insert the `done` row in the transaction of the effect. AlreadyDone if another transaction did.
-
-    The commit must follow within `lease_ms`, where the database supports the limit.
-    """
+    """Insert the `done` row in the effect's transaction; commit it within `lease_ms`. AlreadyDone if present."""
     row = _insert_done(tables, delivery)
     limit = idle_limit(connection, lease_ms)
     try:
@@ -159,13 +141,11 @@ def insert_done(
 
 
 def finish(connection: Connection | DriverConnection, tables: Tables, delivery: GroupDelivery, lease_ms: int) -> bool:
-    """Finish a message in the business transaction; return whether it has a stub.
+    """Finish a message in the business transaction; return whether it has a stub. Commit within `lease_ms`.
 
-    The commit must follow within `lease_ms`, where the database supports the limit.
-
-    1. Insert the `done` row: AlreadyDone if another transaction was first.
-    2. Delete the own receipt: LeaseLost if another worker has taken it over.
-    3. Confirm the stub; if no row was updated, read its status: Voided if an operator voided it.
+    1. Insert the `done` row: AlreadyDone if another transaction was first. 2. Delete the own receipt: LeaseLost if
+    another worker has taken it over. 3. Confirm the stub; if no row was updated, read its status: Voided if an operator
+    voided it.
 
     The caller must roll back after any of these errors.
     """
@@ -203,20 +183,16 @@ def finish(connection: Connection | DriverConnection, tables: Tables, delivery: 
 
 
 def confirm(connection: Connection, tables: Tables, message_id: str, group: str) -> bool:
-    """Confirm a stub for one group; return whether the group was awaited.
-
-    The last awaited group settles the stub.
-    """
+    """Confirm a stub for one group, the last one settling it; return whether the group was awaited."""
     return connection.execute(_confirmation(tables, message_id, group)).rowcount == 1
 
 
 def has_stub(connection: Connection, tables: Tables, message_id: str) -> bool:
-    """Return whether the message has a stub in this database."""
     return bool(connection.scalar(select(exists().where(tables.stub.c.message_id == message_id))))
 
 
 def database_id(connection: Connection, tables: Tables) -> str:
-    """Return the id of this database, which its migration has drawn."""
+    """Return the id that the migration has generated for this database."""
     ledger = tables.ledger
     found: str = connection.execute(select(ledger.c.database_id).where(ledger.c.consumer_group == "")).scalar_one()
     return found
@@ -233,10 +209,7 @@ def register_ledger(connection: Connection, tables: Tables, group: str, ledger_i
 
 
 def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
-    """Return one UPDATE; concurrent confirmations by two groups are serialised by the row lock.
-
-    MariaDB evaluates assignments from left to right, so `awaiting` is assigned last and removed from only once.
-    """
+    """Return one UPDATE. MariaDB assigns from left to right: `awaiting` must be last, and removed from only once."""
     stub = tables.stub
     # ",billing,stock," without "billing" is ",stock,"; the list of the last group becomes ",".
     rest = func.replace(stub.c.awaiting, f",{group},", ",")
@@ -266,10 +239,7 @@ def _of(table: Table, delivery: GroupDelivery) -> tuple[ColumnElement[bool], Col
 
 
 def _upsert(dialect: str, tables: Tables, source: Select[Any], names: list[str]) -> Insert:
-    """Return an upsert: insert the receipt, or take over an expired one.
-
-    A receipt that is taken over keeps its time of receipt.
-    """
+    """Return an upsert: insert the receipt, or take over an expired one, keeping its time of receipt."""
     receipt = tables.receipt
     # MariaDB has no WHERE in ON DUPLICATE KEY UPDATE, so each assignment repeats the condition. `lease_until` is last:
     # the condition reads it, and assignments are evaluated from left to right.

@@ -3,11 +3,11 @@
     a duplicate of a message that is done     acknowledged, for `done_ms` after it was done
     a duplicate of one that a worker has      delivered again later
 
-They are an optimization: only the database's claim lets a worker begin, and a message is marked as done after its
-commit. If Redis is down, slow, flushed or has evicted the key, more deliveries reach the database and nothing else
-changes. After a failure Redis is not used for `BACKOFF_S`, so that an outage does not cost every message a timeout.
+They are an optimization: only the database's claim lets a worker start, and a message is marked as done after its
+commit. If Redis is down, slow or flushed, more deliveries reach the database. After a failure Redis is not used for
+`BACKOFF_S`, so that an outage does not cost every message a timeout.
 
-The key holds the worker's token, so that only the worker that set it renews, marks and deletes it.
+The key holds the worker's token: only that worker renews, marks and deletes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_S: Final = 0.5
 SUBJECT: Final = "a call of Redis (meanwhile, the database alone decides)"
 
 DONE_MS: Final = 60_000
-"""Time for which a done message is remembered: duplicates of lost responses and rebalances arrive within it."""
+"""Duplicates of lost responses and rebalances arrive within it."""
 
 _DONE: Final = "done"
 
@@ -51,20 +51,13 @@ _RELEASE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.ca
 
 
 class KeyState(Enum):
-    """State of a message's key when a worker tried to take it."""
-
     TAKEN = "TAKEN"
     HELD = "HELD"
-    """By another worker."""
     DONE = "DONE"
 
 
 class RedisClaims:
-    """Claims in a Redis, given as a URL or a redis-py client.
-
-    For async listeners the client is an asyncio client. A client that is passed in should have a short
-    `socket_timeout`. A done message is remembered for `done_ms`, which takes some 150 bytes of Redis for each.
-    """
+    """Claims in Redis, by URL or redis-py client (asyncio for async listeners), best with a short `socket_timeout`."""
 
     def __init__(
         self,
@@ -152,7 +145,6 @@ class RedisClaims:
 
 
 def _state(answer: bytes | str | None, token: str) -> KeyState | None:
-    """Return the state that a key's value tells; a client may decode values."""
     value = answer.decode() if isinstance(answer, bytes) else answer
     if value is None:
         return None

@@ -10,16 +10,16 @@ Each round consists of these steps:
     record    all outcomes in one statement                                        `stub_claims`
 
 While more stubs are due than one batch holds, two batches overlap: one is sent while the next is claimed, in the
-transaction that records the one before. A key that fails in a batch is not sent in the next one either.
+transaction that records the previous one. A key that fails in a batch is not sent in the next one either.
 
-Several relays share the work by lanes; any of them may stop, crash or pause at any time. A crash leaves claims that end
+Several relays share the work by lanes; any of them may stop, crash or pause at any time. Claims of a crashed relay end
 with their lease; the stubs are then sent again with the same ids.
 
-An idle relay runs less than one query per second: every `poll_ms` it asks when the next stub is due, and it renews its
-leases. It is woken at once by a commit in its own process (`Outbox.on_commit`) and by PostgreSQL's NOTIFY.
+An idle relay runs less than one query per second, polling every `poll_ms`. Commits in its own process
+(`Outbox.on_commit`) and PostgreSQL's NOTIFY wake it at once.
 
-While no broker can be reached, no stub is claimed or counted: the relay probes with a growing pause, up to 30 s. The
-same holds while the database is unreachable.
+While brokers or the database are unreachable, no stub is claimed or counted: the relay probes with a growing pause, up
+to 30 s.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ CLOSE_GRACE_MS = 10_000
 
 
 class ClaimedBatch(NamedTuple):
-    """A batch and the loop time until which its stubs may be sent.
-
-    No stub of the `stopped_keys` may be sent, and others only to the queue of their key.
-    """
+    """A batch, to be sent until `deadline` (loop time), by the queues of its keys; nothing of `stopped_keys`."""
 
     batch: Batch
     deadline: float
@@ -78,7 +75,7 @@ class Relay:
     """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it, on one event loop.
 
     `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. Opening waits while
-    the database's server is away, and raises SchemaError if the tables are missing or of another version.
+    the database is unreachable; SchemaError if the tables are missing or of another version.
     """
 
     def __init__(
@@ -96,21 +93,18 @@ class Relay:
         self.tables = tables or (outbox.tables if outbox is not None else Tables())
         self.policy = policy or Policy()
         self.owner = f"{socket.gethostname()[:40]}-{secrets.token_hex(8)}"
-        """Globally unique name of this relay in claims and leases."""
+        """Globally unique name in claims and leases."""
         self.sent = 0
-        """Number of sends that were answered since the relay was opened."""
         self._outbox = outbox
         self._alerts = alerts or Alerts()
         self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
         self._owns_producer = producer is None
         self._background = BackgroundTasks()
         self._running = AsyncExitStack()
-        """Closes what `open` has started."""
         # The batch that was claimed while another was sent, and the outcomes that are not recorded yet.
         self._ahead: ClaimedBatch | None = None
         self._outcomes: list[Outcome] = []
         self._is_last_empty = False
-        """Whether the last claim found nothing."""
         # By state, `seq` and `due_at` of stubs in the last alert that every sink has accepted.
         self._told: dict[str, set[tuple[int, int]]] = {}
         self._stopping = False
@@ -152,7 +146,7 @@ class Relay:
             self._running = opening.pop_all()
 
     async def _check_tables(self) -> None:
-        """Check the tables as soon as the database's server is there."""
+        """Check the tables as soon as the database is reachable."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -168,10 +162,7 @@ class Relay:
                 return
 
     async def close(self) -> None:
-        """Finish the current batch, release the lanes and close.
-
-        Unsent stubs are left to the next relay.
-        """
+        """Finish the current batch, release the lanes and close; unsent stubs are left to the next relay."""
         self._stopping = True
         self._wakeup.wake()
         await self._running.aclose()
@@ -190,7 +181,7 @@ class Relay:
         pause_s = FIRST_PAUSE_S
         while not self._stopping:
             try:
-                # During an outage: pause, probe, and renew the lanes so that no other relay takes them over in vain.
+                # During an outage: pause, probe, and renew the lanes so that no other relay takes them over.
                 if self._away_since is not None:
                     await self._pause(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
@@ -225,7 +216,7 @@ class Relay:
             logger.warning("the last outcomes were not recorded; their claims end with the lease: %s", error.orig)
 
     async def _idle(self) -> None:
-        """Wait until a stub is due, a commit wakes the relay, or the lanes must be renewed; one query for each poll."""
+        """Wait until a stub is due, a commit wakes the relay, or the lanes must be renewed; one query per poll."""
         while not self._stopping and asyncio.get_running_loop().time() < self._renew_at:
             due_ms = await self.database.run_one(stub_claims.next_due_ms, self.tables, self._lanes)
             if due_ms is not None and due_ms <= 0:
@@ -238,7 +229,7 @@ class Relay:
             self._is_last_empty = False
 
     async def _pause(self, seconds: float) -> None:
-        """Wait; a commit does not end the wait, but closing does."""
+        """Wait; closing ends it early, a commit does not."""
         end = asyncio.get_running_loop().time() + seconds
         while not self._stopping and (left_s := end - asyncio.get_running_loop().time()) > 0:
             await self._wakeup.wait(min(left_s, 1.0))
@@ -254,8 +245,7 @@ class Relay:
         claimed, self._ahead = self._ahead or await self._claim(()), None
         handling = asyncio.ensure_future(self._handle(claimed))
         try:
-            # Database and broker work at the same time: outcomes of the last batch are recorded, and the next batch is
-            # claimed, while this one is sent. This doubles the rate.
+            # Record the last outcomes and claim the next batch while this one is sent: this doubles the rate.
             if claimed.batch.is_full and not self._stopping:
                 self._ahead = await self._claim([row.seq for row in claimed.batch.to_send])
         finally:
@@ -279,7 +269,6 @@ class Relay:
         return claimed.batch.is_full or is_due
 
     async def _claim(self, in_flight: Sequence[int]) -> ClaimedBatch:
-        """Record the outcomes so far and claim due stubs, in one transaction."""
         # No request is started after half a lease: a slow or paused relay sends few stubs that another has claimed.
         deadline = asyncio.get_running_loop().time() + self.policy.lease_ms / 2000
         recorded = list(self._outcomes)
@@ -298,17 +287,13 @@ class Relay:
         return ClaimedBatch(batch, deadline, frozenset(), batch.key_queues)
 
     async def _record(self) -> None:
-        """Write all outcomes in one statement, which also releases the claims."""
         recorded = list(self._outcomes)
         if recorded:
             await self.database.run_one(stub_claims.record, self.tables, self.owner, recorded)
             del self._outcomes[: len(recorded)]
 
     async def _handle(self, claimed: ClaimedBatch) -> tuple[list[Outcome], Set[str], KeyQueues]:
-        """Check, send and alert; return the outcomes, the keys with unsent stubs, and the queues of those sent.
-
-        The outcomes are not recorded yet.
-        """
+        """Check, send and alert; return the unrecorded outcomes, keys with unsent stubs, and queues of those sent."""
         unsent_keys: Set[str] = frozenset()
         key_queues = claimed.key_queues
         batch = claimed.batch
@@ -322,7 +307,7 @@ class Relay:
             to_send += resent
             key_queues = {**queues, **key_queues}
             outcomes += checked
-        # 2. Send, and note whether any broker answered.
+        # 2. Send, and record whether any broker responded.
         if to_send:
             sending = await self._sender.send(to_send, claimed.deadline, claimed.stopped_keys, key_queues)
             unsent_keys, key_queues = sending.unsent_keys, sending.key_queues
@@ -348,7 +333,7 @@ class Relay:
         return *await self.database.run(claim), outcomes
 
     async def _alert(self, rows: Sequence[Row[Any]]) -> list[Outcome]:
-        """Raise one alert for all due stubs of a kind, whether in this batch or not; later batches find them told."""
+        """Raise one alert for all due stubs of a kind, in this batch or not; later batches find them reported."""
         outcomes = []
         for kind in sorted({row.status for row in rows}):
             of_kind = [row for row in rows if row.status == kind]
@@ -367,7 +352,6 @@ class Relay:
         return outcomes
 
     async def _note_reachability(self, is_away: bool, error: str) -> None:
-        """Record whether brokers are reachable."""
         now = asyncio.get_running_loop().time()
         if not is_away:
             if self._away_since is not None:
@@ -379,10 +363,7 @@ class Relay:
             self._away_error = error
 
     async def _addresses(self) -> set[str]:
-        """Return the addresses of all brokers of the name servers and this client's routes.
-
-        Brokers that were stopped leave the name servers at once, those that died after two minutes.
-        """
+        """Return all brokers' addresses. The name servers list one that died for two more minutes."""
         try:
             registered = (await self._admin.cluster.info()).broker_addr_table.values()
         except MQError:
@@ -391,10 +372,7 @@ class Relay:
         return {address for addresses in known for address in addresses.values()}
 
     async def _probe_broker(self) -> bool:
-        """Return whether a broker accepts a connection.
-
-        No stub is claimed for the probe, so an outage uses up no send attempts. Raises an alert after five minutes.
-        """
+        """Return whether a broker accepts a connection, using up no send attempts. Alerts after five minutes."""
         assert self._away_since is not None
         now = asyncio.get_running_loop().time()
         if now - self._away_since >= AWAY_ALERT_S and self._alerts.wait_ms(BROKER_AWAY) == 0:

@@ -3,9 +3,9 @@
     async for result in admin.dead_letters.redrive("billing", after=reopening(database, tables, "billing")):
         ...
 
-The copy is sent first, then the stub is set from DEAD to SENT. A run that is interrupted between the two leaves the
-stub DEAD, which was reported already; the copy's consumption confirms it, and the next run finds the copy and reopens
-the stub. In the other order, the relay would wait for a copy that was never sent.
+The copy is sent first, then the stub is set from DEAD to SENT: if interrupted in between, the copy's consumption
+confirms the stub, and the next run finds the copy and reopens the stub. In the other order, the relay would wait for a
+copy that was never sent.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from rucola.reliable.schema import Tables
 
 
 def reopening(database: Database, tables: Tables, group: str, policy: Policy | None = None) -> AfterRedrive:
-    """Return a function for `DeadLetterAdmin.redrive` that reopens the stubs of the group's dead letters.
-
-    The first check of a reopened stub is that of a first send by `policy`, the relay's. Errors of the database are
-    DBAPIErrors.
-    """
+    """Return a callback for `redrive` that reopens the group's stubs; they are due as after a first send."""
     chosen = policy or Policy()
 
     async def reopen(result: RedriveResult) -> bool:
@@ -35,10 +31,7 @@ def reopening(database: Database, tables: Tables, group: str, policy: Policy | N
 
 
 def _position(result: RedriveResult, group: str) -> Position | None:
-    """Return the position of a copy that every group receives.
-
-    None if it is unknown or that of a retry topic.
-    """
+    """Return the position of a copy that every group receives: None if unknown or in a retry topic."""
     if result.sent is None or result.topic == retry_topic(group):
         return None
     return Position(result.topic, result.sent.queue.broker_name, result.sent.queue.queue_id, result.sent.queue_offset)

@@ -8,17 +8,15 @@
 
 Times are milliseconds since 1970 by the database's clock (`now_ms`); clocks of application machines are never used.
 
-`due_at` of a stub is the time at which a relay must handle it next: send it, check it or raise an alert. It is NULL
-if nothing is left to do. Therefore one index over `due_at` serves every periodic query and contains no settled rows.
-A claim changes only `owner`, `lease_until` and `sends`, which no index contains: PostgreSQL then updates the row
-within its page (HOT) and writes no index entry.
+`due_at` of a stub is the time at which a relay must handle it next: send it, check it or raise an alert. NULL means
+never, so one index over `due_at` serves every periodic query and contains no settled rows. A claim changes only
+`owner`, `lease_until` and `sends`, which no index contains: PostgreSQL then updates the row within its page (HOT).
 
 `awaiting` lists the groups that have not confirmed yet as `,billing,stock,`. One UPDATE removes a group and settles the
-stub when the list becomes `,`; two groups that confirm at the same moment are serialised by the row's lock.
+stub when the list becomes `,`; the row lock serialises concurrent confirmations.
 
-The primary key is `seq` instead of `message_id`, since sequential keys keep InnoDB's clustered index and PostgreSQL's
-B-tree dense. `seq` is not a cursor: sequence order differs from commit order, so relays select by state and never by
-"the last seq sent".
+The primary key is `seq` instead of `message_id`: sequential keys keep B-trees dense. `seq` is not a cursor: it differs
+from commit order, so relays select by state and never by "the last seq sent".
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from rucola.reliable.errors import ReliableError
 
 LANES: Final = 16
-"""Number of lanes into which sharding keys are hashed; at most this many relays share the work."""
+"""Lanes into which sharding keys are hashed; at most this many relays share the work."""
 
 DEFAULT_PREFIX: Final = "rucola_"
 MAX_ID_LENGTH: Final = 64
@@ -62,7 +60,6 @@ DEAD: Final = "DEAD"
 
 STATUSES: Final = (NEW, SENT, CONFIRMED, VOID, MANUAL, STUCK, DEAD)
 ALERTING: Final = (MANUAL, STUCK, DEAD)
-"""States that need an operator."""
 
 _is_prefix = re.compile(r"[a-z_][a-z0-9_]{0,30}", re.ASCII).fullmatch
 
@@ -73,7 +70,7 @@ _TEXT = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801 (a SQL function)
-    """The database's clock at the beginning of the statement, milliseconds since 1970."""
+    """The database's clock at the start of the statement, milliseconds since 1970."""
 
     type = BigInteger()
     inherit_cache = True
@@ -101,10 +98,7 @@ def _now_ms_mariadb(element: now_ms, compiler: Any, **options: Any) -> str:
 
 
 class Tables:
-    """The tables with a name prefix, in a given schema or the database's default.
-
-    ReliableError for a prefix that is not a lower-case identifier of at most 31 characters.
-    """
+    """The tables with a name prefix. ReliableError unless it is a lower-case identifier of at most 31 characters."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> None:
         if not _is_prefix(prefix):

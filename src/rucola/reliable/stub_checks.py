@@ -36,10 +36,7 @@ CONCURRENCY = 16
 
 
 class Checker:
-    """Checker of sent stubs.
-
-    Offsets are queried once per round for each queue and group, however many stubs share them.
-    """
+    """Checker of sent stubs; queries offsets once per round for each queue and group."""
 
     def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy) -> None:
         self._instance = instance
@@ -51,10 +48,7 @@ class Checker:
     async def check(
         self, rows: Sequence[Row[Any]], receipts: dict[tuple[str, str], int]
     ) -> tuple[list[int], list[Outcome]]:
-        """Return the `seq` of stubs to send again, and the outcomes of the others.
-
-        `receipts` maps (message id, group) to the milliseconds since the group received the message.
-        """
+        """Return the `seq` to send again, and other outcomes. `receipts`: age in ms by (message id, group)."""
         progress: dict[tuple[str, str, str, int], asyncio.Task[GroupProgress | None]] = {}
         in_parallel = asyncio.Semaphore(CONCURRENCY)
         # Messages by the reason of their resend, which is logged once for all of them.
@@ -98,7 +92,6 @@ class Checker:
         )
 
     async def _progress(self, group: str, position: Position) -> GroupProgress | None:
-        """Return the group's progress in the queue; None if the broker does not answer."""
         if group not in self._consumers:
             self._consumers[group] = PullConsumer(group, instance=self._instance)
             await self._consumers[group].open()
@@ -117,7 +110,6 @@ class Checker:
         return len(await self._copies(dlq_topic(group), message_id, f"search of the dead letters of group {group}"))
 
     async def _is_retried(self, group: str, message_id: str) -> bool:
-        """Return whether there are copies for the group's retries, delivered or still delayed."""
         topic, what = retry_topic(group), f"search of the retries of group {group}"
         if await self._copies(topic, message_id, what):
             return True
@@ -138,7 +130,6 @@ class Checker:
 
 
 def sent_stub_of(row: Row[Any]) -> SentStub:
-    """Convert a stub's row to the input of `decide`."""
     has_position = row.broker is not None and row.queue_offset is not None
     position = Position(row.topic, row.broker, row.queue_id, row.queue_offset) if has_position else None
     return SentStub(row.sends, row.shard_key is not None, row.age_ms, position, row.dead_letters, row.reopened_ms_ago)

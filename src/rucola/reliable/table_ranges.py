@@ -1,14 +1,11 @@
-"""Tables read in ranges of an indexed column.
-
-Several processes can share a scan, and each needs little memory.
+"""Tables read in ranges of an indexed column, by several processes in little memory.
 
     stub       by `seq`
     receipt    by `received_at`
     done       by `done_at`
 
-No value of these columns ever changes, so a row that exists during the whole scan is read exactly once. Rows that are
-inserted meanwhile may be missed, rows that are changed are read before or after the change: the ranges are no snapshot.
-Message contents are not read.
+These columns never change, so a row that exists during the whole scan is read exactly once. The ranges are no snapshot:
+rows inserted in the meantime may be missed, changed ones are read before or after the change.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ COLUMNS: Final = {
     "receipt": ("message_id", "consumer_group", "broker", "queue_id", "queue_offset", "received_at"),
     "done": ("message_id", "consumer_group", "done_at"),
 }
-"""The columns that are read from each table."""
 
 _KEYS: Final = {"stub": "seq", "receipt": "received_at", "done": "done_at"}
 
@@ -55,7 +51,6 @@ def plan(connection: Connection, tables: Tables, table: str, range_rows: int = R
 
 
 def query(tables: Tables, part: TableRange) -> Select[Any]:
-    """Return the SELECT of the rows of a range."""
     key = _key(tables, part.table)
     rows = select(*(key.table.c[name] for name in COLUMNS[part.table]))
     if part.begin is not None:
@@ -70,14 +65,13 @@ def read(connection: Connection, tables: Tables, part: TableRange) -> Iterator[S
 
 
 def absolute_url(url: str) -> str:
-    """Return a URL that names the same database in a process with another working directory."""
+    """Return a URL for the same database from another working directory."""
     file = database_file(url)
     parsed = make_url(url) if file is None else make_url(url).set(database=str(file.absolute()))
     return parsed.render_as_string(hide_password=False)
 
 
 def database_file(url: str) -> Path | None:
-    """Return the file of an SQLite database, None for a database of another kind, or in memory."""
     parsed = make_url(url)
     is_file = (
         parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith((":", "file:"))
@@ -86,10 +80,7 @@ def database_file(url: str) -> Path | None:
 
 
 def _steps(connection: Connection, tables: Tables, range_rows: int) -> list[int]:
-    """Return bounds at equal distances.
-
-    `seq` is dense, and counting rows would scan InnoDB's clustered index.
-    """
+    """Return bounds at equal distances: `seq` is dense, and counting would scan InnoDB's clustered index."""
     seq = tables.stub.c.seq
     first, last = connection.execute(select(func.min(seq), func.max(seq))).one()
     if first is None:

@@ -17,10 +17,7 @@ RECONNECT_S = 5.0
 
 
 class Wakeup:
-    """Event set by commits in this process or by PostgreSQL's NOTIFY.
-
-    It belongs to one event loop.
-    """
+    """Event of one loop, set by commits in this process or by PostgreSQL's NOTIFY."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -33,14 +30,10 @@ class Wakeup:
             self._loop.call_soon_threadsafe(self._event.set)
 
     def listen(self, url: URL, channel: str) -> None:
-        """Wake on NOTIFY of `channel` until closed.
-
-        While the connection is down, only polling wakes the relay.
-        """
+        """Wake on NOTIFY of `channel` until closed; while the connection is down, only polling wakes the relay."""
         self._background.start(self._keep_listening(url, channel), f"LISTEN {channel}")
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until woken, at most `timeout_s`; return whether it was woken."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

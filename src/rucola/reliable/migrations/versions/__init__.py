@@ -1,9 +1,7 @@
-"""Versions of the schema, oldest first.
+"""Versions of the schema, oldest first. A published version is never edited; a change is a new one.
 
-A published version is never edited; a change is a new one.
-
-A version reads MAJOR.MINOR. A minor step only adds what older programs can ignore (a table, an index, a column that
-may be NULL or has a default), so both versions of the program run during an upgrade.
+A minor step of MAJOR.MINOR only adds what older programs can ignore (a table, an index, a column that may be NULL or
+has a default), so both versions of the program run during an upgrade.
 """
 
 from __future__ import annotations
@@ -15,4 +13,3 @@ UPGRADES = {
     "1.1": v1_1.upgrade,
     "1.2": v1_2.upgrade,
 }
-"""The upgrade to each version from the one before."""

@@ -1,7 +1,4 @@
-"""Version 1.0: the first tables.
-
-Also has a row for each lane, and on PostgreSQL a trigger that announces new stubs.
-"""
+"""Version 1.0: the first tables, a row for each lane, and on PostgreSQL a trigger that announces new stubs."""
 
 from __future__ import annotations
 
@@ -117,10 +114,7 @@ def _create_stub(op: Operations, prefix: str, schema: str | None) -> None:
 
 
 def _announce_new_stubs(op: Operations, tables: Tables) -> None:
-    """One NOTIFY per transaction that adds stubs, whichever program adds them.
-
-    Every page has room for updates.
-    """
+    """One NOTIFY per transaction that adds stubs, from any program. Pages have room for updates."""
     quote = op.get_context().dialect.identifier_preparer
     stub = quote.format_table(tables.stub)
     function = f"{quote.quote(tables.schema)}." if tables.schema else ""
