@@ -1,7 +1,6 @@
-"""AccessAdmin: one broker's accounts of ACL 1.0, and users and policies of ACL 2.0.
+"""AccessAdmin: one broker's accounts of ACL 1.0, or its users and policies of ACL 2.0.
 
-Every broker, addressed as "host:port", has its own. A broker has one version of ACL or none, and refuses requests about
-the other (BrokerError).
+A broker ("host:port") has one version of ACL or none, and refuses requests about the other (BrokerError).
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ from rucola.protocol.codes import RequestCode
 
 
 class AclVersions(msgspec.Struct, frozen=True):
-    """Versions of a broker's files of ACL 1.0.
-
-    `files` has (number of changes, time of the last in ms since 1970) by path.
-    """
+    """Versions of a broker's ACL 1.0 files: `files` has (number of changes, time of the last in ms) by path."""
 
     cluster: str
     broker_name: str
@@ -44,8 +40,6 @@ class AclVersions(msgspec.Struct, frozen=True):
 
 
 class AccessAdmin:
-    """The part `client.access` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests) -> None:
         self._requests = requests
 
@@ -56,7 +50,6 @@ class AccessAdmin:
         await self._requests.invoke(address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
     async def delete_account(self, address: str, access_key: str) -> None:
-        """Delete an account."""
         header = DeleteAccessConfigRequestHeader(access_key=access_key)
         await self._requests.invoke(address, RequestCode.DELETE_ACL_CONFIG, header)
 
@@ -68,7 +61,6 @@ class AccessAdmin:
         await self._requests.invoke(address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
     async def versions(self, address: str) -> AclVersions:
-        """Return the versions of a broker's files."""
         response = await self._requests.invoke(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         header = response.decode_header(GetBrokerAclConfigResponseHeader)
         files = fastjson.loads(header.all_acl_file_version or "{}")
@@ -96,7 +88,6 @@ class AccessAdmin:
         await self._requests.invoke(address, RequestCode.AUTH_DELETE_USER, UserRequestHeader(username=name))
 
     async def user(self, address: str, name: str) -> UserInfo | None:
-        """Return a user; None if there is none."""
         response = await self._requests.invoke(address, RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
         return decode_body(UserInfo, response.body) if response.body else None
 
@@ -109,10 +100,7 @@ class AccessAdmin:
     async def set_policies(
         self, address: str, subject: str, resources: Sequence[str], entry: PolicyEntryInfo, *, update: bool = False
     ) -> None:
-        """Add or replace the entries of a subject for some resources.
-
-        `entry` has all but the resource. `update` chooses between the two request codes, which brokers treat alike.
-        """
+        """Add or replace `entry` for some resources of a subject; `update` only selects the request code."""
         entries = [msgspec.structs.replace(entry, resource=resource) for resource in resources]
         acl = AclInfo(subject=subject, policies=[PolicyInfo(entries=entries)])
         code = RequestCode.AUTH_UPDATE_ACL if update else RequestCode.AUTH_CREATE_ACL
@@ -124,7 +112,6 @@ class AccessAdmin:
         await self._requests.invoke(address, RequestCode.AUTH_DELETE_ACL, header)
 
     async def policies(self, address: str, subject: str) -> AclInfo | None:
-        """Return the policies of a subject; None if it has none."""
         header = AclRequestHeader(subject=subject)
         response = await self._requests.invoke(address, RequestCode.AUTH_GET_ACL, header)
         return decode_body(AclInfo, response.body) if response.body else None
@@ -139,6 +126,5 @@ class AccessAdmin:
 
 
 def _list(body: bytes) -> list[Mapping[str, object]]:
-    """Return a list of objects; a response without a body means none."""
     found = fastjson.loads(body) if body else []
     return found if isinstance(found, list) else []

@@ -12,8 +12,6 @@ from rucola.protocol.kv import KVTable
 
 
 class BrokerAdmin:
-    """The part `client.brokers` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests) -> None:
         self._requests = requests
 
@@ -25,10 +23,7 @@ class BrokerAdmin:
         return decode_body(KVTable, response.body).table
 
     async def stats(self, address: str, name: str, key: str) -> BrokerStatsData:
-        """Return one statistic of a broker.
-
-        Raises BrokerError if the broker has counted nothing under this name and key.
-        """
+        """Return one statistic of a broker. BrokerError if nothing was counted under this name and key."""
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
         response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
         return decode_body(BrokerStatsData, response.body)
@@ -36,10 +31,7 @@ class BrokerAdmin:
     async def consume_stats(
         self, address: str, *, only_ordered: bool = False, timeout_ms: float | None = None
     ) -> ConsumeStatsList:
-        """Return the consumer offsets of all groups of a broker, or of ordered groups only.
-
-        `timeout_ms` replaces the client's timeout, since a broker with many groups needs longer for this response.
-        """
+        """Return the consumer offsets of all or only ordered groups; many groups need a longer `timeout_ms`."""
         header = GetConsumeStatsInBrokerRequestHeader(is_order=str(only_ordered).lower())
         # `invoke` adds to the client's timeout; a shorter one makes this negative.
         extra_ms = 0 if timeout_ms is None else timeout_ms - self._requests.timeout_ms
@@ -50,15 +42,11 @@ class BrokerAdmin:
     # Configuration.
 
     async def config(self, address: str) -> dict[str, str]:
-        """Return the configuration of a broker."""
         response = await self._requests.invoke(address, RequestCode.GET_BROKER_CONFIG)
         return settings.parse(response.body.decode("utf-8", "replace"))
 
     async def update_config(self, address: str, changes: dict[str, str]) -> None:
-        """Change the configuration of a running broker.
-
-        Raises BrokerError, which names a key or value that the broker rejects.
-        """
+        """Change the configuration of a running broker. BrokerError names a rejected key or value."""
         body = settings.render(changes).encode("utf-8")
         await self._requests.invoke(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
@@ -78,9 +66,6 @@ class BrokerAdmin:
 
 
 def shortest_rate(rates: str) -> float:
-    """Return the rate of the shortest window, 1.5 of `1.5 0.7 0.2`.
-
-    Apache's broker leaves the value empty for ten seconds after its start; the rate is 0 then.
-    """
+    """Return the rate of the shortest window, 1.5 of `1.5 0.7 0.2`. The value is empty shortly after Apache's start."""
     rate, _, _ = rates.partition(" ")
     return float(rate or 0)

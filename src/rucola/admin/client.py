@@ -1,4 +1,4 @@
-"""AdminClient: all administrative requests, grouped into parts that return values and print nothing.
+"""AdminClient: all administrative requests, in parts that return values and print nothing.
 
     client.cluster        clusters, broker names and addresses
     client.brokers        configuration, statistics and clean-up of one broker
@@ -13,11 +13,10 @@
     client.access         accounts, users and policies of access control
     client.export         documents that describe a whole cluster
     client.monitor        problems of consumer groups
-    client.doctor         messages that wait and nobody gets
+    client.doctor         messages that wait and are not consumed
     client.roles          masters and slaves: their state, promotion, planned switchover
 
-Each part is a small class over one shared `AdminRequests` and the parts it builds upon. Apache's servers understand all
-requests as well, except those of `roles` and some of `doctor`.
+Apache's servers understand all requests except those of `roles` and some of `doctor`.
 
 Corresponds to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query
 is not limited to 64 records, returns the newest first, and reports whether it was truncated and which brokers failed;
@@ -53,12 +52,11 @@ from rucola.remoting.tls import ClientTls
 
 
 class AdminClient:
-    """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`.
+    """Administrative access to a cluster: `async with AdminClient("127.0.0.1:9876") as client`, on one event loop.
 
-    `namesrv` lists the name servers, "host:port;host:port", or is ConnectionOptions, which document `tls` and
-    `credentials` as well; `timeout_ms` bounds each request. A client belongs to one event loop. Every method of its
-    parts raises RemotingConnectError or RemotingTimeout if a server does not answer, BrokerError if it answers with an
-    error code, and TopicNotFound for a topic without a route.
+    `namesrv` lists the name servers, "host:port;host:port", or is ConnectionOptions; `timeout_ms` bounds each request.
+    All methods raise RemotingConnectError or RemotingTimeout without a response, BrokerError for an error code, and
+    TopicNotFound for a topic without a route.
     """
 
     def __init__(
@@ -96,10 +94,7 @@ class AdminClient:
 
     @property
     def connection(self) -> ConnectionOptions:
-        """Connection options of this client, with the values of the environment.
-
-        They serve further clients of the same cluster.
-        """
+        """Connection options, for other clients of the same cluster."""
         return self._requests.connection
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""ClusterAdmin: clusters, broker names and broker addresses, as the name servers know them."""
+"""ClusterAdmin: clusters, broker names and broker addresses, as registered at the name servers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from rucola.protocol.route import MASTER_ID, ClusterInfo
 
 
 class ClusterAdmin:
-    """The part `client.cluster` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests) -> None:
         self._requests = requests
 
@@ -21,10 +19,7 @@ class ClusterAdmin:
         return decode_body(ClusterInfo, response.body)
 
     async def masters(self, cluster: str) -> dict[str, str]:
-        """Return the address of every master of a cluster, by broker name.
-
-        Raises ConfigError for an unknown cluster.
-        """
+        """Return every master's address by broker name. ConfigError for an unknown cluster."""
         info = await self.info()
         if cluster not in info.cluster_addr_table:
             known = ", ".join(sorted(info.cluster_addr_table)) or "none"
@@ -32,19 +27,13 @@ class ClusterAdmin:
         return masters_of(info.broker_addr_table[name] for name in sorted(info.cluster_addr_table[cluster]))
 
     async def addresses(self, cluster: str) -> list[str]:
-        """Return the addresses of all masters and slaves of a cluster.
-
-        Raises ConfigError if the cluster does not exist.
-        """
+        """Return the addresses of all masters and slaves. ConfigError for an unknown cluster."""
         masters = await self.masters(cluster)
         table = (await self.info()).broker_addr_table
         return [address for name in masters for address in table[name].broker_addrs.values()]
 
     async def broker_name(self, address: str) -> str:
-        """Return the name of the broker at an address.
-
-        Raises ConfigError if no broker is registered there.
-        """
+        """Return the name of the broker at an address. ConfigError if none is registered."""
         for data in (await self.info()).broker_addr_table.values():
             if address in data.broker_addrs.values():
                 return data.broker_name

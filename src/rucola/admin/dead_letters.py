@@ -1,8 +1,7 @@
-"""DeadLetterAdmin: the dead letters of a group: statistics, reading, and sending them again.
+"""DeadLetterAdmin: the dead letters of a group: statistics, reading, and sending them again (`rucola.admin.redrive`).
 
-A message that a group failed too often is stored in `%DLQ%group`, with the topic it came from in property RETRY_TOPIC.
-`rucola.admin.redrive` describes how dead letters are sent again, each once. Apache has no such command; its dashboard
-sends dead letters again without a record.
+Dead letters are in `%DLQ%group`, with their original topic in property RETRY_TOPIC. Apache's dashboard sends them again
+without a record.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from rucola.protocol.offset import EarliestStoreTimeResponseHeader, QueueRequest
 from rucola.protocol.queue import MessageQueue
 
 CONCURRENT_COPY_SEARCHES = 64
-"""Dead letters whose copies are searched for concurrently, when they are only read."""
 
 
 @dataclass(slots=True)
@@ -56,7 +54,7 @@ class DeadLetterStats:
 
 @dataclass(slots=True)
 class DeadLetter:
-    """A dead letter, the topic it came from if known, and whether it was re-driven."""
+    """A dead letter, its original topic if known, and whether it was re-driven."""
 
     message: MessageExt
     origin_topic: str | None
@@ -64,8 +62,6 @@ class DeadLetter:
 
 
 class DeadLetterAdmin:
-    """The part `client.dead_letters` of an AdminClient."""
-
     def __init__(
         self,
         requests: AdminRequests,
@@ -82,15 +78,11 @@ class DeadLetterAdmin:
         self._copies = RedrivenCopies(messages)
 
     async def groups(self) -> list[str]:
-        """Return the groups that have a dead letter queue, sorted."""
         topics = await self._topics.names()
         return sorted(topic.removeprefix(DLQ_PREFIX) for topic in topics if topic.startswith(DLQ_PREFIX))
 
     async def stats(self, group: str) -> DeadLetterStats:
-        """Return the statistics of a group's dead letters.
-
-        Raises TopicNotFound if the group has no dead letter queue.
-        """
+        """Return statistics. TopicNotFound without a dead letter queue."""
         topic = dlq_topic(group)
         stats = DeadLetterStats(group, 0, 0, 0, 0)
         oldest = []
@@ -115,11 +107,8 @@ class DeadLetterAdmin:
     async def read(
         self, group: str, begin_ms: int | None = None, end_ms: int | None = None
     ) -> AsyncGenerator[DeadLetter, None]:
-        """Yield a group's dead letters stored from `begin_ms` to `end_ms`, inclusive. By queue, oldest first.
-
-        TopicNotFound if the group has no dead letter queue.
-        """
-        # Two consumers: messages are pulled as TOOLS_CONSUMER, and the offset is that of TOOLS_REDRIVE.
+        """Yield dead letters stored in this time, inclusive; by queue, oldest first. May raise TopicNotFound."""
+        # Two consumers: pull messages as TOOLS_CONSUMER, read the offset of TOOLS_REDRIVE.
         async with (
             PullConsumer(TOOLS_GROUP, self._requests.connection) as reader,
             PullConsumer(REDRIVE_GROUP, self._requests.connection) as redriver,
@@ -148,10 +137,9 @@ class DeadLetterAdmin:
     ) -> Results[RedriveResult]:
         """Re-drive the dead letters with these ids, or all stored from `begin_ms` to `end_ms`, inclusive.
 
-        `only_group` sends to `%RETRY%group` instead of the topic that each message came from; `per_second` limits the
-        rate. `after` is called for each dead letter that has a copy. Each result is yielded when its dead letter is
-        complete; closing the results (`aclose`) ends the run. ConfigError if another run holds a queue, TopicNotFound
-        if the group has no dead letter queue.
+        `only_group` sends to `%RETRY%group` instead of the original topic; `per_second` limits the rate. `after` is
+        called for each dead letter that has a copy. Results are yielded when complete; `aclose` ends the run.
+        ConfigError if another run holds a queue, TopicNotFound without a dead letter queue.
         """
         results = self._redrive(group, offset_msg_ids, begin_ms, end_ms, only_group, per_second, dry_run, after)
         return Results("dead_letters.redrive", results)
@@ -168,8 +156,8 @@ class DeadLetterAdmin:
         after: AfterRedrive | None,
     ) -> AsyncGenerator[RedriveResult, None]:
         queues = await self._queues(group)
-        # No retries, so that no copy is stored twice. The frame limit as maximum size, because a message that one
-        # broker accepted may be larger than the default of another.
+        # No retries, so that no copy is stored twice. The frame limit as maximum size: one broker may accept larger
+        # messages than another by default.
         async with Producer(
             REDRIVE_GROUP, self._requests.connection, retry_times=0, max_message_size=MAX_FRAME_SIZE
         ) as producer:
@@ -195,10 +183,7 @@ class DeadLetterAdmin:
                     await run.unlock()
 
     async def reset_redrive_offset(self, group: str) -> None:
-        """Reset the offset below which dead letters count as re-driven, before their topic is deleted.
-
-        Does nothing without a dead letter queue. Dead letters with a copy still count as re-driven.
-        """
+        """Reset the re-drive offset before the topic is deleted. Dead letters with a copy still count as re-driven."""
         topic = dlq_topic(group)
         try:
             route = await self._topics.route(topic)
@@ -209,7 +194,6 @@ class DeadLetterAdmin:
             await self._offsets.commit(masters[queue.broker_name], REDRIVE_GROUP, queue, 0)
 
     async def _queues(self, group: str) -> list[MessageQueue]:
-        """Return the readable queues of a group's dead letter queue. ConfigError if there is none."""
         topic = dlq_topic(group)
         try:
             queues = await self._topics.queues(topic)

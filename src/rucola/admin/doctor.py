@@ -1,23 +1,21 @@
-"""DoctorAdmin: checks of a cluster for states in which messages wait and nobody gets them.
+"""DoctorAdmin: checks of a cluster for states in which messages wait and are not consumed.
 
-Each check looks at one master and returns findings, with a reason for programs:
+Each check examines one master and returns findings, with a reason for programs:
 
-    reason                  what it means                                           fields
+    reason                  meaning                                                 fields
     QUEUE_NOT_READ          messages in a queue whose id is not below               brokerName topic queueId messages
                             readQueueNums: no route shows it                        readQueueNums
     TOPIC_MISSING           messages of a topic that the broker does not have       brokerName topic messages
-    FEWER_READ_QUEUES       a topic takes messages in queues that nobody reads      brokerName topic readQueueNums
+    FEWER_READ_QUEUES       a topic accepts messages in queues without readers      brokerName topic readQueueNums
                                                                                     writeQueueNums
     FEWER_RETRY_QUEUES      a retry topic has fewer queues than its group's         brokerName group retryQueueNums
                             retryQueueNums; Apache's broker hides retries there     readQueueNums
     NO_RETRY_QUEUE          a group's retryQueueNums is 0; Apache's broker drops    brokerName group
-                            its retries, Rucola's takes it for 1
+                            its retries, Rucola's uses 1
     TRANSACTIONS_DISCARDED  transactions that no producer ended, which              brokerName messages
                             `resumeCheckHalfMessage` opens again
-    NOT_DIAGNOSED           the broker cannot be asked for its own findings, the    brokerName error
-                            first two; Apache's cannot
-
-A check is a method in `CHECKS`.
+    NOT_DIAGNOSED           the broker has no diagnosis (the first two findings);   brokerName error
+                            Apache's does not support it
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader
 
 
 class DoctorAdmin:
-    """The part `client.doctor` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin, groups: GroupAdmin) -> None:
         self._requests = requests
         self._cluster = cluster
@@ -47,12 +43,11 @@ class DoctorAdmin:
         self._groups = groups
 
     async def check(self) -> list[Finding]:
-        """Return the findings about all masters that the name servers know."""
+        """Return the findings about all registered masters."""
         brokers = masters_of((await self._cluster.info()).broker_addr_table.values())
         return [finding for name in sorted(brokers) for finding in await self.check_broker(brokers[name], name)]
 
     async def check_broker(self, address: str, broker_name: str) -> list[Finding]:
-        """Return the findings about the broker at `address`."""
         found = [finding for check in self.CHECKS for finding in await check(self, address)]
         for finding in found:
             finding.fields = {"brokerName": broker_name, **finding.fields}

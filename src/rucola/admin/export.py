@@ -1,10 +1,10 @@
-"""ExportAdmin: documents that describe a cluster, laid out like those of Apache's export commands.
+"""ExportAdmin: documents that describe a cluster, in the layout of Apache's export commands.
 
     metadata   topics and groups of several masters; queue numbers of equal names are added up
     configs    number of servers, and the settings of each master that matter for operation
     metrics    disk usage, rates, daily counts and clients of each master, and their totals
 
-System topics and groups are left out; retry topics and dead letter queues are included on request only.
+System topics and groups are left out.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ CONFIG_KEYS = (
     "fileReservedTime", "filterServerNums", "flushDiskType", "maxMessageSize", "messageDelayLevel",
     "msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS",
 )  # fmt: skip
-"""The exported settings; those that a broker does not report are left out."""
 
 
 class ExportAdmin:
-    """The part `client.export` of an AdminClient."""
-
     def __init__(
         self,
         requests: AdminRequests,
@@ -55,10 +52,7 @@ class ExportAdmin:
     async def metadata(
         self, addresses: list[str], *, with_special: bool = False
     ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
-        """Return topics and groups of these masters, by name.
-
-        `with_special` includes retry topics and dead letter queues.
-        """
+        """Return topics and groups of masters by name; `with_special` adds retry topics and dead letter queues."""
         topics: dict[str, TopicConfig] = {}
         groups: dict[str, SubscriptionGroupConfig] = {}
         for broker_topics in await gather_fail_fast(
@@ -96,7 +90,6 @@ class ExportAdmin:
         }
 
     async def metrics(self, cluster: str) -> dict[str, Any]:
-        """Return the current and the daily load of a cluster's masters."""
         masters = await self._cluster.masters(cluster)
         metrics = await gather_fail_fast(map(self._metrics, masters.values()))
         report: dict[str, Any] = dict(zip(masters, metrics, strict=True))
@@ -116,7 +109,7 @@ class ExportAdmin:
         half_tps, half_count = await self._put_nums(address, TRANS_HALF_TOPIC)
         delayed_tps, delayed_count = await self._put_nums(address, SCHEDULE_TOPIC)
 
-        # Brokers report totals at the last two midnights; the difference is the count of yesterday.
+        # Brokers report totals at the last two midnights; the difference is yesterday's count.
         def of_day(kind: str) -> int:
             morning, before = (int(figures.get(f"msg{kind}Total{day}Morning", 0)) for day in ("Today", "Yesterday"))
             return morning - before
@@ -148,7 +141,6 @@ class ExportAdmin:
         }
 
     async def _put_nums(self, address: str, topic: str) -> tuple[float, int]:
-        """Return a topic's put rate of the last minute and count of the last day."""
         try:
             data = await self._brokers.stats(address, TOPIC_PUT_NUMS, topic)
         except BrokerError:
@@ -156,7 +148,7 @@ class ExportAdmin:
         return data.stats_minute.tps, data.day_count
 
     async def _client_versions(self, groups: dict[str, SubscriptionGroupConfig]) -> list[str]:
-        """Return the distinct languages and versions of all members, such as `JAVA%V4_9_8`."""
+        """Return the members' distinct languages and versions, such as `JAVA%V4_9_8`."""
         versions = set()
         for group in groups:
             try:

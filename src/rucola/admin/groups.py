@@ -1,7 +1,6 @@
 """GroupAdmin: consumer and producer groups, their members and consume stats.
 
-Brokers of a consumer group are those with its retry topic. A group without one (it only pulls, or only broadcasts) is
-queried at every broker name.
+Brokers of a consumer group are those with its retry topic, otherwise (if it only pulls or broadcasts) all.
 """
 
 from __future__ import annotations
@@ -43,12 +42,10 @@ from rucola.protocol.topic import (
 )
 
 CLIENT_WAIT_MS = 10_000
-"""Milliseconds a broker waits for a client to which it forwards an administrative request."""
+"""Limit for a client's response through its broker."""
 
 
 class GroupAdmin:
-    """The part `client.groups` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin) -> None:
         self._requests = requests
         self._cluster = cluster
@@ -57,12 +54,11 @@ class GroupAdmin:
     # Configuration.
 
     async def names(self) -> list[str]:
-        """Return the groups that have a retry topic, i.e. have consumed in clustering mode; sorted."""
+        """Return the groups with a retry topic, i.e. that have consumed in clustering mode; sorted."""
         topics = await self._topics.names()
         return sorted(topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX))
 
     async def configs(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        """Return the configuration of every consumer group of a broker, by group."""
         response = await self._requests.invoke(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return decode_body(SubscriptionGroupWrapper, response.body).subscription_group_table
 
@@ -77,10 +73,7 @@ class GroupAdmin:
         raise ConfigError(f"there is no consumer group {group}: no broker has settings, offsets or clients of it")
 
     async def create_or_update(self, address: str, config: SubscriptionGroupConfig) -> None:
-        """Create the group on one broker, or change its configuration there.
-
-        Raises InvalidMessage for an invalid name.
-        """
+        """Create or change the group on one broker. InvalidMessage for an invalid name."""
         check_group(config.group_name)
         body = encode_body(config)
         await self._requests.invoke(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
@@ -93,17 +86,14 @@ class GroupAdmin:
     # Members.
 
     async def consumer_connection(self, group: str, address: str | None = None) -> ConsumerConnection:
-        """Return a group's members and subscriptions, from one broker or the first that has any.
-
-        BrokerError with code CONSUMER_NOT_ONLINE if the group has no members.
-        """
+        """Return members and subscriptions from the first broker with any, else BrokerError (CONSUMER_NOT_ONLINE)."""
         header = GetConsumerConnectionListRequestHeader(consumer_group=group)
         addresses = [address] if address else addresses_of(await self._brokers_of(group))
         response = await self._requests.invoke_any(addresses, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         return decode_body(ConsumerConnection, response.body)
 
     async def find_consumer_connection(self, group: str) -> ConsumerConnection | None:
-        """Return members and subscriptions of a group, or None if it has no members."""
+        """Return members and subscriptions of a group, or None without members."""
         try:
             return await self.consumer_connection(group)
         except BrokerError as error:
@@ -119,15 +109,11 @@ class GroupAdmin:
         return decode_body(ProducerConnection, response.body)
 
     async def producers(self, address: str) -> dict[str, list[ProducerInfo]]:
-        """Return the clients of every producer group of a broker, by group."""
         response = await self._requests.invoke(address, RequestCode.GET_ALL_PRODUCER_INFO)
         return decode_body(ProducerTableInfo, response.body).data
 
     async def running_info(self, group: str, client_id: str, *, jstack: bool = False) -> ConsumerRunningInfo:
-        """Return the state of one member, fetched by its broker. `jstack` adds stack traces.
-
-        BrokerError if the member is not connected.
-        """
+        """Return one member's state, `jstack` with stack traces. BrokerError if it is not connected."""
         header = GetConsumerRunningInfoRequestHeader(
             consumer_group=group, client_id=client_id, jstack_enable=str(jstack).lower()
         )
@@ -139,10 +125,7 @@ class GroupAdmin:
     # Consume stats.
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """Return consumer offset and end of every queue of one or all topics.
-
-        The table is sorted by queue. It is empty if the group never committed an offset.
-        """
+        """Return consumer and end offsets of one or all topics, sorted by queue; empty without any commit."""
 
         async def broker_stats(address: str) -> ConsumeStats:
             header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
@@ -176,7 +159,6 @@ class GroupAdmin:
         return {span.message_queue: max(0, span.delay_time) for spans in answers for span in spans}
 
     async def _brokers_of(self, group: str) -> list[BrokerData]:
-        """Return the brokers with the group's retry topic, or all brokers if it has none."""
         try:
             return (await self._topics.route(retry_topic(group))).broker_datas
         except TopicNotFound:

@@ -9,8 +9,7 @@ Brokers keep no record of consumption per message. The track is inferred from
                              `%DLQ%group`; each has the number of attempts before it in reconsumeTimes
 
 A message waits for a retry if its copy with the highest reconsumeTimes is in SCHEDULE_TOPIC_XXXX only, or in
-`%RETRY%group` at or beyond the consumer offset. If an index does not answer, the remark of the track says that its
-copies are unknown.
+`%RETRY%group` at or beyond the consumer offset. If an index does not respond, the remark says that copies are unknown.
 
 Corresponds to `DefaultMQAdminExtImpl.messageTrackDetail` of Apache RocketMQ 4.9.8, which uses offsets and members only.
 """
@@ -32,7 +31,6 @@ from rucola.protocol.connections import ConsumerConnection
 from rucola.protocol.topic import OffsetWrapper
 
 REDRIVEN_FROM = "REDRIVEN_FROM"
-"""The property of a re-driven message that holds the offsetMsgId of its dead letter."""
 
 
 class TrackType(Enum):
@@ -42,11 +40,11 @@ class TrackType(Enum):
     CONSUMED_BUT_FILTERED = "CONSUMED_BUT_FILTERED"
     """The consumer offset is beyond the message, and the group does not subscribe to its tag."""
     PULL = "PULL"
-    """The group pulls; whether it consumed the message cannot be determined."""
+    """The group pulls; whether it consumed the message is unknown."""
     NOT_CONSUME_YET = "NOT_CONSUME_YET"
     NOT_ONLINE = "NOT_ONLINE"
     CONSUME_BROADCASTING = "CONSUME_BROADCASTING"
-    """Each member keeps its own offsets; whether it consumed the message cannot be determined."""
+    """Each member keeps its own offsets; whether it consumed the message is unknown."""
     UNKNOWN = "UNKNOWN"
     IN_RETRY = "IN_RETRY"
     """The message was requeued and will be delivered again."""
@@ -56,11 +54,7 @@ class TrackType(Enum):
 
 @dataclass(slots=True)
 class MessageTrack:
-    """State of a message in one group.
-
-    Times are milliseconds since 1970, 0 for never. `is_passed` and `consumed_until_ms` are known for groups without
-    members as well.
-    """
+    """State of a message in one group. Times are milliseconds since 1970, 0 for never."""
 
     consumer_group: str
     track_type: TrackType
@@ -78,8 +72,6 @@ class MessageTrack:
 
 
 class MessageTracker:
-    """Infers the track of a message from offsets, members and copies."""
-
     def __init__(self, cluster: ClusterAdmin, topics: TopicAdmin, groups: GroupAdmin, indexes: MessageIndexes) -> None:
         self._cluster = cluster
         self._topics = topics
@@ -87,7 +79,6 @@ class MessageTracker:
         self._indexes = indexes
 
     async def track(self, message: MessageExt) -> list[MessageTrack]:
-        """Return a message's track in every consumer group of its topic, sorted by group."""
         groups = await self._topics.consumer_groups(message.topic)
         return await gather_fail_fast(self._track_in_group(message, group) for group in groups)
 
@@ -109,10 +100,7 @@ class MessageTracker:
         return track
 
     async def _queue_offsets(self, message: MessageExt, group: str) -> OffsetWrapper | None:
-        """Return the group's offsets on the queue that holds the message.
-
-        None if no broker holds it.
-        """
+        """Return the group's offsets on the message's queue, or None."""
         # Queue ids are unique per broker only: compare the broker's address with the store host as well.
         for queue, offsets in (await self._groups.consume_stats(group, message.topic)).offset_table.items():
             is_queue = queue.queue_id == message.queue_id
@@ -123,10 +111,10 @@ class MessageTracker:
     async def _add_copies(self, message: MessageExt, track: MessageTrack) -> None:
         """Complete a track from the copies of the message.
 
-        1. Collect the copies in the retry topic, and those still delayed on their way there, by number of attempts.
-        2. A copy in the dead letter queue makes the type IN_DLQ.
-        3. Otherwise, if the copy with the most attempts is delayed, or at or beyond the group's offset on its retry
-           queue, the type is IN_RETRY. If the offset is beyond it, the retry was consumed: the type stays.
+        1. Collect the copies in the retry topic, and those still delayed on their way there, by number of attempts. 2.
+        A copy in the dead letter queue makes the type IN_DLQ. 3. Otherwise, if the copy with the most attempts is
+        delayed, or at or beyond the group's offset on its retry queue, the
+           type is IN_RETRY. If the offset is beyond it, the retry was consumed: the type stays.
         """
         group = track.consumer_group
         retry, dead = retry_topic(group), dlq_topic(group)
@@ -150,18 +138,15 @@ class MessageTracker:
                 track.track_type = TrackType.IN_RETRY
 
     async def _copies(self, message: MessageExt, topic: str) -> list[MessageExt]:
-        """Return a message's copies in a topic, oldest first.
-
-        Copies from before a re-drive are left out.
-        """
+        """Return a message's copies in a topic since its last re-drive, oldest first."""
         try:
             result = await self._indexes.query_unique_key(topic, message.msg_id)
         except TopicNotFound:
             return []
         for error in result.failures.values():
             raise error
-        # Copies of one message share its first offsetMsgId. A message that was re-driven has copies of its own, which
-        # name the dead letter.
+        # Copies of one message share its first offsetMsgId. A re-driven message has its own copies, which name the dead
+        # letter.
         origin = message.properties.get(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         redriven_from = message.properties.get(REDRIVEN_FROM)
         return [

@@ -19,8 +19,6 @@ from rucola.protocol.transaction import ResumeCheckHalfMessageRequestHeader
 
 
 class MessageAdmin:
-    """The part `client.messages` of an AdminClient."""
-
     def __init__(
         self, requests: AdminRequests, cluster: ClusterAdmin, indexes: MessageIndexes, tracker: MessageTracker
     ) -> None:
@@ -30,10 +28,7 @@ class MessageAdmin:
         self._tracker = tracker
 
     def key_query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
-        """Return an iterable of the messages of a topic with a key, newest first.
-
-        Only messages stored from `begin_ms` to `end_ms`, inclusive, are returned.
-        """
+        """Iterate over a topic's messages with a key, stored from `begin_ms` to `end_ms`, inclusive, newest first."""
         return self._indexes.query(topic, key, begin_ms, end_ms)
 
     async def query_by_key(
@@ -45,18 +40,14 @@ class MessageAdmin:
     async def query_by_unique_key(
         self, topic: str, unique_key: str, begin_ms: int = 0, end_ms: int = MAX_LONG
     ) -> KeyQueryResult:
-        """Return the newest PAGE messages with a unique key, oldest first.
-
-        There is more than one if the producer sent again after a lost response, or if the message was delayed, retried,
-        re-driven or part of a transaction.
-        """
+        """Return the newest PAGE messages with a unique key, oldest first: repeated sends, retries and other copies."""
         return await self._indexes.query_unique_key(topic, unique_key, begin_ms, end_ms)
 
     async def get(self, offset_msg_id: str) -> MessageExt:
         """Return the message at the broker and physical offset that an offsetMsgId encodes.
 
-        InvalidMessage if the id is malformed, BrokerError if the broker has no message there, RemotingConnectError if
-        there is no broker: a unique key has the same form but names no broker.
+        InvalidMessage if malformed, BrokerError without a message there, RemotingConnectError without a broker: a
+        unique key has the same form but names no broker.
         """
         address, physical_offset = parse_offset_msg_id(offset_msg_id)
         try:
@@ -69,10 +60,7 @@ class MessageAdmin:
         return decode(response.body)
 
     async def is_offset_msg_id(self, msg_id: str) -> bool:
-        """Return whether an id is an offsetMsgId of one of the cluster's brokers.
-
-        Indexes contain no such ids.
-        """
+        """Return whether an id is an offsetMsgId of one of the cluster's brokers; indexes have no such ids."""
         try:
             address, _ = parse_offset_msg_id(msg_id)
         except InvalidMessage:
@@ -81,10 +69,7 @@ class MessageAdmin:
         return any(address in data.broker_addrs.values() for data in brokers)
 
     async def consume_directly(self, group: str, client_id: str, offset_msg_id: str) -> ConsumeMessageDirectlyResult:
-        """Call the listener of a member with a message now and return its result.
-
-        BrokerError if the member is not connected to the broker of the message, or has no listener.
-        """
+        """Call a member's listener with a message. BrokerError if it has none or is not at the message's broker."""
         address, _ = parse_offset_msg_id(offset_msg_id)
         header = ConsumeMessageDirectlyRequestHeader(consumer_group=group, client_id=client_id, msg_id=offset_msg_id)
         code = RequestCode.CONSUME_MESSAGE_DIRECTLY

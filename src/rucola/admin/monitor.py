@@ -36,18 +36,13 @@ class Finding:
 
 
 class MonitorAdmin:
-    """The part `client.monitor` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests, groups: GroupAdmin, dead_letters: DeadLetterAdmin) -> None:
         self._requests = requests
         self._groups = groups
         self._dead_letters = dead_letters
 
     async def check_groups(self, since_ms: int) -> list[Finding]:
-        """Return the findings about all groups.
-
-        Those of event DELETED are from `since_ms` on, in milliseconds since 1970.
-        """
+        """Return the findings about all groups; DELETED from `since_ms` on, milliseconds since 1970."""
         findings = []
         for group in await self._groups.names():
             findings += await self._backlogs(group)

@@ -1,7 +1,7 @@
 """NameServerAdmin: configuration, write permissions and the key-value table of the name servers.
 
-Changes go to every name server. The key-value table holds, in namespace ORDER_TOPIC_CONFIG, the queues of ordered
-topics: `broker-a:4;broker-b:4` for a topic with four queues on each of two broker names.
+Changes go to every name server. Namespace ORDER_TOPIC_CONFIG has the queues of ordered topics: `broker-a:4;broker-b:4`
+for a topic with four queues on each of two broker names.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ from rucola.protocol.route import (
 
 
 class NameServerAdmin:
-    """The part `client.name_servers` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests) -> None:
         self._requests = requests
 
     # Configuration.
 
     async def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configuration of every name server, by its address."""
         addresses = self._requests.name_servers
         responses = await gather_fail_fast(
             self._requests.invoke(address, RequestCode.GET_NAMESRV_CONFIG) for address in addresses
@@ -44,17 +41,13 @@ class NameServerAdmin:
         return dict(zip(addresses, configs, strict=True))
 
     async def update_config(self, changes: dict[str, str]) -> None:
-        """Change the configuration of every name server."""
         body = settings.render(changes).encode("utf-8")
         await self._requests.invoke_all_name_servers(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
 
     # Write permissions of brokers.
 
     async def wipe_write_permission(self, broker_name: str) -> dict[str, int]:
-        """Remove the write permission of a broker's queues.
-
-        Returns the number of changed topics by name server.
-        """
+        """Remove a broker's write permission; return the number of changed topics by name server."""
         header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
         responses = await self._requests.invoke_all_name_servers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
         counts = [
@@ -63,10 +56,7 @@ class NameServerAdmin:
         return dict(zip(self._requests.name_servers, counts, strict=True))
 
     async def add_write_permission(self, broker_name: str) -> dict[str, int]:
-        """Restore the write permission of a broker's queues.
-
-        Returns the number of changed topics by name server.
-        """
+        """Restore a broker's write permission; return the number of changed topics by name server."""
         header = WritePermOfBrokerRequestHeader(broker_name=broker_name)
         responses = await self._requests.invoke_all_name_servers(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
         counts = [response.decode_header(AddWritePermOfBrokerResponseHeader).add_topic_count for response in responses]
@@ -75,7 +65,6 @@ class NameServerAdmin:
     # The key-value table.
 
     async def get_kv(self, namespace: str, key: str) -> str | None:
-        """Return the value of a key, or None."""
         header = KVConfigRequestHeader(namespace=namespace, key=key)
         try:
             response = await self._requests.invoke_name_server(RequestCode.GET_KV_CONFIG, header)
@@ -86,7 +75,6 @@ class NameServerAdmin:
         return response.decode_header(GetKVConfigResponseHeader).value
 
     async def list_kv(self, namespace: str) -> dict[str, str]:
-        """Return all keys and values of a namespace."""
         header = GetKVListByNamespaceRequestHeader(namespace=namespace)
         try:
             response = await self._requests.invoke_name_server(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
@@ -97,22 +85,17 @@ class NameServerAdmin:
         return decode_body(KVTable, response.body).table
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Set the value of a key."""
         header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
         await self._requests.invoke_all_name_servers(RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_kv(self, namespace: str, key: str) -> None:
-        """Delete a key."""
         header = KVConfigRequestHeader(namespace=namespace, key=key)
         await self._requests.invoke_all_name_servers(RequestCode.DELETE_KV_CONFIG, header)
 
     # Ordered topics.
 
     async def order_conf(self, topic: str) -> dict[str, int]:
-        """Return an ordered topic's number of queues by broker name.
-
-        Empty if the topic is not ordered.
-        """
+        """Return an ordered topic's number of queues by broker name, otherwise empty."""
         value = await self.get_kv(ORDER_TOPIC_CONFIG, topic) or ""
         try:
             return parse_order_conf(value)
@@ -125,12 +108,11 @@ class NameServerAdmin:
         await self.put_kv(ORDER_TOPIC_CONFIG, topic, value)
 
     async def delete_order_conf(self, topic: str) -> None:
-        """Declare a topic unordered."""
         await self.delete_kv(ORDER_TOPIC_CONFIG, topic)
 
 
 def parse_order_conf(text: str) -> dict[str, int]:
-    """Return the number of queues by broker name from `broker-a:4;broker-b:4`. ConfigError for any other form."""
+    """Parse `broker-a:4;broker-b:4`. ConfigError for any other form."""
     try:
         return {name: int(count) for name, count in (part.rsplit(":", 1) for part in text.split(";") if part)}
     except ValueError:

@@ -1,7 +1,7 @@
 """OffsetAdmin: commit, reset and clone the consumer offsets of a group.
 
-A reset is a request to the brokers, which also tell the group's members. A broker refuses it for a group without
-members (CONSUMER_NOT_ONLINE); the offsets are then computed here and committed for the group.
+Brokers reset a group together with its running members, and refuse groups without members (CONSUMER_NOT_ONLINE), whose
+offsets are computed and committed here.
 """
 
 from __future__ import annotations
@@ -44,19 +44,14 @@ from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_s
 
 @dataclass(slots=True)
 class ResetResult:
-    """The consumer offsets of a group after a reset.
-
-    The dictionary contains the queues that were reset.
-    """
+    """The consumer offsets of a group after a reset, of the reset queues."""
 
     offsets: dict[MessageQueue, int]
-    # True if brokers told running members, false if the offsets were committed for a group without members.
+    # True if running members were notified, false if the offsets were committed for a group without members.
     online: bool
 
 
 class CommittedOffset(NamedTuple):
-    """The consumer offset of a group in a queue of one broker."""
-
     group: str
     topic: str
     queue_id: int
@@ -64,7 +59,7 @@ class CommittedOffset(NamedTuple):
 
 
 def parse_committed_offsets(document: Any) -> list[CommittedOffset]:
-    """Return the offsets of a GET_ALL_CONSUMER_OFFSET body, or of config/consumerOffset.json, which has its form."""
+    """Parse the offsets of a GET_ALL_CONSUMER_OFFSET body or of config/consumerOffset.json."""
     found = []
     for name, offsets in ((document or {}).get("offsetTable") or {}).items():
         topic, _, group = name.partition("@")
@@ -73,18 +68,13 @@ def parse_committed_offsets(document: Any) -> list[CommittedOffset]:
 
 
 class OffsetAdmin:
-    """The part `client.offsets` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin) -> None:
         self._requests = requests
         self._cluster = cluster
         self._topics = topics
 
     async def by_client(self, topic: str, group: str, client_id: str = "") -> dict[str, dict[MessageQueue, int]]:
-        """Return the offsets that members hold, by client id.
-
-        Only those of one member if `client_id` is given.
-        """
+        """Return the offsets that members, or only `client_id`, hold, by client id."""
         header = GetConsumerStatusRequestHeader(topic=topic, group=group, client_addr=client_id)
         offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
         code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
@@ -98,10 +88,7 @@ class OffsetAdmin:
         return offsets_by_client
 
     async def commit(self, address: str, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit a consumer offset for a group.
-
-        Running members are not told, and overwrite it later.
-        """
+        """Commit a consumer offset. Running members are not notified, and overwrite it later."""
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
@@ -113,10 +100,10 @@ class OffsetAdmin:
         return parse_committed_offsets(fastjson.loads(response.body))
 
     async def clone(self, source: str, destination: str, topic: str, *, offline: bool = False) -> None:
-        """Copy the offsets of one group on a topic to another group.
+        """Copy a group's offsets on a topic to another group.
 
-        `offline` copies even if no member of `source` subscribes to the topic any more. If `source` has no offsets,
-        brokers do nothing and still report success.
+        `offline` copies even if no member of `source` subscribes. Without offsets, brokers do nothing and report
+        success.
         """
         header = CloneGroupOffsetRequestHeader(
             src_group=source, dest_group=destination, topic=topic, offline=str(offline).lower()
@@ -130,11 +117,10 @@ class OffsetAdmin:
     async def reset_by_time(
         self, topic: str, group: str, timestamp_ms: int, *, force: bool = True, cpp: bool = False
     ) -> ResetResult:
-        """Reset the group to a store time, or with LATEST or a time that is not past to the queue ends.
+        """Reset the group to a store time in ms since 1970, or to the end offsets with LATEST or a future time.
 
-        `timestamp_ms` is in milliseconds since 1970. Without `force`, no consumer offset increases. `cpp` makes
-        Apache's brokers use the encoding of C++ clients; Rucola's brokers know the language of each member.
-        ConfigError if the group has no committed offsets on the topic.
+        Without `force`, no offset increases. `cpp` makes Apache's brokers use the encoding of C++ clients; Rucola's
+        detect it. ConfigError if the group has no committed offsets on the topic.
         """
         # At a time after the last message brokers would find that message.
         if timestamp_ms >= time.time_ns() // 1_000_000:
@@ -162,9 +148,8 @@ class OffsetAdmin:
     async def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> ResetResult:
         """Reset the group, including running members, to a queue offset of one queue.
 
-        ConfigError if the offset is outside of the queue, or if a broker of RocketMQ 4 has members of the group: such a
-        broker can reset running members to a time only and changes nothing. BrokerError if the group has no committed
-        offset.
+        ConfigError if the offset is outside of the queue, or if a broker of RocketMQ 4, which can reset running members
+        to a time only, has members. BrokerError if the group has no committed offset.
         """
         address = await self._cluster.master_address(queue.broker_name)
         begin = await self._queue_end(address, RequestCode.GET_MIN_OFFSET, queue)
@@ -182,7 +167,7 @@ class OffsetAdmin:
                 raise
             await self.commit(address, group, queue, queue_offset)
             return ResetResult({queue: queue_offset}, online=False)
-        # A broker of RocketMQ 4 answers with the offsets of all queues, unchanged.
+        # A broker of RocketMQ 4 responds with the offsets of all queues, unchanged.
         if decode_offset_table(response.body) != {queue: queue_offset}:
             raise ConfigError(
                 f"broker {queue.broker_name} runs RocketMQ 4, which cannot reset running clients to an offset: stop "
@@ -193,7 +178,6 @@ class OffsetAdmin:
     async def _reset_offline(
         self, address: str, broker_name: str, header: ResetOffsetRequestHeader, force: bool
     ) -> dict[MessageQueue, int]:
-        """Compute and commit the offsets of a reset by time for a group without members."""
         stats_header = GetConsumeStatsRequestHeader(consumer_group=header.group, topic=header.topic)
         response = await self._requests.invoke(address, RequestCode.GET_CONSUME_STATS, stats_header)
         committed = decode_consume_stats(response.body).offset_table

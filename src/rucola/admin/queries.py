@@ -1,23 +1,19 @@
 """Queries by key over the indexes of all brokers of a topic.
 
-**Paging.** A broker's index knows only the 32-bit hash of `topic#key`. A response therefore contains messages whose
-other keys have the same hash, at most the newest `maxMsgsNumBatch` records, and no sign whether there are more. A
-KeyQuery compares the keys themselves, and follows each full page by a request for the next one, until the index is
-exhausted or the caller stops:
+**Paging.** A broker's index has only the 32-bit hash of `topic#key`. A response contains messages whose other keys have
+the same hash, at most the newest `maxMsgsNumBatch` records, and no sign whether there are more. A KeyQuery compares the
+keys, and requests the next page after each full one:
 
-    Rucola broker     The next request asks for records before the physical offset of the oldest one received. Paging is
-                      exact, whatever is stored meanwhile.
-    Apache broker     The next request asks for records as old as the oldest one received, or older, since its index
-                      knows times only, and those in whole seconds. If one second fills a page with records already
-                      received, the query skips to the second before and reports the skipped one in
-                      `incomplete_seconds`: some of its messages may be missing. Only a larger `maxMsgsNumBatch`
-                      returns them.
+    Rucola broker     records before the physical offset of the oldest one received. Paging is exact.
+    Apache broker     records as old as the oldest one received, or older: its index has only times, in whole seconds.
+                      If one second fills a page, the query skips to the second before and reports the skipped one in
+                      `incomplete_seconds`: only a larger `maxMsgsNumBatch` returns the missing messages.
 
 **Time windows** refer to store times, are inclusive and exact. The index is queried for `CLOCK_SLACK_MS` more at both
-ends, because its times have whole seconds and are wrong after a broker's clock was set back.
+ends: its times have whole seconds and are wrong after a broker's clock was set back.
 
-**An empty result** does not prove that a message does not exist: an index covers only its own files, and a broker may
-keep none. A Rucola broker reports the range of its index; a broker without an index is reported as a failure.
+**An empty result** does not prove that a message does not exist: an index covers only its own files. A Rucola broker
+reports the range of its index; a broker without an index is reported as a failure.
 
 Corresponds to `MQAdminImpl.queryMessage` of Apache RocketMQ 4.9.8, which requests 64 records from each broker, once.
 """
@@ -44,27 +40,23 @@ PAGE = 64
 """Default of a broker's `maxMsgsNumBatch`, the limit of records in one response to QUERY_MESSAGE."""
 
 UNIQUE_KEY_PAGE = 32
-"""Default of `defaultQueryMaxNum`, the limit for a query by unique key, whatever number was requested."""
+"""Default of `defaultQueryMaxNum`, the limit for a query by unique key, for any requested number."""
 
 MAX_LONG = 2**63 - 1
 
 CLOCK_SLACK_MS = 24 * 60 * 60 * 1000
-"""Tolerance for wrong times in an index, in milliseconds."""
 
 
 @dataclass(slots=True)
 class KeyQueryResult:
-    """The messages that have a key, and the completeness of the result.
-
-    Dictionaries have the addresses of brokers as keys. Times are milliseconds since 1970.
-    """
+    """The messages that have a key, and completeness, by broker address. Times are milliseconds since 1970."""
 
     messages: list[MessageExt]
     # Whether there may be more messages than these.
     is_cut: bool = False
-    # The seconds of which messages may be missing, of brokers that cannot page within one second.
+    # The seconds with possibly missing messages, of brokers that cannot page within one second.
     incomplete_seconds: dict[str, list[int]] = field(default_factory=dict)
-    # The error of each broker that did not answer; its messages are missing.
+    # The error of each broker that did not respond; its messages are missing.
     failures: dict[str, MQError] = field(default_factory=dict)
     # Store times of the first and last message in the index of each broker that reports them; (0, 0) if it is empty.
     index_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -73,8 +65,7 @@ class KeyQueryResult:
 class KeyQuery:
     """An asynchronous iterable of the messages with a key, newest first. Requests pages on demand.
 
-    `incomplete_seconds`, `failures` and `index_ranges` are those of KeyQueryResult, for the pages requested so far. An
-    iteration raises the first failure if every broker failed.
+    The attributes are as in KeyQueryResult, so far. An iteration raises the first failure if every broker failed.
     """
 
     def __init__(
@@ -91,10 +82,7 @@ class KeyQuery:
         self._unique = unique
 
     async def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
-        """Merge the messages of all brokers by store time.
-
-        Reads ahead one page per broker at most.
-        """
+        """Merge all brokers' messages by store time, reading ahead one page per broker."""
         addresses = await self._indexes.addresses(self._topic)
         streams = [self._broker_messages(address) for address in addresses]
         try:
@@ -120,7 +108,6 @@ class KeyQuery:
             self.failures[address] = error
 
     async def _records(self, address: str) -> AsyncGenerator[MessageExt, None]:
-        """Yield all records of one broker whose keys have the hash, page by page."""
         limit = await self._indexes.page_limit(address, unique=self._unique)
         end_ms, before = min(self._end_ms + CLOCK_SLACK_MS, MAX_LONG), MAX_LONG
         seen: set[int] = set()  # physical offsets; Apache's pages overlap
@@ -189,10 +176,7 @@ class KeyQuery:
 
 
 class MessageIndexes:
-    """The message indexes of all brokers: creates queries by key, and sends their requests.
-
-    Page limits are read from each broker's configuration once.
-    """
+    """The message indexes of all brokers. Page limits are read from each broker's configuration once."""
 
     def __init__(self, requests: AdminRequests, topics: TopicAdmin, brokers: BrokerAdmin) -> None:
         self._requests = requests
@@ -201,13 +185,11 @@ class MessageIndexes:
         self._page_limits: dict[str, tuple[int, int]] = {}  # by address: for a key, for a unique key
 
     def query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
-        """Return a query by key for messages stored from `begin_ms` to `end_ms`, inclusive."""
         return KeyQuery(self, topic, key, begin_ms, end_ms)
 
     async def query_unique_key(
         self, topic: str, unique_key: str, begin_ms: int = 0, end_ms: int = MAX_LONG
     ) -> KeyQueryResult:
-        """Return the newest PAGE messages with a unique key, oldest first."""
         result = await KeyQuery(self, topic, unique_key, begin_ms, end_ms, unique=True).take(PAGE)
         result.messages.reverse()
         return result
@@ -217,7 +199,6 @@ class MessageIndexes:
         return addresses_of((await self._topics.route(topic)).broker_datas)
 
     async def request(self, address: str, header: QueryMessageRequestHeader) -> RemotingCommand:
-        """Return the response to QUERY_MESSAGE, whatever its code."""
         return await self._requests.invoke_unchecked(address, RequestCode.QUERY_MESSAGE, header)
 
     async def page_limit(self, address: str, *, unique: bool) -> int:
@@ -241,5 +222,4 @@ def _index_range(response: RemotingCommand) -> tuple[int, int] | None:
 
 
 def store_position(message: MessageExt) -> tuple[int, int]:
-    """Return store time and physical offset of a message, as a sort key."""
     return message.store_timestamp, message.physical_offset

@@ -11,7 +11,7 @@ from rucola.protocol.heartbeat import SUB_ALL
 from rucola.protocol.queue import MessageQueue
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
-"""The consumer group of tools; every broker has it from its start."""
+"""The consumer group of tools, which every broker has."""
 
 
 async def read_queue(
@@ -21,14 +21,11 @@ async def read_queue(
     begin_ms: int | None = None,
     end_ms: int | None = None,
 ) -> AsyncGenerator[MessageExt, None]:
-    """Yield the messages of a queue stored from `begin_ms` to `end_ms`, inclusive.
-
-    Messages stored after the first one is requested are not returned, so the iteration ends even while producers send.
-    """
+    """Yield messages stored from `begin_ms` to `end_ms`, inclusive, up to the end offset at the first request."""
     offset = await consumer.min_offset(queue)
     end = await consumer.max_offset(queue)
     if begin_ms is not None:
-        # For a time that several messages share, an Apache broker returns any of them: search for the one before.
+        # For a time that several messages share, an Apache broker returns any of them: search for the previous time.
         offset = max(offset, await consumer.search_offset(queue, begin_ms - 1))
     while offset < end:
         result = await consumer.pull(queue, offset, PULL_BATCH_SIZE, expression)
@@ -48,7 +45,6 @@ async def read_queue(
 
 
 async def chunks(messages: AsyncIterator[MessageExt], count: int) -> AsyncGenerator[list[MessageExt], None]:
-    """Yield lists of `count` messages; the last one may be shorter."""
     chunk: list[MessageExt] = []
     async for message in messages:
         chunk.append(message)

@@ -1,21 +1,21 @@
 """Re-driving of dead letters: each one is sent once more.
 
-A copy of the dead letter goes to the topic that the message came from, where every group receives it, or to
-`%RETRY%group`, where only this group does. The dead letter stays in its queue. Two records prevent a second copy:
+A copy of the dead letter goes to its original topic, where every group receives it, or to `%RETRY%group`, where only
+this group does. The dead letter stays in its queue. Two records prevent a second copy:
 
     the copy     has the unique key of the dead letter, by which the topic's index finds it, and its offsetMsgId in
                  property REDRIVEN_FROM
     the offset   of group TOOLS_REDRIVE on the dead letter queue: every dead letter below it was re-driven
 
-A run looks for a copy before it sends one, and advances the offset only past dead letters that have a copy. An
-interrupted run can therefore be repeated: dead letters with a copy are skipped, even if the response to the send was
-lost, and failed ones are tried again. A copy that fails again becomes a new dead letter with an id of its own.
+A run looks for a copy before it sends one, and advances the offset only past dead letters that have a copy. So an
+interrupted run can be repeated, even if the response to a send was lost. A copy that fails again becomes a new dead
+letter with its own id.
 
-Two concurrent runs on one queue would not see each other's copies in time. A run therefore holds the queue's lock
+Concurrent runs on one queue would not see each other's copies in time. A run therefore holds the queue's lock
 (LOCK_BATCH_MQ), which a broker grants to one client at a time, and renews it before it expires.
 
 Limit: if retention deletes a copy before its dead letter, which requires brokers with different retention, the copy
-proves nothing any more; below the offset no proof is needed.
+proves nothing; below the offset no proof is needed.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.protocol.queue import MessageQueue
 
 REDRIVE_GROUP = "TOOLS_REDRIVE"
-"""The consumer group whose offsets record what was re-driven, and the producer group of the copies."""
+"""Group whose offsets record what was re-driven, and producer group of the copies."""
 
 LOCK_RENEWAL_S = 20.0
-"""Seconds after which a queue lock is renewed; brokers expire it after 60."""
+"""Seconds; brokers expire queue locks after 60."""
 
 COMMIT_INTERVAL = 100
-"""Dead letters between two commits of the offset; it is also committed at the end of a queue."""
 
 _PROPERTIES_OF_DELIVERY = frozenset(
     {
@@ -61,7 +60,6 @@ _PROPERTIES_OF_DELIVERY = frozenset(
         properties.TRANSACTION_CHECK_TIMES, properties.CLUSTER,
     }
 )  # fmt: skip
-"""Properties that describe earlier deliveries; a copy does not have them."""
 
 
 class RedriveStatus(Enum):
@@ -81,7 +79,7 @@ class RedriveResult:
     """The outcome for one dead letter."""
 
     message: MessageExt
-    # Destination of the copy; empty if the dead letter does not name the topic it came from.
+    # Destination of the copy; empty if the dead letter does not name its original topic.
     topic: str
     status: RedriveStatus
     # Why it failed.
@@ -93,25 +91,18 @@ class RedriveResult:
 
 
 AfterRedrive: TypeAlias = Callable[[RedriveResult], Awaitable[bool]]
-"""Called for each dead letter that has a copy, before the offset moves past it.
+"""Called for each dead letter that has a copy, before the offset moves past it; returns whether it reopened anything.
 
-Returns whether it reopened what had waited for the message. An exception ends the run in front of the dead letter, so
-that the next run calls it again.
+An exception ends the run before the dead letter, so that the next run calls it again.
 """
 
 
 class RedrivenCopies:
-    """Finds the copies of dead letters."""
-
     def __init__(self, messages: MessageAdmin) -> None:
         self._messages = messages
 
     async def exists(self, message: MessageExt, group: str) -> bool:
-        """Return whether a dead letter has a copy in its original or retry topic.
-
-        Raises the failure of a broker that did not answer, and ConfigError if there are too many candidates: a copy
-        that was overlooked would be sent a second time.
-        """
+        """Return whether a dead letter has a copy. Raises if in doubt: a missed copy would be sent a second time."""
         # An earlier run may have used the other destination, so both topics are searched.
         for topic in {message.properties.get(properties.RETRY_TOPIC), retry_topic(group)} - {None}:
             assert topic is not None
@@ -129,7 +120,7 @@ class RedrivenCopies:
 
 
 class RedriveLocks:
-    """The queue locks of one run, held in the name of its client id."""
+    """The queue locks of one run, held under its client id."""
 
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, client_id: str) -> None:
         self._requests = requests
@@ -168,10 +159,7 @@ class RedriveLocks:
 
 
 class Redrive:
-    """One run: its locks and rate, and the decision for each dead letter.
-
-    `locks` is None for a dry run, which neither locks nor sends nor commits, nor calls `after`.
-    """
+    """One run: its locks and rate. A dry run, without `locks`, neither sends nor commits, nor calls `after`."""
 
     def __init__(
         self,
@@ -196,15 +184,10 @@ class Redrive:
         self._next_send_s = 0.0  # monotonic time from which on the next copy may be sent
 
     async def lock(self, queues: Sequence[MessageQueue]) -> None:
-        """Acquire the locks of some queues for the rest of the run.
-
-        Raises ConfigError if another run holds one.
-        """
         if self._locks is not None:
             await self._locks.acquire(queues)
 
     async def unlock(self) -> None:
-        """Release all locks."""
         if self._locks is not None:
             await self._locks.release()
 
@@ -218,7 +201,7 @@ class Redrive:
                 if message.queue_offset < offset:
                     continue
                 result = await self.redrive(message)
-                # A failed dead letter, or one outside of the times, keeps the offset in front of it.
+                # The offset stays before a failed dead letter, or one outside of the times.
                 if message.queue_offset == offset and result.status in (RedriveStatus.SENT, RedriveStatus.DONE_BEFORE):
                     offset += 1
                 if offset - committed >= COMMIT_INTERVAL:
@@ -234,10 +217,7 @@ class Redrive:
             await consumer.commit(queue, offset)
 
     async def redrive(self, message: MessageExt) -> RedriveResult:
-        """Send a copy of one dead letter, unless it has one, and call `after`.
-
-        What ends the run: ConfigError for a lost lock, and any error of `after`.
-        """
+        """Send a copy unless there is one, and call `after`; its errors and a lost lock (ConfigError) end the run."""
         result = await self._send_copy(message)
         has_copy = result.status in (RedriveStatus.SENT, RedriveStatus.DONE_BEFORE)
         if has_copy and self._after is not None and self._locks is not None:
@@ -281,7 +261,7 @@ class Redrive:
 async def redrive_offset(consumer: PullConsumer, queue: MessageQueue) -> int:
     """Return the queue offset below which every dead letter was re-driven.
 
-    An offset beyond the end of the queue is obsolete: it was committed before the queue was deleted and created again.
+    An offset beyond the end is obsolete: it was committed before the queue was deleted and created again.
     """
     committed = await consumer.committed(queue) or 0
     begin, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
@@ -289,7 +269,6 @@ async def redrive_offset(consumer: PullConsumer, queue: MessageQueue) -> int:
 
 
 def _copy(message: MessageExt, topic: str, *, keep_origin: bool) -> Message:
-    """Return the message to send for a dead letter, with its own properties and REDRIVEN_FROM."""
     excluded = _PROPERTIES_OF_DELIVERY if keep_origin else _PROPERTIES_OF_DELIVERY | {properties.RETRY_TOPIC}
     copied = {name: value for name, value in message.properties.items() if name not in excluded}
     copied[properties.UNIQ_KEY] = message.msg_id

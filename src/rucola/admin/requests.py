@@ -1,8 +1,8 @@
 """Requests to name servers and brokers, shared by all parts of an AdminClient.
 
-Name servers do not replicate to each other, so a query goes to the first that answers and a change to all of them.
-Requests about queues and messages go to the master of every broker name. Requests to several servers run concurrently:
-an unresponsive server costs its own timeout, not one timeout per server queued behind it.
+Name servers do not replicate to each other: queries go to the first that responds, changes to all of them. Requests
+about queues and messages go to the master of every broker name. Requests to several servers run concurrently, so that
+unresponsive servers cost one timeout.
 """
 
 from __future__ import annotations
@@ -28,48 +28,37 @@ CONCURRENT_REQUESTS = 64
 
 
 class AdminRequests:
-    """The connections of an AdminClient, and the ways to send a request over them.
-
-    `timeout_ms` bounds each request, connecting included.
-    """
+    """The connections of an AdminClient. `timeout_ms` bounds each request, connecting included."""
 
     def __init__(self, connection: ConnectionOptions, timeout_ms: float) -> None:
         self.timeout_ms = timeout_ms
         self.connection = connection.complete()
-        """For the producers and consumers of the parts."""
         # Shared with `_name_servers`, so that each server has one connection.
         self._remoting = RemotingClient(tls=self.connection.tls, credentials=self.connection.credentials)
         self._name_servers = NameServers(self.connection.namesrv, self._remoting)
 
     @property
     def namesrv(self) -> str:
-        """The addresses of the name servers, "host:port;host:port"."""
         return ";".join(self.name_servers)
 
     @property
     def name_servers(self) -> list[str]:
-        """The address of each name server, "host:port"."""
         return self._name_servers.addresses
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._remoting.close()
 
     async def invoke(
         self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b"", *, extra_ms: float = 0
     ) -> RemotingCommand:
-        """Return the response of one server; `extra_ms` is added to the timeout.
-
-        Raises BrokerError for an error code.
-        """
+        """Return the response of one server; `extra_ms` is added to the timeout. BrokerError for an error code."""
         return await self.invoke_command(address, RemotingCommand.request(code, header, body), extra_ms=extra_ms)
 
     async def invoke_command(self, address: str, request: RemotingCommand, *, extra_ms: float = 0) -> RemotingCommand:
-        """Like `invoke`, for a prepared command."""
         return await self._remoting.invoke_ok(address, request, self.timeout_ms + extra_ms)
 
     async def invoke_unchecked(self, address: str, code: RequestCode, header: Header) -> RemotingCommand:
-        """Return the response of one server, whatever its code."""
+        """Return the response of one server, with any code."""
         return await self._remoting.invoke(address, RemotingCommand.request(code, header), self.timeout_ms)
 
     async def invoke_any(
@@ -78,7 +67,7 @@ class AdminRequests:
         """Return the first successful response.
 
         Tries the next server if one refuses, fails or is slow. If all fail, the error of an unreachable server takes
-        precedence over a refusal, because that server might have answered. ConfigError if `addresses` is empty.
+        precedence over a refusal, because that server might have accepted. ConfigError if `addresses` is empty.
         """
         if not addresses:
             raise ConfigError("no registered broker can answer this request")
@@ -95,10 +84,7 @@ class AdminRequests:
         return response
 
     async def invoke_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """Return the response of the first name server that sends one.
-
-        Raises BrokerError if it is an error code.
-        """
+        """Return the first name server's response. BrokerError for an error code."""
         response = await self._name_servers.invoke(RemotingCommand.request(code, header), self.timeout_ms)
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, "the name server")
@@ -107,15 +93,12 @@ class AdminRequests:
     async def invoke_all_name_servers(
         self, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> list[RemotingCommand]:
-        """Send a change to every name server and return the responses, in their order.
-
-        The first failure is raised after all requests have ended, so one failing server keeps no other from changing.
-        """
+        """Return every name server's response, in order, or raise the first failure after all have ended."""
         return await gather_to_completion(self.invoke(address, code, header, body) for address in self.name_servers)
 
 
 def addresses_of(brokers: Iterable[BrokerData]) -> list[str]:
-    """Return one address per broker name: the master's, or a slave's without a master."""
+    """Return one address per broker name: the master's, else a slave's."""
     return [
         data.broker_addrs.get(MASTER_ID) or data.broker_addrs[min(data.broker_addrs)]
         for data in brokers
@@ -129,17 +112,13 @@ def masters_of(brokers: Iterable[BrokerData]) -> dict[str, str]:
 
 
 def queue_of_item(item: tuple[MessageQueue, Any]) -> MessageQueue:
-    """Return the queue of a `dict.items()` pair, as a sort key."""
     return item[0]
 
 
 async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order, or raise the first failure at once.
-
-    The failure cancels the other requests, so this is for queries. At most `CONCURRENT_REQUESTS` run at a time.
-    """
+    """Return all results in order, or cancel the rest and raise the first failure: for queries."""
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
-    # A TaskGroup cancels the remaining tasks and raises a group of errors; callers expect a single MQError.
+    # A TaskGroup raises a group of errors; callers expect a single MQError.
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_within(limit, request)) for request in requests]
@@ -149,10 +128,7 @@ async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T
 
 
 async def gather_to_completion(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order, or raise the first failure at the end.
-
-    Every request has ended then, so this is for changes. At most `CONCURRENT_REQUESTS` run at a time.
-    """
+    """Return all results in order, or raise the first failure once all have ended: for changes."""
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
     results = await asyncio.gather(*(_within(limit, request) for request in requests), return_exceptions=True)
     for result in results:

@@ -1,7 +1,7 @@
 """RoleAdmin: the roles of the brokers of one name: their state, promotion, planned switchover, demotion.
 
-A change that would lose messages is refused with a ConfigError that says how many, unless `force` is given. Lost means
-here that consumers do not get them: messages that a broker sets aside stay readable on its disk.
+Without `force`, a change that would lose messages is refused with a ConfigError that says how many. Consumers do not
+get lost messages, but they stay readable on the broker's disk.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from rucola.protocol.route import ClusterInfo
 
 POLL_S = 0.1
 WAIT_S = 30
-"""How long a change of the role may take; reading a large log after a crash takes the longest."""
+"""How long a change of the role may take; reading a large log after a crash is the slowest."""
 SLAVE = "SLAVE"
 MAX_LAG = 1 << 20
-"""Bytes by which a slave may lag that counts as a copy, under load."""
+"""Lag in bytes up to which a slave counts as a copy, under load."""
 
 
 class RoleAdmin:
-    """The part `client.roles` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests) -> None:
         self._requests = requests
 
@@ -49,18 +47,12 @@ class RoleAdmin:
         return decode_body(HaStatus, response.body)
 
     async def group(self, address: str) -> dict[str, HaStatus]:
-        """Return the state of every broker of one name, by address.
-
-        The name is that of the broker at `address`; brokers that do not respond are left out.
-        """
+        """Return the state of every responding broker with the name of the one at `address`, by address."""
         asked = await self._ask_group(address)
         return {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
 
     async def _ask_group(self, address: str) -> dict[str, HaStatus | MQError]:
-        """Return the state of every registered broker of one name, by address, or why it did not respond.
-
-        The broker at `address` must.
-        """
+        """Return every registered broker's state or error, by address. The broker at `address` must respond."""
         own = await self.status(address)
         info = decode_body(
             ClusterInfo, (await self._requests.invoke_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body
@@ -79,10 +71,7 @@ class RoleAdmin:
     async def _changeable_group(
         self, address: str, *, or_elected: bool = False
     ) -> tuple[HaStatus, dict[str, HaStatus], list[str]]:
-        """Return the state of a broker and of the others of its name, and those that do not respond.
-
-        Raises ConfigError if etcd elects their master, unless `or_elected`.
-        """
+        """Return the states of a broker and its group, and missing ones. ConfigError if elected."""
         asked = await self._ask_group(address)
         group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
         own = group.pop(address)
@@ -91,10 +80,10 @@ class RoleAdmin:
         return own, group, [one for one, status in asked.items() if isinstance(status, MQError)]
 
     async def promote(self, address: str, *, force: bool = False) -> int:
-        """Make a slave, or a fenced master, the master; return the epoch.
+        """Make a slave, or a fenced master, the master; return the epoch. ConfigError if messages would be lost.
 
-        Raises ConfigError if messages would be lost. Without `force` no other master may run, and no other slave may
-        have more messages. With it a running master is demoted first.
+        Without `force` no other master may run, and no other slave may have more messages; with it a running master is
+        demoted.
         """
         own, group, silent = await self._changeable_group(address)
         if own.role != SLAVE and own.is_accepting:
@@ -127,10 +116,9 @@ class RoleAdmin:
         return epoch
 
     async def switch_over(self, address: str, *, timeout_ms: int = 10_000) -> tuple[int, int]:
-        """Have the master hand over to the slave at `address`.
+        """Have the master hand over to the slave at `address`; return the epoch and the pause in milliseconds.
 
-        Returns the epoch and the pause in milliseconds. Raises ConfigError or BrokerError if the master cannot; then it
-        stays master.
+        If ConfigError or BrokerError is raised, it stays master.
         """
         own, group, silent = await self._changeable_group(address, or_elected=True)
         if own.role != SLAVE:
@@ -153,10 +141,10 @@ class RoleAdmin:
         return result.epoch, result.pause_ms
 
     async def stop_risks(self, address: str) -> list[str]:
-        """Return why the broker at `address` should not be stopped now; empty if it can be.
+        """Return why the broker at `address` should not be stopped now, or an empty list.
 
-        It can be if its group goes on to acknowledge messages, with another copy of each if it is one that waits for
-        copies, and no broker of the group is missing or catches up.
+        Its group must continue to acknowledge messages, with another copy of each if it waits for copies, and no broker
+        of the group may be missing or catching up.
         """
         asked = await self._ask_group(address)
         group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
@@ -186,10 +174,7 @@ class RoleAdmin:
         return risks
 
     async def demote(self, address: str, *, force: bool = False) -> None:
-        """Make a broker slave of the registered master.
-
-        What only its log has is set aside. Raises ConfigError if messages would be lost, or there is no master.
-        """
+        """Make a broker slave of the master, detaching its excess log. ConfigError if messages would be lost."""
         own, group, _ = await self._changeable_group(address)
         if own.is_accepting:
             self._refuse("demoting", address, ["it is the master: no broker would accept messages"], force=force)
@@ -207,7 +192,6 @@ class RoleAdmin:
         await self._wait(address, lambda status: status.role == SLAVE)
 
     async def _excess(self, address: str, status: HaStatus, other: HaStatus) -> str:
-        """Return how much more a log has than another one; empty if nothing."""
         point = divergence(_epochs(status), status.end, _epochs(other), other.end)
         if point >= status.end:
             return ""
@@ -219,7 +203,7 @@ class RoleAdmin:
             raise ConfigError(f"{doing} {address} may lose messages: {'; '.join(reasons)}. --force does it anyway")
 
     async def _wait(self, address: str, condition: Callable[[HaStatus], bool]) -> None:
-        """Wait until a broker, which restarts meanwhile, is in a state. ConfigError after WAIT_S."""
+        """Wait until a restarting broker is in a state. ConfigError after WAIT_S."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
@@ -234,7 +218,7 @@ class RoleAdmin:
 
 
 def _free_id(*group: HaStatus) -> int:
-    """Return the least brokerId above 0 that no broker of a group has, also none that only its master knows."""
+    """Return the least brokerId above 0 of no broker of the group, including those that only its master has."""
     used: set[int | None] = {slave.broker_id for status in group for slave in status.slaves}
     for status in group:
         used |= {status.member_id, status.broker_id}

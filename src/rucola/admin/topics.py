@@ -27,15 +27,12 @@ from rucola.protocol.topic import (
 
 
 class TopicAdmin:
-    """The part `client.topics` of an AdminClient."""
-
     def __init__(self, requests: AdminRequests) -> None:
         self._requests = requests
 
     # Known to the name servers.
 
     async def names(self) -> list[str]:
-        """Return the names of all topics, sorted."""
         response = await self._requests.invoke_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_body(TopicList, response.body).topic_list)
 
@@ -57,7 +54,6 @@ class TopicAdmin:
         return decode_body(TopicRouteData, response.body)
 
     async def clusters(self, topic: str) -> list[str]:
-        """Return the clusters that have the topic, sorted."""
         route = await self.route(topic)
         return sorted({data.cluster for data in route.broker_datas})
 
@@ -85,7 +81,6 @@ class TopicAdmin:
         return dict(sorted((item for table in tables for item in table.items()), key=queue_of_item))
 
     async def configs(self, address: str) -> dict[str, TopicConfig]:
-        """Return the configuration of every topic of a broker, by topic."""
         response = await self._requests.invoke(address, RequestCode.GET_ALL_TOPIC_CONFIG)
         return decode_body(TopicConfigSerializeWrapper, response.body).topic_config_table
 
@@ -114,10 +109,7 @@ class TopicAdmin:
     # Changes.
 
     async def create_or_update(self, address: str, config: TopicConfig) -> None:
-        """Create the topic on one broker, or change its configuration there.
-
-        Raises InvalidMessage for an invalid name.
-        """
+        """Create or change the topic on one broker. InvalidMessage for an invalid name."""
         check_topic(config.topic_name)
         header = CreateTopicRequestHeader(
             topic=config.topic_name,
@@ -131,7 +123,6 @@ class TopicAdmin:
         await self._requests.invoke(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def delete_on_broker(self, address: str, topic: str) -> None:
-        """Delete the topic on one broker."""
         await self._requests.invoke(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=topic))
 
     async def delete_on_name_servers(self, topic: str, cluster: str | None = None) -> None:

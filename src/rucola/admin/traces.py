@@ -37,16 +37,11 @@ class MessageTraceView:
 
 
 class TraceAdmin:
-    """The part `client.traces` of an AdminClient."""
-
     def __init__(self, messages: MessageAdmin) -> None:
         self._messages = messages
 
     async def query(self, msg_id: str, trace_topic: str = TRACE_TOPIC) -> MessageTraceView:
-        """Return the trace of the message with a unique key.
-
-        Raises TopicNotFound if no client has ever traced.
-        """
+        """Return the trace of the message with a unique key. TopicNotFound if no client has ever traced."""
         result = await self._messages.query_by_key(trace_topic, msg_id, MAX_TRACE_MESSAGES)
         for error in result.failures.values():
             raise error
@@ -61,10 +56,7 @@ class TraceAdmin:
 def _add_traces(
     message: MessageExt, msg_id: str, view: MessageTraceView, deliveries: dict[str, TracedDelivery]
 ) -> None:
-    """Add one trace message's entries about `msg_id`.
-
-    Begin and end of a delivery share a request id.
-    """
+    """Add one trace message's entries about `msg_id`. A delivery's two entries share a request id."""
     host = message.born_host.rpartition(":")[0]
     for trace in decode(message.body.decode("utf-8", "replace")):
         if trace.msg_id != msg_id:

@@ -33,7 +33,7 @@ class GroupTraffic:
 
 @dataclass(slots=True)
 class TopicTraffic:
-    """The messages stored in a topic, and those that each of its groups receives."""
+    """The messages stored in a topic, and received by each of its groups."""
 
     topic: str
     came: Traffic
@@ -41,15 +41,12 @@ class TopicTraffic:
 
 
 class TrafficAdmin:
-    """The part `client.traffic` of an AdminClient."""
-
     def __init__(self, brokers: BrokerAdmin, topics: TopicAdmin, groups: GroupAdmin) -> None:
         self._brokers = brokers
         self._topics = topics
         self._groups = groups
 
     async def of_topic(self, topic: str) -> TopicTraffic:
-        """Return the rates and counts of a topic and of its consumer groups."""
         addresses = masters_of((await self._topics.route(topic)).broker_datas).values()
         groups = []
         for group in await self._topics.consumer_groups(topic):
