@@ -28,7 +28,7 @@ myst_heading_anchors = 4
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 
-autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_type_aliases = {"Listener": "Listener"}
 autodoc_preserve_defaults = True
