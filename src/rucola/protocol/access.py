@@ -1,12 +1,9 @@
 """Requests about access control.
 
-ACL 1.0, of Apache RocketMQ 4.9.8: UPDATE_AND_CREATE_ACL_CONFIG (50), DELETE_ACL_CONFIG (51),
-GET_BROKER_CLUSTER_ACL_INFO (52), UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53). Lists in headers are joined by commas.
+ACL 1.0 of Apache RocketMQ 4.9.8: codes 50 to 53. Lists in headers are joined by commas.
 
-ACL 2.0, of 5.3: AUTH_CREATE_USER (3001) to AUTH_LIST_USER (3005), AUTH_CREATE_ACL (3006) to AUTH_LIST_ACL (3010). Users
-and policies are JSON bodies; a response without a body means none. Subjects have the form `User:name`.
-
-Rucola's own: GET_CHALLENGE (20100), see `rucola.acl.challenge`.
+ACL 2.0 of 5.3: codes 3001 to 3010. Users and policies are JSON bodies; a response without a body means none. Subjects
+have the form `User:name`. Rucola's own: GET_CHALLENGE (20100), see `rucola.acl.challenge`.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from rucola.protocol.command import Header
 
 
 class CreateAccessConfigRequestHeader(Header, kw_only=True):
-    """An account of plain_acl.yml. Members that are missing keep their value, except `admin`."""
+    """An account of plain_acl.yml. Missing members keep their value, except `admin`."""
 
     access_key: str
     secret_key: str | None = None
@@ -31,8 +28,6 @@ class CreateAccessConfigRequestHeader(Header, kw_only=True):
 
 
 class DeleteAccessConfigRequestHeader(Header, kw_only=True):
-    """The account to delete."""
-
     access_key: str
 
 
@@ -44,10 +39,7 @@ class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, kw_only=True):
 
 
 class GetBrokerAclConfigResponseHeader(Header, kw_only=True):
-    """Versions of the files, as JSON.
-
-    `version` is the DataVersion of plain_acl.yml, `all_acl_file_version` an object by path.
-    """
+    """DataVersions as JSON: of plain_acl.yml, and in `all_acl_file_version` by path."""
 
     version: str
     all_acl_file_version: str | None = None
@@ -57,31 +49,25 @@ class GetBrokerAclConfigResponseHeader(Header, kw_only=True):
 
 
 class GetChallengeResponseHeader(Header, kw_only=True):
-    """What the requests of this connection are signed with."""
-
     challenge: str
 
 
 class UserRequestHeader(Header, kw_only=True):
-    """The user of AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER and AUTH_GET_USER."""
-
     username: str
 
 
 class ListUsersRequestHeader(Header, kw_only=True):
-    """Users whose names contain `filter`; all without it."""
+    """AUTH_LIST_USER: users whose names contain `filter`; all without it."""
 
     filter: str | None = None
 
 
 class AclRequestHeader(Header, kw_only=True):
-    """The subject of AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL."""
-
     subject: str
 
 
 class DeleteAclRequestHeader(Header, kw_only=True):
-    """The entries to delete: of one resource and policy, or all of the subject."""
+    """Entries of one resource and policy, or all of the subject."""
 
     subject: str
     policy_type: str | None = None
@@ -89,7 +75,7 @@ class DeleteAclRequestHeader(Header, kw_only=True):
 
 
 class ListAclsRequestHeader(Header, kw_only=True):
-    """Policies whose subject, and of whose entries the resource, contain these texts."""
+    """Policies whose subject, and entries whose resource, contain these texts."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None
@@ -108,8 +94,6 @@ class UserInfo(Body, kw_only=True):
 
 
 class PolicyEntryInfo(Body, kw_only=True):
-    """An entry of a policy."""
-
     resource: str | None = None
     actions: list[str] = field(default_factory=list)
     source_ips: list[str] | None = None
@@ -117,14 +101,10 @@ class PolicyEntryInfo(Body, kw_only=True):
 
 
 class PolicyInfo(Body, kw_only=True):
-    """A policy, Custom or Default, and its entries."""
-
     policy_type: str | None = None
     entries: list[PolicyEntryInfo] = field(default_factory=list)
 
 
 class AclInfo(Body, kw_only=True):
-    """The policies of a subject."""
-
     subject: str | None = None
     policies: list[PolicyInfo] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """JSON bodies as typed structs: decoded leniently, encoded exactly as fastjson does.
 
-A subject module declares its bodies as `Body` structs, with camelCase names on the wire. A body with a map keyed by
-objects (`offsetTable` of the statistics) cannot be a struct; its subject module converts the result of
+A body with a map keyed by objects (`offsetTable`) cannot be a struct; its module converts the result of
 `rucola.fastjson`.
 
 Corresponds to `RemotingSerializable` of Apache RocketMQ 4.9.8.
@@ -19,14 +18,10 @@ from rucola import fastjson
 from rucola.errors import RemoteProtocolError
 
 MAX_JSON_BODY_SIZE: Final = 256 * 1024
-"""Limit of a request's JSON body in bytes, unless the server has a setting of its own."""
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
-    """The base of JSON bodies.
-
-    A field without a default is required; unknown members are ignored.
-    """
+    """A JSON body. A field without a default is required; unknown members are ignored."""
 
 
 B = TypeVar("B", bound=Body)
@@ -35,11 +30,7 @@ _decoders: dict[type[Body], msgspec.json.Decoder[Any]] = {}
 
 
 def decode_body(body_type: type[B], data: bytes, max_tolerant_size: int | None = None) -> B:
-    """Return a body as its struct; accept quoted numbers, and integers without quotes as keys.
-
-    RemoteProtocolError names the member that is missing or malformed, or `max_tolerant_size` for a larger body that is
-    not plain JSON.
-    """
+    """Decode a body leniently. RemoteProtocolError for a malformed one, or a tolerantly parsed one above the limit."""
     decoder = _decoders.get(body_type)
     if decoder is None:
         decoder = _decoders[body_type] = msgspec.json.Decoder(body_type, strict=False)
@@ -47,16 +38,12 @@ def decode_body(body_type: type[B], data: bytes, max_tolerant_size: int | None =
         typed: B = decoder.decode(data)
         return typed
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # no standard JSON, or a null for a field with a default: the slow path decodes it or raises
+        pass  # not standard JSON, or a null for a field with a default: the slow path decodes it or raises
     return to_body(body_type, fastjson.loads(data, max_tolerant_size))
 
 
 def decode_request(body_type: type[B], data: bytes, max_size: int = MAX_JSON_BODY_SIZE) -> B:
-    """Return the body of a request at a server: `decode_body` within limits.
-
-    Others wait for the decoding. RemoteProtocolError for more than `max_size` bytes, or more than
-    `fastjson.MAX_TOLERANT_SIZE` that are not plain JSON.
-    """
+    """Decode a request's body at a server, within limits. RemoteProtocolError if it exceeds them."""
     if len(data) > max_size:
         raise RemoteProtocolError(
             f"body {body_type.__name__}: {len(data)} bytes; the limit is {max_size} (maxJsonBodySize)"
@@ -65,10 +52,7 @@ def decode_request(body_type: type[B], data: bytes, max_size: int = MAX_JSON_BOD
 
 
 def decode_strictly(body_type: type[B], data: bytes) -> B:
-    """Return a large body of plain JSON as its struct, without the slow path.
-
-    RemoteProtocolError for any other body.
-    """
+    """Decode a large body of plain JSON without the slow path. RemoteProtocolError for any other."""
     try:
         return msgspec.json.decode(data, type=body_type, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -76,7 +60,7 @@ def decode_strictly(body_type: type[B], data: bytes) -> B:
 
 
 def to_body(body_type: type[B], value: Any) -> B:
-    """Return the struct of a decoded JSON value, such as a configuration file's."""
+    """Convert a decoded JSON value. RemoteProtocolError if it does not fit."""
     try:
         return msgspec.convert(_plain(value), body_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
@@ -84,11 +68,7 @@ def to_body(body_type: type[B], value: Any) -> B:
 
 
 def encode_body(body: Body, *, quote_keys: bool = False) -> bytes:
-    """Return a struct as compact JSON, members in the order of its fields, without None.
-
-    Integer keys have no quotes, as fastjson writes them; `quote_keys` makes the document standard JSON. A type whose
-    fields can be neither None nor maps with integer keys is encoded directly, which takes a fortieth of the time.
-    """
+    """Return compact JSON in field order, without None; integer keys are unquoted unless `quote_keys`."""
     if _is_plain_type(type(body)):
         return _encode_plain(body)
     members = _without_nulls(msgspec.to_builtins(body))
@@ -96,10 +76,7 @@ def encode_body(body: Body, *, quote_keys: bool = False) -> bytes:
 
 
 def decode_object(data: bytes, what: str) -> dict[Any, Any]:
-    """Return a JSON object that has no struct.
-
-    RemoteProtocolError, which names `what`, for any other value.
-    """
+    """Decode a JSON object that has no struct. RemoteProtocolError, with `what`, for any other value."""
     value = fastjson.loads(data)
     if not isinstance(value, dict):
         raise RemoteProtocolError(f"body {what}: expected an object, found {type(value).__name__}")
@@ -111,7 +88,7 @@ _encode_plain: Final = msgspec.json.Encoder().encode
 
 @lru_cache(maxsize=256)
 def _is_plain_type(body_type: Any) -> bool:
-    """Return whether a type's plain encoding is fastjson's: no None, only text map keys."""
+    """Whether msgspec encodes the type as fastjson does: no None, no integer keys."""
     return _is_plain_info(msgspec.inspect.type_info(body_type))
 
 
@@ -131,7 +108,6 @@ def _is_plain_info(info: msgspec.inspect.Type) -> bool:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without null members, as fastjson writes it."""
     if isinstance(value, dict):
         return {key: _without_nulls(member) for key, member in value.items() if member is not None}
     if isinstance(value, list):
@@ -140,7 +116,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without null members and with integer keys as text, for msgspec."""
+    """Remove null members and make integer keys text, for msgspec."""
     if isinstance(value, dict):
         return {
             str(key) if isinstance(key, int) else key: _plain(member)

@@ -1,6 +1,4 @@
-"""VIEW_BROKER_STATS_DATA (315): statistics of a broker.
-
-A statistic has a name, such as TOPIC_PUT_NUMS, and a key: a topic, `topic@group`, or a cluster.
+"""VIEW_BROKER_STATS_DATA (315): statistics by name, such as TOPIC_PUT_NUMS, and key: topic, `topic@group` or cluster.
 
 Corresponds to `BrokerStatsData` and the names in `BrokerStatsManager` of Apache RocketMQ 4.9.8.
 """
@@ -20,19 +18,16 @@ BROKER_GET_NUMS = "BROKER_GET_NUMS"
 
 
 def group_key(topic: str, group: str) -> str:
-    """Return the key of a group's statistics on a topic."""
     return f"{topic}@{group}"
 
 
 class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
-    """The name and key of a statistic."""
-
     stats_name: str
     stats_key: str
 
 
 class BrokerStatsItem(Body, kw_only=True):
-    """One time window: sum, rate per second (`tps`), and average per call (`avgpt`)."""
+    """One time window: sum, rate per second (`tps`), average per call (`avgpt`)."""
 
     avgpt: float = 0.0
     sum: int = 0
@@ -40,8 +35,6 @@ class BrokerStatsItem(Body, kw_only=True):
 
 
 class BrokerStatsData(Body, kw_only=True):
-    """The response body: the windows of the last day, hour and minute."""
-
     stats_day: BrokerStatsItem
     stats_hour: BrokerStatsItem
     stats_minute: BrokerStatsItem

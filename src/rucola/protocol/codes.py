@@ -1,8 +1,7 @@
 """The numbers of the protocol: request codes, response codes and languages.
 
-Names and numbers are those of Apache RocketMQ 4.9.8 (`RequestCode`, `ResponseCode`, `RemotingSysResponseCode`,
-`LanguageCode`), so logs and errors of both implementations read alike. A peer may send a number that no enum contains;
-commands therefore carry plain integers, and `name_of` returns a readable name.
+Names and numbers as in Apache RocketMQ 4.9.8 (`RequestCode`, `ResponseCode`, `RemotingSysResponseCode`,
+`LanguageCode`). Commands carry plain integers, since peers may send unknown ones.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """The operation that a request asks for."""
-
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -126,15 +123,13 @@ class RequestCode(IntEnum):
     SWITCH_OVER = 20_004
     ASK_PROMISE = 20_005
     GET_ALL_QUEUE_LOCKS = 20_006
-    # Rucola's own: what a broker finds wrong with itself (`rucola.protocol.diagnosis`).
+    # Rucola's own: faults that a broker finds (`rucola.protocol.diagnosis`).
     GET_DIAGNOSIS = 20_010
     # Rucola's own: signatures of version 2 (`rucola.acl.challenge`).
     GET_CHALLENGE = 20_100
 
 
 class ResponseCode(IntEnum):
-    """The result of a request: 0 for success, else the kind of failure."""
-
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
@@ -196,7 +191,7 @@ _REQUEST_NAMES = {int(code): code.name for code in RequestCode}
 
 
 def name_of(request_code: int) -> str:
-    """Return `SEND_MESSAGE_V2 310` for a known request code, `request code 9999` for any other."""
+    """Return `SEND_MESSAGE_V2 310`, or `request code 9999` for an unknown code."""
     name = _REQUEST_NAMES.get(request_code)
     return f"{name} {request_code}" if name else f"request code {request_code}"
 
@@ -225,11 +220,11 @@ NAME_SERVER_REQUESTS = frozenset(
         RequestCode.WIPE_WRITE_PERM_OF_BROKER,
     }
 )
-"""The requests that name servers answer; brokers answer all others."""
+"""Requests to name servers; brokers answer all others."""
 
 
 def misdirected(code: int, address: str) -> str | None:
-    """Return advice on an unsupported request, if it is for the other kind of server."""
+    """Return advice on an unsupported request that belongs to the other kind of server."""
     if code in NAME_SERVER_REQUESTS:
         return f"{address} is a broker, and {name_of(code)} is for name servers: give the address of one, port 9876"
     if any(code == known for known in RequestCode):  # or it is a broker of a version without this request

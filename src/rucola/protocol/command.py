@@ -33,29 +33,24 @@ The same request:
     00 05 74 6f 70 69 63        key size 5, "topic"
     00 00 00 01 54              value size 1, "T"
 
-`flag` bit 0 marks a response, bit 1 a one-way request. Clients send the values in `extFields` of requests as strings,
-numbers or booleans, so typed headers are decoded in lax mode. In responses they must be strings: C++ clients ignore all
-others.
+`flag` bit 0 marks a response, bit 1 a one-way request. Requests may have strings, numbers or booleans in `extFields`,
+so typed headers are decoded in lax mode. In responses they must be strings: C++ clients ignore all others.
 
-**Decoding in one pass.** The type of the ext fields depends on the request code, which is inside the same JSON
-document. Parsing the document twice is avoided as follows:
+**Decoding in one pass.** The type of the ext fields depends on the request code in the same JSON document:
 
-    1. For a code that was not decoded before, the ext fields stay raw JSON in `received_ext`. `decode_header` decodes
-       them into the struct that the caller names, or `ext_fields` into a dictionary.
-    2. `decode_header` then registers that struct for the code, under the bytes with which headers of this code begin:
-       `{"code":310,` for SEND_MESSAGE_V2.
-    3. Later headers with the same beginning are decoded in one pass, typed ext fields included, and `decode_header`
-       returns the finished struct.
-    4. If that fails (a null, a number for a text, another member order), the header is decoded as in 1, and if it is no
-       valid JSON, leniently as fastjson would.
 
-Decoding accepts what Apache accepts: a missing code is 0, the language may be a name or a number, invalid UTF-8 becomes
-U+FFFD, and a negative size of the ext fields means none.
+    1. For a new code, the ext fields stay raw JSON in `received_ext`, until `decode_header` decodes them into a struct.
+    2. It registers the struct under the first bytes of headers with this code, such as `{"code":310,`.
+    3. Later headers with these first bytes are decoded in one pass, and `decode_header` returns the finished struct.
+    4. If that fails (a null, a number for a text, another member order), the header is decoded as in 1, and if it is
+       not valid JSON, leniently as in fastjson.
+
+As in Apache, a missing code is 0, the language may be a name or a number, invalid UTF-8 becomes U+FFFD, and a negative
+size of the ext fields means none.
 
 Corresponds to `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable` of Apache RocketMQ 4.9.8. Deliberate
-differences: the error for a missing or malformed field names the field, and its meaning if its name on the wire is one
-letter, where Apache reports a Java exception; an unreadable header is answered if its opaque is readable, where Apache
-closes the connection.
+differences: errors name the missing or malformed field, and the meaning of a one-letter field; an unreadable header is
+answered if its opaque is readable, where Apache closes the connection.
 """
 
 from __future__ import annotations
@@ -83,27 +78,20 @@ from rucola.protocol.header_limits import (
 )
 
 VERSION = 409
-"""The version number of Apache RocketMQ 4.9.8; some clients select features by it."""
+"""Some clients select features by it."""
 
 VERSION_TEXT = "V4_9_8"
-"""The name of VERSION."""
 
 LANGUAGE = LanguageCode.PYTHON.name
-"""The language that commands from this process declare."""
 
 FLAG_RESPONSE = 1
-"""Bit of `flag`: a response."""
 FLAG_ONEWAY = 2
-"""Bit of `flag`: a request without a response."""
 
 UNREADABLE = -1
 """The code of an UnreadableCommand, which no request has."""
 
 MAX_ROCKETMQ_KEY: Final = 2**15 - 1
-"""Bytes of the name of an ext field in a ROCKETMQ header.
-
-A received name that is not UTF-8 can be longer when it is encoded again: each wrong byte becomes a character of three.
-"""
+"""Maximum bytes of an ext field's name. Encoding a name that was not UTF-8 makes it longer."""
 
 _PREFIX = Struct(">iI")  # length, serializer << 24 | header size
 _SIZE = Struct(">i")
@@ -113,22 +101,19 @@ _opaques = count(1)
 
 
 class SerializeType(IntEnum):
-    """The serialization of a header; the value is the serializer byte."""
+    """The serializer byte of a header."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
-# Reading a member of an enum costs 0.1 µs in CPython 3.11, reading a global a quarter of that.
+# Reading an enum member costs 0.1 µs in CPython 3.11, a global a quarter of it.
 JSON = SerializeType.JSON
 ROCKETMQ = SerializeType.ROCKETMQ
 
 
 class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """The base of typed headers. Its fields are `extFields`, in camelCase on the wire.
-
-    A field without a default is required. None is not sent.
-    """
+    """A typed header: `extFields`, in camelCase. A field without a default is required; None is not sent."""
 
 
 H = TypeVar("H", bound=Header)
@@ -138,13 +123,10 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 class RemotingCommand(msgspec.Struct, eq=False, gc=False):
-    """One request or response.
+    """One request or response; `ext` holds the ext fields to send, or caches `ext_fields`.
 
-    `code` is a RequestCode in a request and a ResponseCode in a response; `opaque` matches the two. `body` owns its
-    bytes. `serialize_type` is the serialization of the received header, or the one to encode with.
-
-    `ext` holds the ext fields of a command to send, and caches those that `ext_fields` decodes. For a received JSON
-    header, `json_header` is the whole header, and `received_ext` its ext fields: a typed header or raw JSON.
+    For a received JSON header, `json_header` is all of it, and `received_ext` its ext fields: a typed header or raw
+    JSON.
     """
 
     code: int
@@ -161,13 +143,11 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
     @classmethod
     def request(cls, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        """Return a new request with a unique opaque."""
         ext = to_ext_fields(header) if header else None
         return cls(code, ext, body, opaque=next_opaque(), language=LANGUAGE, version=VERSION)
 
     @classmethod
     def oneway(cls, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        """Return a new one-way request."""
         command = cls.request(code, header, body)
         command.flag = FLAG_ONEWAY
         return command
@@ -175,7 +155,6 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
     def response(
         self, code: int, header: Header | None = None, body: bytes = b"", remark: str | None = None
     ) -> RemotingCommand:
-        """Return a response to this request, with its opaque and serialization."""
         return RemotingCommand(
             code,
             to_ext_fields(header) if header else None,
@@ -189,7 +168,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
         )
 
     def without_content(self) -> RemotingCommand:
-        """Return this request without ext fields and body, for `response` after a long wait."""
+        """Return this request without ext fields and body, to hold for `response`."""
         return RemotingCommand(
             self.code,
             {},
@@ -201,20 +180,18 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_response(self) -> bool:
-        """Whether bit 0 of `flag` is set."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether bit 1 of `flag` is set."""
         return bool(self.flag & FLAG_ONEWAY)
 
     @property
     def ext_fields(self) -> dict[str, str]:
-        """The ext fields as text, numbers and booleans as Java prints them, without nulls."""
+        """The ext fields as text, as Java prints numbers and booleans, without nulls."""
         if self.ext is None:
             received = self.received_ext
-            if isinstance(received, Header):  # lacks fields that its type does not declare: decode the header again
+            if isinstance(received, Header):  # lacks undeclared fields: decode the header again
                 received = _decode_json_header(self.json_header).ext
             text = str(received, "utf-8", "replace")
             self.ext = _to_texts(fastjson.loads(text, MAX_TOLERANT_HEADER)) if received else {}
@@ -222,30 +199,24 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
     @property
     def signed_fields(self) -> dict[str, str]:
-        """The ext fields like `ext_fields`, decoded again in one pass if they came in JSON.
-
-        That takes 2 µs instead of 8 µs. Nothing is cached, so that `decode_header` keeps its typed header.
-        """
+        """Like `ext_fields`, in one pass for JSON, and not cached, so that `decode_header` keeps its typed header."""
         if self.ext is not None:
             return self.ext
         try:
             return _decode_signed_fields(self.json_header).ext
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            fields = self.ext_fields  # numbers, nulls, or no standard JSON
+            fields = self.ext_fields  # numbers, nulls, or not standard JSON
             self.ext = None
             return fields
 
     def decode_header(self, header_type: type[H]) -> H:
-        """Return the ext fields as a typed header; unknown fields are ignored.
-
-        RemoteProtocolError names the field that is missing or malformed.
-        """
+        """Return the typed header; unknown fields are ignored. RemoteProtocolError names a malformed field."""
         if self.ext is None:
             received = self.received_ext
-            # 1. The whole header was decoded with this type already.
+            # 1. The whole header was already decoded with this type.
             if received.__class__ is header_type:
                 return received
-            # 2. Raw ext fields are decoded now; later requests of this code take the first way.
+            # 2. Raw ext fields; later requests of this code go the first way.
             if received and isinstance(received, msgspec.Raw):
                 decode = _ext_decoders.get(header_type)
                 if decode is None:
@@ -259,14 +230,13 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
                         _register_header_type(self.code, header_type)
                     return header
         try:
-            # 3. All others by way of texts, which also finds the field to name in an error.
+            # 3. All others as texts, which also finds the field to name in an error.
             return msgspec.convert(self.ext_fields, header_type, strict=False)
         except msgspec.ValidationError as error:
             command = f"an answer with code {self.code}" if self.is_response else name_of(self.code)
             raise RemoteProtocolError(f"header of {command}: {error}{_meaning(header_type, str(error))}") from None
 
     def encode(self) -> bytes:
-        """Return the whole frame, with its length."""
         header = self._encode_json_header() if self.serialize_type is JSON else self._encode_rocketmq_header()
         size = len(header)
         prefix = _PREFIX.pack(4 + size + len(self.body), self.serialize_type << 24 | size)
@@ -329,11 +299,7 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
 
 class UnreadableCommand(RemotingCommand):
-    """A complete frame with an unreadable header; no processor has its code.
-
-    `why` describes the damage. `is_answer` is true if its readable flag marks a response. A request without
-    `opaque_is_known` cannot be answered.
-    """
+    """A complete frame with an unreadable header (`why`). Cannot be answered without `opaque_is_known`."""
 
     why: str = ""
     is_answer: bool = False
@@ -341,7 +307,6 @@ class UnreadableCommand(RemotingCommand):
 
 
 def unreadable(error: HeaderError, serializer: int) -> UnreadableCommand:
-    """Return the command for a header that raised `error`."""
     return UnreadableCommand(
         UNREADABLE,
         flag=error.flag & FLAG_ONEWAY,
@@ -354,17 +319,17 @@ def unreadable(error: HeaderError, serializer: int) -> UnreadableCommand:
 
 
 def version_text(version: int) -> str:
-    """Return `V4_9_8` for VERSION, and the number for any other version."""
+    """Return `V4_9_8` for VERSION, the number for any other version."""
     return VERSION_TEXT if version == VERSION else str(version)
 
 
 def next_opaque() -> int:
-    """Return a new opaque, unique within this process until it wraps at 2^31."""
+    """Return an opaque that is unique in this process until it wraps at 2^31."""
     return next(_opaques) & 0x7FFFFFFF
 
 
 def to_ext_fields(header: Header) -> dict[str, str]:
-    """Return a typed header as ext fields: values as text, without None."""
+    """Return a typed header's fields as text, without None."""
     return {
         name: value if value.__class__ is str else _java_text(value)
         for name, value in msgspec.to_builtins(header).items()
@@ -373,12 +338,11 @@ def to_ext_fields(header: Header) -> dict[str, str]:
 
 
 def is_true(value: bool | str | None) -> bool:
-    """Return a boolean ext field by Java's rule: only `true`, in any case, not "1"."""
+    """Parse a boolean ext field as Java does: only `true`, in any case, not "1"."""
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def _to_texts(fields: Any) -> dict[str, str]:
-    """Return decoded ext fields with their values as text. RemoteProtocolError if they are no object."""
     if fields is None:
         return {}
     if not isinstance(fields, dict):
@@ -391,7 +355,6 @@ def _to_texts(fields: Any) -> dict[str, str]:
 
 
 def _java_text(value: Any) -> str:
-    """Return a JSON value as Java prints it."""
     if value.__class__ is int:
         return str(value)
     if isinstance(value, bool):
@@ -403,10 +366,7 @@ _NO_EXT: Any = msgspec.Raw()
 
 
 class _JsonHeader(msgspec.Struct, Generic[E], gc=False):
-    """A JSON header with ext fields of type E.
-
-    Fields are in the order in which most clients send them, since msgspec finds the next field fastest in that order.
-    """
+    """A JSON header. Fields in the order of most clients, which msgspec decodes fastest."""
 
     code: Int32 = 0
     ext: E = msgspec.field(name="extFields", default=_NO_EXT)
@@ -422,42 +382,34 @@ def _decoder(of: Any) -> Callable[[bytes | msgspec.Raw], Any]:
 
 
 _ext_decoders: dict[type[Header], Callable[[msgspec.Raw], Any]] = {}
-"""Decoders of raw ext fields, by the type of their typed header."""
 
 _decode_json_header: Callable[[bytes], _JsonHeader[msgspec.Raw]] = _decoder(_JsonHeader[msgspec.Raw])
-"""Decodes any JSON header and leaves its ext fields raw."""
 
 
 class _SignedFields(msgspec.Struct):
-    """The ext fields of a JSON header as text; its other members are skipped."""
-
     ext: dict[str, str] = msgspec.field(name="extFields", default_factory=dict)
 
 
 _decode_signed_fields: Callable[[bytes], _SignedFields] = msgspec.json.Decoder(_SignedFields).decode
 
 _typed_decoders: dict[bytes, Callable[[bytes], _JsonHeader[Any]]] = {}
-"""Decoders of whole headers, typed ext fields included, by the first bytes of the header: `{"code":310,`."""
+"""By the first bytes of the header: `{"code":310,`."""
 
 _BEGIN_SIZE = len(b'{"code":310,')
-"""The size of the keys of `_typed_decoders`. It fits three digits; two-digit codes have one more byte, the quote."""
+"""Fits three digits; two-digit codes have one more byte, the quote."""
 
 _encode_json = msgspec.json.Encoder().encode
 _HEADER_MEMBERS = ("code", "flag", "language", "opaque", "remark", "version")
 
 
 def _register_header_type(code: int, header_type: type[Header]) -> None:
-    """Decode later requests of this code in one pass, with ext fields of this type."""
     begin = (b'{"code":%d,"' % code)[:_BEGIN_SIZE]
     if begin not in _typed_decoders:
         _typed_decoders[begin] = _decoder(_JsonHeader[header_type])  # type: ignore[valid-type]
 
 
 def _meaning(header_type: type[Header], error: str) -> str:
-    """Return the meaning of a one-letter field that an error names.
-
-    `, the queue id` for "Expected `int`, got `str` - at `$.e`" of a SendMessageRequestHeaderV2.
-    """
+    """Return `, the queue id` for "Expected `int`, got `str` - at `$.e`" of a SendMessageRequestHeaderV2."""
     for name, on_wire in zip(header_type.__struct_fields__, header_type.__struct_encode_fields__, strict=True):
         if len(on_wire) == 1 and error.endswith((f"`{on_wire}`", f"`$.{on_wire}`")):
             return f", the {name.replace('_', ' ')}"
@@ -465,7 +417,7 @@ def _meaning(header_type: type[Header], error: str) -> str:
 
 
 def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingCommand:
-    """Decode a frame from its header, body and serializer byte; HeaderError if unreadable."""
+    """Decode a frame. HeaderError if the header is unreadable."""
     if serializer == 0:
         try:
             return decode_plain_json(header, body)
@@ -477,14 +429,11 @@ def decode_command(header: bytes, body: bytes, serializer: int) -> RemotingComma
 
 
 class NotPlainJson(Exception):
-    """A JSON header that msgspec does not decode. `decode_tolerantly` may, a hundred times slower."""
+    """A JSON header for `decode_tolerantly`, which is a hundred times slower than msgspec."""
 
 
 def decode_plain_json(header: bytes, body: bytes) -> RemotingCommand:
-    """Return the command of one frame with a JSON header that msgspec decodes.
-
-    NotPlainJson if it does not; HeaderError if the header is unreadable.
-    """
+    """Decode a frame with a plain JSON header. NotPlainJson or HeaderError for any other."""
     try:
         fields = _typed_decoders.get(header[:_BEGIN_SIZE], _decode_json_header)(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -493,7 +442,7 @@ def decode_plain_json(header: bytes, body: bytes) -> RemotingCommand:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise NotPlainJson from None
     if len(header) > MAX_TOLERANT_HEADER:
-        members_of_long(header)  # refuses what exceeds a limit
+        members_of_long(header)  # raises if a limit is exceeded
     return RemotingCommand(
         fields.code, None, body, fields.flag, fields.opaque, fields.remark, fields.language, fields.version, JSON,
         fields.ext, header,
@@ -501,7 +450,7 @@ def decode_plain_json(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def decode_tolerantly(header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame whose JSON header is not plain; HeaderError if it is unreadable."""
+    """Decode a frame whose JSON header is not plain. HeaderError if it is unreadable."""
     fields = _decode_leniently(header)
     return RemotingCommand(
         fields.code, None, body, fields.flag, fields.opaque, fields.remark, fields.language, fields.version, JSON,
@@ -510,7 +459,6 @@ def decode_tolerantly(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
-    """Decode a JSON header as fastjson would. HeaderError if that does not work either."""
     try:
         if len(header) > MAX_TOLERANT_HEADER:
             members = members_of_long(header)
@@ -538,19 +486,16 @@ def _decode_leniently(header: bytes) -> _JsonHeader[msgspec.Raw]:
 
 
 def _int32(value: object) -> int | None:
-    """Return a member as a number, as lax decoding does. None if it is none."""
     with suppress(msgspec.ValidationError):
         return msgspec.convert(value, Int32, strict=False)
     return None
 
 
 def _language_name(number: object) -> str:
-    """Return the name of a language code, OTHER for an unknown one."""
     return _LANGUAGES.get(number, LanguageCode.OTHER).name if isinstance(number, int) else LanguageCode.OTHER.name
 
 
 def _decode_rocketmq(header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a ROCKETMQ header (layout: see the module); HeaderError if it is unreadable."""
     try:
         code, language, version, opaque, flag = BINARY_HEAD.unpack_from(header, 0)
     except struct_error:
@@ -591,7 +536,7 @@ _LANGUAGES = {int(language): language for language in LanguageCode}
 
 
 def _read_text(header: bytes, at: int, size_field: Struct) -> tuple[str, int]:
-    """Return the text at position `at`, preceded by its size, and the position after it."""
+    """Return the text at `at`, preceded by its size, and the position after it."""
     (size,) = size_field.unpack_from(header, at)
     at += size_field.size
     if size < 0 or at + size > len(header):

@@ -1,12 +1,9 @@
 """Connected clients, and administrative requests that a broker forwards to a client.
 
-A broker itself answers GET_CONSUMER_CONNECTION_LIST (203), GET_PRODUCER_CONNECTION_LIST (204), GET_ALL_PRODUCER_INFO
-(328) and CHECK_CLIENT_CONFIG (46). It forwards GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309)
-unchanged to the client in the header, the latter with the record of the message as body.
-INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) becomes one GET_CONSUMER_STATUS_FROM_CLIENT (221) for each member of a group.
-
-The `mqTable` of a ConsumerRunningInfo and both tables of a consumer status have queues as keys, which standard JSON
-does not allow; functions here encode and decode them. Fields are in alphabetical order, as fastjson writes them.
+A broker answers codes 203, 204, 328 and 46. It forwards 307 and 309 to the client in the header, the latter with the
+record of the message as body. INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) becomes one GET_CONSUMER_STATUS_FROM_CLIENT
+(221) for each member of a group. Maps keyed by queues are not standard JSON; functions here encode and decode them.
+Fields are in alphabetical order, as in fastjson.
 
 Corresponds to the classes of these names in org.apache.rocketmq.common.protocol of Apache RocketMQ 4.9.8.
 """
@@ -28,42 +25,34 @@ from rucola.protocol.heartbeat import SubscriptionData
 from rucola.protocol.queue import MessageQueue, from_key, to_key
 
 MAX_STATUS_SIZE: Final = 2 * 1024 * 1024
-"""Limit of a client's status in bytes: that of some ten thousand queues."""
+"""Bytes of a client's status: some ten thousand queues."""
 _STATUS_ENTRY: Final = re.compile(rb"(\{[^{}]{1,1000}\}):(-?[0-9]{1,19})")
 
 CR_SUCCESS = "CR_SUCCESS"
 CR_LATER = "CR_LATER"
 CR_THROW_EXCEPTION = "CR_THROW_EXCEPTION"
-"""Values of `consume_result`: consumed, retry later, the listener raised. Java clients have further ones."""
+"""Values of `consume_result`; Java clients have further ones."""
 
 
 class GetConsumerConnectionListRequestHeader(Header, kw_only=True):
-    """GET_CONSUMER_CONNECTION_LIST: the members of a group; its response is a ConsumerConnection."""
-
     consumer_group: str
 
 
 class GetProducerConnectionListRequestHeader(Header, kw_only=True):
-    """GET_PRODUCER_CONNECTION_LIST: the clients of a group; its response is a ProducerConnection."""
-
     producer_group: str
 
 
 class ClientConnection(Body, kw_only=True):
-    """One client of a group."""
-
     # "ip:port" of the client's connection.
     client_addr: str
     client_id: str
     # Name of a LanguageCode.
     language: str
-    # Ordinal of Apache's `MQVersion`; 409 is V4_9_8.
+    # Ordinal of `MQVersion`; 409 is V4_9_8.
     version: int
 
 
 class ConsumerConnection(Body, kw_only=True):
-    """The members of a consumer group, and its subscriptions by topic."""
-
     connection_set: list[ClientConnection] = []
     # Name of a value of CONSUME_FROM_WHERE.
     consume_from_where: str = ""
@@ -71,15 +60,11 @@ class ConsumerConnection(Body, kw_only=True):
     consume_type: str = ""
     # Name of a value of MESSAGE_MODELS.
     message_model: str = ""
-    # By topic.
     subscription_table: dict[str, SubscriptionData] = {}
 
     @property
     def shared_client_ids(self) -> dict[str, list[str]]:
-        """The addresses of each client id with several connections.
-
-        They belong to several clients, or to one that has just reconnected.
-        """
+        """Addresses of client ids with several connections: several clients, or one that has just reconnected."""
         addresses: dict[str, list[str]] = {}
         for one in self.connection_set:
             addresses.setdefault(one.client_id, []).append(one.client_addr)
@@ -87,16 +72,11 @@ class ConsumerConnection(Body, kw_only=True):
 
 
 class ProducerConnection(Body, kw_only=True):
-    """The clients of a producer group."""
-
     connection_set: list[ClientConnection] = []
 
 
 class ProducerInfo(Body, kw_only=True):
-    """One client of a producer group.
-
-    `last_update_timestamp` is the time of its last heartbeat, in milliseconds.
-    """
+    """A client of a producer group, and the time of its last heartbeat."""
 
     client_id: str
     language: str
@@ -107,30 +87,24 @@ class ProducerInfo(Body, kw_only=True):
 
 
 class ProducerTableInfo(Body, kw_only=True):
-    """The response body of GET_ALL_PRODUCER_INFO: clients by producer group."""
-
     data: dict[str, list[ProducerInfo]] = {}
 
 
 class CheckClientRequestBody(Body, kw_only=True):
-    """The body of CHECK_CLIENT_CONFIG: a subscription that a consumer asks the broker to validate."""
-
     client_id: str = ""
     group: str = ""
     subscription_data: SubscriptionData | None = None
 
 
 class GetConsumerRunningInfoRequestHeader(Header, kw_only=True):
-    """GET_CONSUMER_RUNNING_INFO: the state of one member. `jstack_enable` adds its stack traces."""
-
     consumer_group: str
     client_id: str
-    # Whether the response contains the stack traces of the member.
+    # Whether to include the member's stack traces.
     jstack_enable: bool | str = "false"
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, kw_only=True):
-    """CONSUME_MESSAGE_DIRECTLY. `msg_id` is an offsetMsgId; the broker sets `broker_name` when it forwards."""
+    """`msg_id` is an offsetMsgId; the broker sets `broker_name` when it forwards."""
 
     consumer_group: str
     client_id: str | None = None
@@ -139,10 +113,7 @@ class ConsumeMessageDirectlyRequestHeader(Header, kw_only=True):
 
 
 class ConsumeMessageDirectlyResult(Body, kw_only=True):
-    """The response body of CONSUME_MESSAGE_DIRECTLY: the listener's result. `spent_time_mills` is in milliseconds."""
-
     auto_commit: bool = True
-    # CR_SUCCESS or another of the values above.
     consume_result: str | None = None
     # Whether the listener consumes in order.
     order: bool = False
@@ -152,10 +123,7 @@ class ConsumeMessageDirectlyResult(Body, kw_only=True):
 
 
 class GetConsumerStatusRequestHeader(Header, kw_only=True):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT.
-
-    `client_addr` is a client id, despite its name; without one, the request goes to all members.
-    """
+    """`client_addr` is a client id, despite its name; None for all members."""
 
     topic: str
     group: str
@@ -163,26 +131,23 @@ class GetConsumerStatusRequestHeader(Header, kw_only=True):
 
 
 class ProcessQueueInfo(Body, kw_only=True):
-    """The process queue of one assigned queue: cached messages, commit offset, lock.
-
-    Timestamps are in milliseconds, 0 for never. The misspelt `droped`, true for a revoked queue, is Apache's.
-    """
+    """The process queue of an assigned queue. Times in milliseconds, 0 for never; `droped` is Apache's spelling."""
 
     cached_msg_count: int = 0
     cached_msg_max_offset: int = 0
     cached_msg_min_offset: int = 0
     # Bodies of the cached messages, in MiB.
     cached_msg_size_in_mi_b: int = field(name="cachedMsgSizeInMiB", default=0)
-    # The next offset that the consumer commits.
+    # The next offset to commit.
     commit_offset: int = 0
-    # Whether the queue was revoked by a rebalance.
+    # Revoked by a rebalance.
     droped: bool = False
     last_consume_timestamp: int = 0
-    # Of the last successful renewal of the queue lock.
+    # The last renewal of the queue lock.
     last_lock_timestamp: int = 0
     last_pull_timestamp: int = 0
     locked: bool = False
-    # Of messages in order that were delivered and not committed yet.
+    # Delivered in order and not committed yet.
     transaction_msg_count: int = 0
     transaction_msg_max_offset: int = 0
     transaction_msg_min_offset: int = 0
@@ -190,10 +155,7 @@ class ProcessQueueInfo(Body, kw_only=True):
 
 
 class ConsumeStatus(Body, kw_only=True):
-    """Rates of a consumer on one topic: `rt` fields in milliseconds, `tps` fields per second.
-
-    `consume_failed_msgs` counts the failed messages of the last hour.
-    """
+    """Rates of a consumer on one topic: `rt` fields in milliseconds, `tps` fields per second."""
 
     # In the last hour; the other fields are of the last minute.
     consume_failed_msgs: int = 0
@@ -205,14 +167,8 @@ class ConsumeStatus(Body, kw_only=True):
 
 
 class ConsumerRunningInfo(Body, kw_only=True):
-    """The state of a consumer: properties, subscriptions, process queues, rates.
-
-    Keyed by queues, see the module.
-    """
-
     # Stack traces, only on request.
     jstack: str | None = None
-    # Process queues of the assigned queues.
     mq_table: dict[MessageQueue, ProcessQueueInfo] = {}
     properties: dict[str, str] = {}
     # By topic.
@@ -221,7 +177,7 @@ class ConsumerRunningInfo(Body, kw_only=True):
 
 
 class _PlainRunningInfo(Body, kw_only=True):
-    """The part of a ConsumerRunningInfo that is standard JSON."""
+    """The members that are standard JSON."""
 
     jstack: str | None = None
     properties: dict[str, str] = {}
@@ -230,7 +186,6 @@ class _PlainRunningInfo(Body, kw_only=True):
 
 
 def encode_running_info(info: ConsumerRunningInfo) -> bytes:
-    """Return the response body of GET_CONSUMER_RUNNING_INFO."""
     members: dict[str, Any] = {} if info.jstack is None else {"jstack": info.jstack}
     members["mqTable"] = {to_key(queue): msgspec.to_builtins(held) for queue, held in info.mq_table.items()}
     members["properties"] = info.properties
@@ -240,7 +195,7 @@ def encode_running_info(info: ConsumerRunningInfo) -> bytes:
 
 
 def decode_running_info(data: bytes) -> ConsumerRunningInfo:
-    """Return the state of a consumer. RemoteProtocolError for a malformed body."""
+    """Decode the state of a consumer. RemoteProtocolError if malformed."""
     members = decode_object(data, "ConsumerRunningInfo")
     queues = _table(members.pop("mqTable", None), "mqTable")
     plain = to_body(_PlainRunningInfo, members)
@@ -254,21 +209,17 @@ def decode_running_info(data: bytes) -> ConsumerRunningInfo:
 
 
 def encode_client_status(offsets: dict[MessageQueue, int]) -> bytes:
-    """Return the response body of GET_CONSUMER_STATUS_FROM_CLIENT: a client's offset of each assigned queue."""
+    """Encode a client's offset of each assigned queue."""
     return fastjson.dumps({"consumerTable": {}, "messageQueueTable": _keyed(offsets)})
 
 
 def decode_client_status(data: bytes) -> dict[MessageQueue, int]:
-    """Return the offsets of a client. RemoteProtocolError for a malformed body."""
+    """Decode a client's offsets. RemoteProtocolError if malformed."""
     return _offsets(decode_object(data, "GetConsumerStatusBody").get("messageQueueTable"))
 
 
 def client_status_steps(data: bytes) -> Generator[None, None, dict[MessageQueue, int]]:
-    """Decode the same at a broker, a generator of small steps (see `rucola.slices`). RemoteProtocolError.
-
-    A small body is decoded at once. The entries of a large one, which the tolerant parser would take seconds for, are
-    found by their form: an object without inner ones, and a number.
-    """
+    """Decode offsets in small steps, by matching entries: the tolerant parser takes seconds for a large body."""
     if len(data) <= fastjson.MAX_TOLERANT_SIZE:
         return decode_client_status(data)
     if len(data) > MAX_STATUS_SIZE:
@@ -284,13 +235,13 @@ def client_status_steps(data: bytes) -> Generator[None, None, dict[MessageQueue,
 
 
 def encode_consumer_status(clients: dict[str, dict[MessageQueue, int]]) -> bytes:
-    """Return the response body of INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets of clients, by client id."""
+    """Encode offsets by client id."""
     table = {client_id: _keyed(offsets) for client_id, offsets in clients.items()}
     return fastjson.dumps({"consumerTable": table, "messageQueueTable": {}})
 
 
 def decode_consumer_status(data: bytes) -> dict[str, dict[MessageQueue, int]]:
-    """Return the offsets of clients, by client id. RemoteProtocolError for a malformed body."""
+    """Decode offsets by client id. RemoteProtocolError if malformed."""
     table = _table(decode_object(data, "GetConsumerStatusBody").get("consumerTable"), "consumerTable")
     return {str(client_id): _offsets(offsets) for client_id, offsets in table.items()}
 

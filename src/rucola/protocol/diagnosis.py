@@ -1,4 +1,4 @@
-"""GET_DIAGNOSIS (20010): what a broker finds wrong with itself. Rucola's own, which Apache's brokers do not support."""
+"""GET_DIAGNOSIS (20010), Rucola's own: faults that a broker finds in its state."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from rucola.protocol.body import Body
 
 
 class Finding(Body):
-    """A state in which messages wait and nobody gets them.
-
-    `reason` is a word for programs, such as QUEUE_NOT_READ; `subject` names what it is about; `fields` are its figures.
-    """
+    """`reason` is for programs, such as QUEUE_NOT_READ, `fields` are its figures."""
 
     reason: str = ""
     subject: str = ""
@@ -19,6 +16,4 @@ class Finding(Body):
 
 
 class Diagnosis(Body):
-    """The response body of GET_DIAGNOSIS."""
-
     findings: list[Finding] = msgspec.field(default_factory=list)

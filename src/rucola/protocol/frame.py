@@ -1,23 +1,17 @@
 """FrameDecoder: decodes a stream of bytes, received in chunks of any size, into commands.
 
-The decoder owns no socket. `receive_data` takes the received bytes and returns the commands that are complete, in
-order; an incomplete frame is buffered. A complete frame with an unreadable header becomes an UnreadableCommand, and
-decoding continues with the next frame. FrameError ends the stream, because the start of the next frame is unknown, or
-because one read has more than MAX_UNREADABLE of these: the connection must be closed. The error holds the commands that
-were complete before the damage.
+A frame with an unreadable header becomes an UnreadableCommand, and decoding continues. FrameError ends the stream: the
+start of the next frame is unknown, or a read has more than MAX_UNREADABLE of these. It holds the commands that were
+complete before. The layout of a frame is in `rucola.protocol.command`.
 
-The layout of a frame is described in `rucola.protocol.command`.
+Invariants: a frame above `max_frame_size` is rejected before any of it is buffered. At most one frame and one read are
+held. The cost of a frame does not depend on its chunks, which are joined when it is complete.
 
-Invariants: a frame longer than `max_frame_size` is rejected as soon as its length is known, before any of it is
-buffered, so a peer cannot make this process allocate memory. At most one frame and one read are held. The cost of a
-frame does not depend on its chunks: they are collected in one buffer, which is decoded when the frame is complete.
+Headers that Python decodes (tolerant JSON, ROCKETMQ) can take 0.25 s for a read. `may_decode` is called before each; if
+it refuses, the rest is buffered, and the decoder `is_behind` until `receive_data` is called again, with or without
+bytes.
 
-Headers that Python decodes, JSON that is not plain and ROCKETMQ, can take 0.25 s for a read. `may_decode` is asked
-before each: if it refuses, that frame and the bytes after it are buffered, and the decoder `is_behind` until
-`receive_data` is called again, with more bytes or none.
-
-Corresponds to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache RocketMQ 4.9.8, which closes the
-connection for an unreadable header, too.
+Corresponds to `NettyDecoder` (a LengthFieldBasedFrameDecoder of 16 MiB) of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -39,25 +33,25 @@ from rucola.protocol.command import (
 from rucola.protocol.header_limits import EXCERPT, HeaderError, refused
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
-"""Default limit of a frame in bytes, without its length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
+"""Default limit, without the length field; Apache's `com.rocketmq.remoting.frameMaxLength`."""
 
 MAX_HEADER_SIZE: Final = 256 * 1024
-"""Limit of a header in bytes: that of a send with the longest properties, escaped as JSON, has 200 KB."""
+"""Bytes; the longest properties, escaped as JSON, have 200 KB."""
 
 MAX_UNREADABLE: Final = 16
-"""Unreadable frames in one read; with one more the peer is taken for no client. A read can have 32,768: 0.2 s."""
+"""Per read; with more, the peer is not a client. A read can have 32,768: 0.2 s."""
 
 PART_SIZE: Final = 64 * 1024
-"""Bytes at which the next part of an incomplete frame begins."""
+"""Minimum bytes of a part; growing one buffer to 16 MB would move it, for up to 20 ms each time."""
 LARGE_SIZE: Final = 256 * 1024
-"""Size of a frame whose body is joined straight from its parts."""
+"""Frame size from which the body is joined directly from its parts."""
 
 _LENGTH: Final = Struct(">I")
 _PREFIX: Final = Struct(">II")  # length, serializer << 24 | header size
 
 
 class FrameError(RemoteProtocolError):
-    """The stream is no sequence of frames. `commands` were complete before the damage."""
+    """The stream is not a sequence of frames. `commands` were complete before the damage."""
 
     def __init__(self, why: str, commands: list[RemotingCommand]) -> None:
         self.commands = commands
@@ -65,14 +59,7 @@ class FrameError(RemoteProtocolError):
 
 
 class FrameDecoder:
-    """Decodes the bytes that one connection receives.
-
-    An incomplete frame is kept in parts, which are joined when it is complete: growing one buffer to 16 MB moves it
-    several times, for up to 20 ms each. A part has at least PART_SIZE, however few bytes come at a time. Of a large
-    frame only the body is joined: a copy of a message of 3.9 MB takes a millisecond or two.
-
-    `may_decode` gets the cost of a header that Python decodes, about its microseconds.
-    """
+    """Decodes the bytes of one connection. `may_decode` receives the cost of a header, about its microseconds."""
 
     __slots__ = ("_max_frame_size", "_may_decode", "_needed", "_parts", "_unreadable_count", "buffered")
 
@@ -83,10 +70,10 @@ class FrameDecoder:
         self._may_decode = may_decode
         self._parts: list[bytearray] = []
         self.buffered = 0
-        """The number of bytes that wait: of the incomplete frame, or all that were not decoded yet."""
-        # The size that `buffered` must reach before the parts can contain a complete frame or length; 0 if behind.
+        """Bytes of the incomplete frame, or all that were not decoded yet."""
+        # The size of `buffered` at which the parts can contain a complete frame or length; 0 if decoding is behind.
         self._needed = 0
-        self._unreadable_count = 0  # in the part of a read that was decoded, while behind
+        self._unreadable_count = 0  # in the decoded part of a read
 
     @property
     def is_between_frames(self) -> bool:
@@ -99,9 +86,7 @@ class FrameDecoder:
         return self.buffered > 0 and not self._needed
 
     def receive_data(self, data: bytes | memoryview) -> list[RemotingCommand]:
-        """Return the commands that `data` completes. `data` is copied. FrameError ends the stream.
-
-        While `may_decode` refuses, commands are returned by later calls.
+        """Return the commands that `data`, which is copied, completes. FrameError ends the stream.
 
         1. If bytes are buffered, add `data`; return if the frame is still incomplete.
         2. Decode all complete frames from one `bytes` object; a body is a slice of it and so owns its bytes.
@@ -125,7 +110,6 @@ class FrameDecoder:
         return self._decode(data if isinstance(data, bytes) else data.tobytes())
 
     def _decode(self, data: bytes) -> list[RemotingCommand]:
-        """Do steps 2 and 3 in Python."""
         commands: list[RemotingCommand] = []
         unreadable_count, self._unreadable_count = self._unreadable_count, 0
         position, end = 0, len(data)
@@ -168,30 +152,27 @@ class FrameDecoder:
         return commands
 
     def _command(self, header: bytes, body: bytes, serializer: int) -> RemotingCommand | None:
-        """Decode one frame; None if that has to wait."""
+        """Decode one frame; None if it has to wait."""
         if serializer == 0:
             try:
                 return decode_plain_json(header, body)
             except NotPlainJson:
-                # With its prefix, since the least header takes 12 µs. Nested arrays take 0.95 µs for each byte.
+                # The smallest header takes 12 µs, hence the prefix. Nested arrays take 0.95 µs per byte.
                 is_allowed = self._may_decode(_PREFIX.size + len(header))
                 return decode_tolerantly(header, body) if is_allowed else None
-        # 0.1 µs for each byte of the smallest ext fields, which are empty.
+        # 0.1 µs for each byte of empty ext fields.
         is_allowed = self._may_decode((_PREFIX.size + len(header)) >> 3)
         return decode_command(header, body, serializer) if is_allowed else None
 
     def _large_frame(self) -> list[RemotingCommand] | None:
-        """Return the commands of the completely buffered frame and of the bytes behind it.
-
-        None, and nothing is done, unless its header is in the first part, or too long: then no part is joined.
-        """
+        """Decode the buffered frame; None, without joining parts, if its short header is not in the first part."""
         first, last = self._parts[0], self._parts[-1]
         length, serializer_and_size = _PREFIX.unpack_from(first)
         serializer, size = serializer_and_size >> 24, serializer_and_size & 0xFFFFFF
         is_too_long = MAX_HEADER_SIZE < size <= length - 4
         if len(self._parts) == 1 or not (is_too_long or 8 + size <= len(first)):
             return None
-        # A frame of 300,000 bytes, of which 310,000 have come: its end is 10,000 before that of the last part.
+        # A frame of 300,000 bytes, of 310,000 received: it ends 10,000 before the last part does.
         end = len(last) - (self.buffered - self._needed)
         rest = bytes(memoryview(last)[end:])
         try:
@@ -209,7 +190,6 @@ class FrameDecoder:
             raise FrameError(str(error), [command, *error.commands]) from None
 
     def _ends_of_header(self, size: int) -> bytes:
-        """Return the first and the last bytes of a buffered header that is too long."""
         ends = bytearray(memoryview(self._parts[0])[8 : 8 + EXCERPT])
         begin = 0
         for part in self._parts:
@@ -218,10 +198,7 @@ class FrameDecoder:
         return bytes(ends)
 
     def _usual(self, data: bytes | memoryview) -> list[RemotingCommand] | None:
-        """Do steps 2 and 3 by the accelerator.
-
-        Returns None, and does nothing, if something about a frame is unusual.
-        """
+        """Do steps 2 and 3 by the accelerator; None, without effect, if a frame is unusual."""
         assert speed.split_frames is not None
         split = speed.split_frames(data, self._max_frame_size, MAX_HEADER_SIZE)
         if split is None:
@@ -230,13 +207,12 @@ class FrameDecoder:
         try:
             commands = list(map(decode_plain_json, headers, bodies))
         except (NotPlainJson, HeaderError):
-            return None  # the Python code decodes all of them again, and tells which is unreadable
+            return None  # the Python code decodes all of them again, and finds the unreadable one
         if position < len(data):
             self._buffer_rest(data[position:])
         return commands
 
     def _buffer_rest(self, part: bytes | memoryview) -> None:
-        """Buffer the start of a frame, and set the size at which it is complete."""
         needed = 4
         if len(part) >= 4:
             (length,) = _LENGTH.unpack_from(part)
@@ -257,7 +233,6 @@ class FrameDecoder:
 
 
 def _too_long(size: int, header: bytes, serializer: int) -> HeaderError:
-    """Return the error for a header of that size; `header` has at least its ends."""
     return refused(header, serializer, f"a header of {size} bytes; the limit is {MAX_HEADER_SIZE}")
 
 

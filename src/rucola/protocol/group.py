@@ -1,12 +1,8 @@
-"""Administration of consumer groups: deletion, offsets, time spans and statistics.
+"""Administration of consumer groups: codes 207, 220, 222, 303, 308, 314 and 317.
 
-DELETE_SUBSCRIPTIONGROUP (207), RESET_CONSUMER_CLIENT_OFFSET (220), INVOKE_BROKER_TO_RESET_OFFSET (222),
-QUERY_CONSUME_TIME_SPAN (303), QUERY_CORRECTION_OFFSET (308), CLONE_GROUP_OFFSET (314) and GET_BROKER_CONSUME_STATS
-(317). The consumer offsets of one group are read with GET_CONSUME_STATS, see `topic`.
-
-A reset begins with request 222 to a broker. The broker computes a queue offset for each queue of the topic and sends
-them with request 220 to every member of the group, which continues there and commits. C++ clients cannot decode maps
-whose keys are objects; they receive a list.
+A reset starts with request 222 to a broker, which computes an offset for each queue of the topic and sends them with
+request 220 to every member, which continues there and commits. C++ clients cannot decode maps keyed by objects; they
+receive a list.
 
 Corresponds to the classes of these names in org.apache.rocketmq.common of Apache RocketMQ 4.9.8.
 """
@@ -25,7 +21,7 @@ from rucola.protocol.queue import MessageQueue, from_key
 from rucola.protocol.topic import ConsumeStats, by_queue_steps, consume_stats_from, consume_stats_steps
 
 LATEST = -1
-"""A `timestamp` that means the end of each queue."""
+"""A `timestamp`: the end of each queue."""
 
 
 SYSTEM_GROUPS = {
@@ -37,22 +33,18 @@ SYSTEM_GROUPS = {
     "CID_ONSAPI_PERMISSION": True,
     "CID_ONSAPI_OWNER": True,
 }
-"""The groups that every broker has, and whether they may consume in broadcasting mode."""
+"""Groups of every broker, and whether they may consume in broadcasting mode."""
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True):
-    """DELETE_SUBSCRIPTIONGROUP: delete the configuration of a group, and its consumer offsets if `remove_offset`."""
+    """Delete a group, and its consumer offsets if `remove_offset`."""
 
     group_name: str
     remove_offset: bool | str = "false"
 
 
 class ResetOffsetRequestHeader(Header, kw_only=True):
-    """INVOKE_BROKER_TO_RESET_OFFSET and RESET_CONSUMER_CLIENT_OFFSET.
-
-    `timestamp` is a store time in milliseconds, or LATEST. Without `is_force` no offset increases. `queue_id` and
-    `offset` are RocketMQ 5's: they reset one queue to a queue offset.
-    """
+    """Reset to a store time or LATEST, only backwards without `is_force`. With `queue_id`, reset it to `offset`."""
 
     topic: str
     group: str
@@ -65,10 +57,7 @@ class ResetOffsetRequestHeader(Header, kw_only=True):
 
 
 class CloneGroupOffsetRequestHeader(Header, kw_only=True):
-    """CLONE_GROUP_OFFSET: copy the offsets of `src_group` to `dest_group`, on one topic or all.
-
-    Without `offline`, topics to which no member of `src_group` subscribes are left out.
-    """
+    """Copy offsets on one topic or all. Without `offline`, only topics with subscribed members."""
 
     src_group: str
     dest_group: str
@@ -77,17 +66,12 @@ class CloneGroupOffsetRequestHeader(Header, kw_only=True):
 
 
 class QueryConsumeTimeSpanRequestHeader(Header, kw_only=True):
-    """QUERY_CONSUME_TIME_SPAN: the times of a group on the queues of a topic."""
-
     topic: str
     group: str
 
 
 class QueryCorrectionOffsetRequestHeader(Header, kw_only=True):
-    """QUERY_CORRECTION_OFFSET: per queue, the smallest offset of all groups except `filter_groups` (comma-separated).
-
-    A queue on which `compare_group` is below that offset gets the greatest 64-bit integer instead.
-    """
+    """Smallest offsets of groups not in `filter_groups`; 2^63 - 1 if `compare_group` is below it."""
 
     filter_groups: str | None = None
     compare_group: str
@@ -95,20 +79,17 @@ class QueryCorrectionOffsetRequestHeader(Header, kw_only=True):
 
 
 class GetConsumeStatsInBrokerRequestHeader(Header, kw_only=True):
-    """GET_BROKER_CONSUME_STATS: the statistics of all topics, or with `is_order` of ordered ones."""
+    """All topics, or with `is_order` the ordered ones."""
 
     is_order: bool | str = "false"
 
 
 class QueueTimeSpan(Body, kw_only=True):
-    """Store times in one queue, in milliseconds: of its oldest, newest and last consumed message.
-
-    `delay_time` is the age of the next message to consume. The `…_str` fields are texts: `2013-01-01#05:15:00:000`.
-    """
+    """Store times in one queue (ms); the `…_str` fields are texts: `2013-01-01#05:15:00:000`."""
 
     consume_time_stamp: int = 0
     consume_time_stamp_str: str = ""
-    # Milliseconds since the next message was stored, 0 without a backlog.
+    # Age of the next message to consume, 0 without a backlog.
     delay_time: int = 0
     max_time_stamp: int = 0
     max_time_stamp_str: str = ""
@@ -118,36 +99,30 @@ class QueueTimeSpan(Body, kw_only=True):
 
 
 class QueryConsumeTimeSpanBody(Body, kw_only=True):
-    """The response body of QUERY_CONSUME_TIME_SPAN."""
-
     consume_time_span_set: list[QueueTimeSpan] = []
 
 
 class QueryCorrectionOffsetBody(Body, kw_only=True):
-    """The response body of QUERY_CORRECTION_OFFSET: queue offsets by queue id."""
+    """Offsets by queue id."""
 
     correction_offsets: dict[int, int] = {}
 
 
 class ConsumeStatsList(msgspec.Struct, kw_only=True):
-    """The response body of GET_BROKER_CONSUME_STATS: for each group one ConsumeStats per topic.
-
-    `total_diff` is the backlog of all groups, in messages.
-    """
+    """GET_BROKER_CONSUME_STATS: statistics by group and topic; `total_diff` is the backlog in messages."""
 
     broker_addr: str = ""
-    # For each group one ConsumeStats per topic.
     groups: dict[str, list[ConsumeStats]] = {}
     total_diff: int = 0
 
 
 def encode_offset_table(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """Return the body of request 220 and response 222 at once; `as_list` for C++ clients."""
+    """Encode the body of request 220 and response 222; `as_list` for C++ clients."""
     return slices.run(reset_table_steps(offsets, as_list=as_list))
 
 
 def reset_table_steps(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> Generator[None, None, bytes]:
-    """Encode the body of request 220 and response 222 in small steps (see `rucola.slices`)."""
+    """`encode_offset_table` in small steps (see `rucola.slices`)."""
     if not as_list:
         return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
     rows: list[bytes] = []
@@ -159,7 +134,7 @@ def reset_table_steps(offsets: Mapping[MessageQueue, int], *, as_list: bool = Fa
 
 
 def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
-    """Return queue offsets by queue, sorted. RemoteProtocolError for a malformed body."""
+    """Return offsets by queue, sorted. RemoteProtocolError if malformed."""
     table = decode_object(data, "ResetOffsetBody").get("offsetTable") or {}
     if not isinstance(table, dict):
         raise RemoteProtocolError(f"offsetTable: expected an object, found {type(table).__name__}")
@@ -170,7 +145,7 @@ def decode_offset_table(data: bytes) -> dict[MessageQueue, int]:
 
 
 def consume_stats_list_steps(stats: ConsumeStatsList) -> Generator[None, None, bytes]:
-    """Encode the response body of GET_BROKER_CONSUME_STATS, a generator of small steps (see `rucola.slices`)."""
+    """Encode the response body in small steps (see `rucola.slices`)."""
     groups: list[bytes] = []
     for group, topics in stats.groups.items():
         encoded: list[bytes] = []
@@ -183,7 +158,7 @@ def consume_stats_list_steps(stats: ConsumeStatsList) -> Generator[None, None, b
 
 
 def decode_consume_stats_list(data: bytes) -> ConsumeStatsList:
-    """Return the statistics of all groups of a broker. RemoteProtocolError for a malformed body."""
+    """Decode the statistics of all groups. RemoteProtocolError if malformed."""
     members = decode_object(data, "ConsumeStatsList")
     stats = ConsumeStatsList(broker_addr=str(members.get("brokerAddr", "")))
     try:

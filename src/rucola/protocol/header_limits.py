@@ -1,8 +1,7 @@
 """Limits of received headers, and errors for headers that are refused undecoded.
 
-A header up to MAX_TOLERANT_HEADER has too few bytes to exceed the limits of its ext fields, so that an ordinary request
-costs one comparison. A longer one must be plain JSON, and its ext fields are counted: what no struct declares becomes
-text in Python, 0.6 µs for each byte of nested values, and 1 µs for each field.
+A header up to MAX_TOLERANT_HEADER cannot exceed the limits of its ext fields. A longer one must be plain JSON, and its
+ext fields are counted: undeclared ones become text in Python, at 0.6 µs per nested byte and 1 µs per field.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ import msgspec
 from rucola.errors import RemoteProtocolError
 
 MAX_TOLERANT_HEADER: Final = 4 * 1024
-"""Bytes of a JSON header that may take the tolerant parser: 2 ms. Clients send headers below 2 KB, in plain JSON."""
+"""Maximum bytes for the tolerant parser: 2 ms. Clients send headers below 2 KB, in plain JSON."""
 
 MAX_EXT_FIELDS: Final = 1024
-"""Ext fields of a header; the largest ones of Apache have about 30."""
+"""Apache's largest headers have about 30."""
 
 MAX_NESTED_SIZE: Final = 4 * 1024
-"""Bytes of all ext fields that are objects or arrays, in a header above MAX_TOLERANT_HEADER. Clients send none."""
+"""Bytes of all objects and arrays in ext fields, in a header above MAX_TOLERANT_HEADER. Clients send none."""
 
 BINARY_HEAD: Final = Struct(">hBhii")
-"""The fixed part of a ROCKETMQ header: code, language, version, opaque, flag."""
+"""Code, language, version, opaque, flag."""
 
 EXCERPT: Final = 1024
-"""Bytes at either end of a JSON header in which its opaque is looked for."""
+"""Bytes at either end of a JSON header that are searched for its opaque."""
 
 _OPAQUE = re.compile(rb'"opaque":([0-9]{1,10})\b')
 _FLAG = re.compile(rb'"flag":([0-9]{1,10})\b')
-"""Members of a JSON header. Clients write them behind the ext fields, near the end, or before them."""
+"""Clients write these members before or after the ext fields."""
 
 
 class HeaderError(RemoteProtocolError):
@@ -47,10 +46,7 @@ class HeaderError(RemoteProtocolError):
 
 
 def refused(header: bytes, serializer: int, why: str) -> HeaderError:
-    """Return the error for a header, or for its two ends.
-
-    Its opaque and flag are included if they are found without decoding it.
-    """
+    """Return the error for a header, or its two ends, with its opaque and flag if found undecoded."""
     opaque: int | None = None
     flag = 0
     with suppress(struct_error, ValueError):
@@ -66,7 +62,6 @@ def refused(header: bytes, serializer: int, why: str) -> HeaderError:
 
 
 def too_many_fields(count: int) -> str:
-    """Return the error text for that many ext fields, or more."""
     return f"a header of {count} or more ext fields; the limit is {MAX_EXT_FIELDS} (MAX_EXT_FIELDS)"
 
 
@@ -74,8 +69,6 @@ _Scalar = str | int | float | bool | None
 
 
 class _Members(msgspec.Struct):
-    """The members of a long JSON header; others are skipped."""
-
     code: _Scalar = None
     ext: dict[str, msgspec.Raw] | None = msgspec.field(name="extFields", default=None)
     flag: _Scalar = None
@@ -89,10 +82,7 @@ _decode_members = msgspec.json.Decoder(_Members).decode
 
 
 def members_of_long(header: bytes) -> dict[str, Any]:
-    """Return the members of a JSON header by name, ext fields as raw JSON.
-
-    For headers above MAX_TOLERANT_HEADER.     HeaderError if it is no plain JSON, or exceeds a limit of ext fields.
-    """
+    """Return the members, ext fields raw, of a long header. HeaderError if not plain JSON, or beyond a limit."""
     try:
         members = _decode_members(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

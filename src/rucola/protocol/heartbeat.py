@@ -1,8 +1,7 @@
 """Heartbeats, subscriptions and membership of consumer groups.
 
-HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), and the broker's NOTIFY_CONSUMER_IDS_CHANGED
-(40). Java and JavaScript clients write enums as names, C++ clients as ordinals; the properties `…_name` return the name
-in either case. A subscription is a consumer's expression (`TagA || TagB`, `*`, or SQL92), with its tags.
+Codes 34, 35, 38 and 40. Java and JavaScript clients write enums as names, C++ clients as ordinals; the properties
+`…_name` return the name in either case. A subscription is an expression (`TagA || TagB`, `*`, or SQL92), with its tags.
 
 Corresponds to `HeartbeatData`, `ConsumerData`, `SubscriptionData` and `FilterAPI` of Apache RocketMQ 4.9.8.
 """
@@ -17,7 +16,6 @@ from rucola.protocol.body import Body
 from rucola.protocol.command import Header
 
 SUB_ALL = "*"
-"""The expression that matches every message."""
 _TAG_TYPES = ("TAG", "")
 # The enums below are in the order of their ordinals.
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
@@ -33,11 +31,7 @@ CONSUME_FROM_WHERE = (
 
 
 class SubscriptionData(Body, kw_only=True):
-    """The subscription of a group to a topic.
-
-    `sub_string` is the expression. `code_set` holds the hash codes of `tags_set`; both are empty for all tags.
-    `sub_version` is the time in milliseconds of the subscription: the newest one is valid.
-    """
+    """A group's subscription to a topic; the newest `sub_version` is valid. No tags in `tags_set` means all."""
 
     # Filtering by an uploaded class, which brokers of 4.9 no longer support.
     class_filter_mode: bool = False
@@ -57,8 +51,6 @@ class SubscriptionData(Body, kw_only=True):
 
 
 class ConsumerData(Body, kw_only=True):
-    """One consumer group of a client, and its subscriptions."""
-
     consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
     consume_type: str | int = "CONSUME_PASSIVELY"
     group_name: str
@@ -68,14 +60,14 @@ class ConsumerData(Body, kw_only=True):
     unit_mode: bool | str = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which a decoder reports as its own error, for an unknown ordinal."""
+        """Raise ValueError, which decoders convert, for an unknown ordinal."""
         _name(self.consume_from_where, CONSUME_FROM_WHERE)
         _name(self.consume_type, CONSUME_TYPES)
         _name(self.message_model, MESSAGE_MODELS)
 
     @property
     def subscriptions(self) -> list[SubscriptionData]:
-        """The subscriptions, one per topic: the newest, and the first of equally new ones."""
+        """One per topic: the newest, and the first of equally new ones."""
         newest: dict[str, SubscriptionData] = {}
         for subscription_data in self.subscription_data_set:
             known = newest.setdefault(subscription_data.topic, subscription_data)
@@ -97,41 +89,33 @@ class ConsumerData(Body, kw_only=True):
 
 
 class ProducerData(Body, kw_only=True):
-    """One producer group of a client."""
-
     group_name: str
 
 
 class HeartbeatData(Body, kw_only=True):
-    """The body of HEART_BEAT: a client and its groups."""
-
     client_id: str = field(name="clientID")
     consumer_data_set: list[ConsumerData] = []
     producer_data_set: list[ProducerData] = []
 
 
 class UnregisterClientRequestHeader(Header, kw_only=True):
-    """UNREGISTER_CLIENT: the client leaves one or both groups."""
-
     client_id: str = field(name="clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 
 
 class GetConsumerListByGroupRequestHeader(Header, kw_only=True):
-    """GET_CONSUMER_LIST_BY_GROUP."""
-
     consumer_group: str
 
 
 class GetConsumerListByGroupResponseBody(Body, kw_only=True):
-    """The response body of GET_CONSUMER_LIST_BY_GROUP: the client ids of the members."""
+    """Client ids of the members."""
 
     consumer_id_list: list[str]
 
 
 class NotifyConsumerIdsChangedRequestHeader(Header, kw_only=True):
-    """NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed; rebalance now."""
+    """The members have changed: rebalance now."""
 
     consumer_group: str
 
@@ -139,10 +123,7 @@ class NotifyConsumerIdsChangedRequestHeader(Header, kw_only=True):
 def subscription(
     topic: str, expression: str | None, expression_type: str = "TAG", version: int = 0
 ) -> SubscriptionData:
-    """Return a subscription to tags joined by `||`, or to all messages (`*` or empty).
-
-    An expression of another type than TAG is not parsed. InvalidMessage if it consists of separators only.
-    """
+    """Parse tags joined by `||`; other types are not parsed. InvalidMessage if there are only separators."""
     if expression_type not in _TAG_TYPES:
         return SubscriptionData(
             topic=topic, sub_string=expression or "", expression_type=expression_type, sub_version=version
@@ -162,7 +143,6 @@ def subscription(
 
 
 def _name(value: str | int, names: tuple[str, ...]) -> str:
-    """Return an enum value's name, from name or ordinal; ValueError for an unknown ordinal."""
     if isinstance(value, str) and not value.isdigit():
         return value
     if not 0 <= int(value) < len(names):

@@ -1,7 +1,4 @@
-"""ASK_PROMISE (20005): a master asks another member not to be elected for a while.
-
-Both are of one group. Rucola's own, between brokers whose master is elected by etcd (`rucola.coordination`).
-"""
+"""ASK_PROMISE (20005), Rucola's own: a master requests another member not to be elected for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from rucola.protocol.command import Header
 
 
 class AskPromiseRequestHeader(Header, kw_only=True):
-    """The request of a master: its epoch, and how to follow it."""
+    """The master's epoch, and how to follow it."""
 
     epoch: int
     member: int
@@ -18,7 +15,7 @@ class AskPromiseRequestHeader(Header, kw_only=True):
 
 
 class AskPromiseResponseHeader(Header, kw_only=True):
-    """The answer of a member, with the highest epoch that it knows."""
+    """The result, with the member's highest epoch."""
 
     promised: bool
     epoch: int

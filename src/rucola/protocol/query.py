@@ -1,8 +1,7 @@
-"""Queries for messages and ConsumeQueue units.
+"""Queries for messages and ConsumeQueue units: codes 12, 33 and 321.
 
-QUERY_MESSAGE (12) by key or unique key, VIEW_MESSAGE_BY_ID (33) by physical offset, and QUERY_CONSUME_QUEUE (321).
-Response bodies of the first two are complete records. A query by key returns the records whose keys have the same hash;
-the caller compares the keys themselves. The ext field `_UNIQUE_KEY_QUERY` tells whether the key is a unique key.
+Message bodies are complete records. A query by key returns records whose keys have the same hash; the caller compares
+the keys. The ext field `_UNIQUE_KEY_QUERY` marks a unique key.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from rucola.protocol.heartbeat import SubscriptionData
 
 
 class QueryMessageRequestHeader(Header, kw_only=True):
-    """QUERY_MESSAGE: a key and an inclusive window of store times, in milliseconds.
-
-    `before_physical_offset` is Rucola's own, for paging: only records below it are returned. A broker that knows it
-    reports the range of its index in the response.
-    """
+    """Store times are inclusive (ms). `before_physical_offset`, Rucola's own, pages: only records below it."""
 
     topic: str
     key: str
@@ -31,11 +26,7 @@ class QueryMessageRequestHeader(Header, kw_only=True):
 
 
 class QueryMessageResponseHeader(Header, kw_only=True):
-    """Store time and physical offset of the last indexed message. 0 if none was found.
-
-    `index_begin_timestamp` and `index_end_timestamp` are Rucola's own: the store times of the first and last message in
-    the index, 0 if it is empty, -1 if the broker keeps none.
-    """
+    """Last indexed message; 0 for none. Rucola's own `index_…` times: 0 for an empty index, -1 for none."""
 
     index_last_update_timestamp: int
     index_last_update_phyoffset: int
@@ -44,14 +35,12 @@ class QueryMessageResponseHeader(Header, kw_only=True):
 
 
 class ViewMessageRequestHeader(Header, kw_only=True):
-    """VIEW_MESSAGE_BY_ID: the physical offset of a record."""
+    """`offset` is a physical offset."""
 
     offset: int
 
 
 class QueryConsumeQueueRequestHeader(Header, kw_only=True):
-    """QUERY_CONSUME_QUEUE: `count` units from queue offset `index` on, and a group's subscription."""
-
     topic: str
     queue_id: int
     # A queue offset.
@@ -61,10 +50,7 @@ class QueryConsumeQueueRequestHeader(Header, kw_only=True):
 
 
 class ConsumeQueueData(Body, kw_only=True):
-    """One ConsumeQueue unit.
-
-    `eval` is the result of a bloom filter, which units do not have here.
-    """
+    """A unit. `eval` is the result of a bloom filter, which units do not have here."""
 
     eval: bool = False
     physic_offset: int
@@ -74,10 +60,8 @@ class ConsumeQueueData(Body, kw_only=True):
 
 
 class QueryConsumeQueueResponseBody(Body, kw_only=True):
-    """The response body of QUERY_CONSUME_QUEUE: the ends of the queue and the requested units."""
-
     filter_data: str | None = None
-    # End of the queue, the offset of its next message.
+    # The offset of the next message.
     max_queue_index: int = 0
     min_queue_index: int = 0
     queue_data: list[ConsumeQueueData] = []

@@ -1,7 +1,4 @@
-"""MessageQueue: one queue of a topic on a broker, also as a JSON key.
-
-Corresponds to `MessageQueue` of Apache RocketMQ 4.9.8.
-"""
+"""MessageQueue. Corresponds to `MessageQueue` of Apache RocketMQ 4.9.8."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
-    """The identity of a queue, ordered by topic, broker name and queue id for rebalance."""
+    """A queue, ordered for rebalance."""
 
     topic: str
     broker_name: str
@@ -27,17 +24,16 @@ class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
 
 
 def to_key(queue: MessageQueue) -> ObjectKey:
-    """Return a queue as the key of a map, as in `{{"brokerName":"a","queueId":0,"topic":"T"}:…}`."""
+    """Return the key of a map, as in `{{"brokerName":"a","queueId":0,"topic":"T"}:…}`."""
     return ObjectKey.of({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
 
 
 def to_key_json(queue: MessageQueue) -> bytes:
-    """Return `to_key` encoded."""
     return _encode({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
 
 
 def from_key(key: Any) -> MessageQueue:
-    """Return the queue of a decoded map's key. RemoteProtocolError if the key is no queue."""
+    """Convert a decoded map's key. RemoteProtocolError if it is not a queue."""
     members = key.as_dict() if isinstance(key, ObjectKey) else None
     try:
         return msgspec.convert(members, MessageQueue, strict=False)

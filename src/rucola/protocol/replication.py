@@ -1,20 +1,20 @@
 """Replication protocol of master and slave on the HA port, without I/O.
 
-A slave connects and sends reports; the master sends bytes of its CommitLog, unchanged.
+A slave sends reports; the master sends bytes of its CommitLog, unchanged.
 
     slave -> master    position  bytes  field
-                              0      8  physical offset: the end of the slave's log, or where to begin
+                              0      8  physical offset: the end of the slave's log, or where to start
 
     master -> slave    position  bytes  field
                               0      8  physical offset of the first byte
                               8      4  size
-                             12         bytes of the log; a transfer may begin and end within a record
+                             12         bytes of the log; a transfer may start and end within a record
 
-Integers are big-endian and signed. The first report is the offset at which to begin, each later one acknowledges all
-bytes before it. Repeated reports and transfers without bytes serve as heartbeats. Transfers are contiguous. Apache's
-slave buffers 4 MiB of a transfer, header included, and hangs on a larger one.
+Integers are big-endian and signed. The first report is the start offset, each later one acknowledges all bytes before
+it. Repeated reports and empty transfers are heartbeats. Transfers are contiguous. Apache's slave buffers 4 MiB of a
+transfer, header included, and hangs on a larger one.
 
-Example: a slave with a log of 256 bytes connects, receives 5 bytes, and acknowledges them.
+Example: a slave with 256 bytes receives 5 bytes, and acknowledges them.
 
     slave  -> master   00 00 00 00 00 00 01 00
     master -> slave    00 00 00 00 00 00 01 00   00 00 00 05   xx xx xx xx xx
@@ -36,38 +36,30 @@ _HEADER: Final = Struct(">qi")
 _HEADER_WITH_END: Final = Struct(">qiq")
 
 NO_VISIBLE_END: Final = (1 << 63) - 1
-"""The visible end where consumers may see the whole log."""
+"""The visible end if consumers may read the whole log."""
 
 MAX_TRANSFER_SIZE: Final = 4 * 1024 * 1024 - _HEADER.size
-"""The most bytes in one transfer that Apache's slave accepts."""
+"""Apache's slave hangs on a larger transfer."""
 
 
 def encode_report(physical_offset: int) -> bytes:
-    """Return a report, which acknowledges all bytes before `physical_offset`.
-
-    The first report says where to begin.
-    """
+    """Encode a report: the start offset first, later the end of the acknowledged bytes."""
     return _REPORT.pack(physical_offset)
 
 
 def encode_header(physical_offset: int, size: int, visible_end: int | None = None) -> bytes:
-    """Return the header of a transfer of `size` bytes.
-
-    With a visible end, it is for a slave that knows epochs.
-    """
+    """Encode the header of a transfer, with a visible end for a slave with epochs."""
     if visible_end is None:
         return _HEADER.pack(physical_offset, size)
     return _HEADER_WITH_END.pack(physical_offset, size, visible_end)
 
 
 class ReportDecoder:
-    """Decodes the reports that a master receives."""
-
     def __init__(self) -> None:
         self._rest = b""
 
     def receive_data(self, data: bytes) -> list[int]:
-        """Return the reports that `data` completes, in order. RemoteProtocolError for a negative offset."""
+        """Return the completed reports. RemoteProtocolError for a negative offset."""
         data = self._rest + data
         whole = len(data) - len(data) % _REPORT.size
         self._rest = data[whole:]
@@ -79,25 +71,17 @@ class ReportDecoder:
 
 
 class TransferDecoder:
-    """Decodes the transfers that a slave receives into pieces of the log.
-
-    A piece is returned as soon as it is received, even if its transfer is incomplete; only a partial header is
-    buffered. `has_visible_end` is set if both sides know epochs; see `rucola.protocol.replication_epochs`.
-    """
+    """Decodes transfers into pieces of the log. Set `has_visible_end` if both sides support epochs."""
 
     def __init__(self, *, has_visible_end: bool = False) -> None:
         self.visible_end = NO_VISIBLE_END
-        """That of the last header."""
         self._layout = _HEADER_WITH_END if has_visible_end else _HEADER
         self._header = b""  # the received part of an incomplete header
         self._next_offset = -1  # physical offset of the next byte; -1 before the first transfer
         self._remaining = 0  # bytes of the current transfer that were not received
 
     def receive_data(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield (physical offset, view of `data`) for each piece. A heartbeat has an empty view.
-
-        RemoteProtocolError for negative numbers, or a transfer that does not begin at the end of the last one.
-        """
+        """Yield (physical offset, piece of `data`), empty for a heartbeat. RemoteProtocolError if not contiguous."""
         view = memoryview(data)
         while view:
             if not self._remaining:

@@ -1,37 +1,34 @@
-"""Epochs on the replication connection, used only if both sides know them.
+"""Epochs on the replication connection, used only if both sides support them.
 
-The protocol of `rucola.protocol.replication` is unchanged for a peer that knows no epochs, in particular for Apache
-RocketMQ 4.9.8. Numbers below 0, which it never uses as offsets, introduce what is new:
+Other peers, such as Apache RocketMQ 4.9.8, use the protocol of `rucola.protocol.replication`. Numbers below 0, which
+are never offsets there, start the extensions:
 
-    slave  -> master   8  -1: this slave knows epochs
-                       8  its first report, as ever
-    master -> slave    8  -1: this master knows epochs, too
-                       4  size of what follows
+    slave  -> master   8  -1: this slave supports epochs
+                       8  its first report
+    master -> slave    8  -1: this master supports epochs, too
+                       4  size of the rest
                        8  epoch of the master
-                       8  begin of its log
-                       8  end of its log
+                       8  start offset of its log
+                       8  end offset of its log
                        1  1 for a SYNC_MASTER, 0 for an ASYNC_MASTER
-                          for each epoch of its log: 8 number, 8 begin
+                          for each epoch of its log: 8 number, 8 start offset
     slave  -> master   8  -2: this slave joins
-                       4  size of what follows
+                       4  size of the rest
                        8  its brokerId
-                       8  the newest epoch that it knows
-                       8  the physical offset at which to begin, which replaces the first report
-                       8  the end of its log
+                       8  the newest epoch that it has seen
+                       8  the physical offset at which to start, which replaces the first report
+                       8  the end offset of its log
                        2  size of the address that follows
-                          the address at which it serves clients, which tells it from another one with its brokerId
-                          for each epoch of its log: 8 number, 8 begin
+                          the address for clients, which distinguishes it from others with its brokerId
+                          for each epoch of its log: 8 number, 8 start offset
 
-then transfers and reports as ever, but for 8 more bytes in the header of a transfer, behind the size:
+then transfers and reports, but the header of a transfer has 8 more bytes, after the size:
 
-    master -> slave    8  visible end: consumers may see what ends at or before this physical offset, since all slaves
-                          of the in-sync set have it; 2^63 - 1 for a master without one, and for an ASYNC_MASTER
+    master -> slave    8  visible end: consumers may read up to this physical offset, which all slaves of the
+                          in-sync set have; 2^63 - 1 for a master without one, and for an ASYNC_MASTER
 
-A master of 4.9.8 takes the -1 for "nothing requested yet", which is the number that it starts with: it waits for the
-next report, and sends transfers, whose offsets are not below 0. A slave of 4.9.8 sends no -1, and gets transfers from a
-master of either kind. So both sides know after the first bytes that they receive, and no timeout is needed.
-
-Integers are big-endian and signed.
+A master of 4.9.8 understands -1 as "nothing requested yet", its initial value, and waits for the next report. A slave
+of 4.9.8 sends no -1. So the first bytes decide, and no timeout is needed. Integers are big-endian and signed.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ KNOWS_EPOCHS: Final = -1
 JOINS: Final = -2
 
 INTRODUCTION: Final = Struct(">qi")
-"""Number and size before a greeting or a join; as long as the header of a transfer."""
+"""Number and size before a greeting or a join; as long as a transfer's header."""
 MAX_SIZE: Final = 1 << 20
 
 _GREETING: Final = Struct(">qqq?")
@@ -56,7 +53,7 @@ _EPOCH: Final = Struct(">qq")
 
 
 class Greeting(NamedTuple):
-    """The state of a master; `epochs` are pairs of number and begin."""
+    """The state of a master; `epochs` are pairs of number and start offset."""
 
     epoch: int
     begin: int
@@ -66,10 +63,7 @@ class Greeting(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The state of a slave, likewise.
-
-    `begin` is the physical offset from which on it wants the log.
-    """
+    """The state of a slave; `begin` is the physical offset at which to start."""
 
     member_id: int
     newest_epoch: int
@@ -80,24 +74,24 @@ class Join(NamedTuple):
 
 
 def encode_greeting(greeting: Greeting) -> bytes:
-    """Return a greeting with its introduction."""
+    """Encode a greeting with its introduction."""
     return _encode(KNOWS_EPOCHS, _GREETING.pack(*greeting[:-1]), greeting.epochs)
 
 
 def encode_join(join: Join) -> bytes:
-    """Return a join with its introduction."""
+    """Encode a join with its introduction."""
     address = join.address.encode()
     return _encode(JOINS, _JOIN.pack(*join[:4]) + _ADDRESS_SIZE.pack(len(address)) + address, join.epochs)
 
 
 def decode_greeting(body: bytes) -> Greeting:
-    """Return the greeting in what follows an introduction. Raises RemoteProtocolError."""
+    """Decode a greeting without its introduction. RemoteProtocolError if malformed."""
     epoch, begin, end, is_sync = _fields(_GREETING, body)
     return Greeting(epoch, begin, end, bool(is_sync), _epochs(body[_GREETING.size :]))
 
 
 def decode_join(body: bytes) -> Join:
-    """Return the join in what follows an introduction. Raises RemoteProtocolError."""
+    """Decode a join without its introduction. RemoteProtocolError if malformed."""
     member_id, newest_epoch, begin, end = _fields(_JOIN, body)
     if not 0 <= begin <= end:
         raise RemoteProtocolError(f"a slave with a log that ends at {end} wants it from {begin} on")
@@ -113,7 +107,7 @@ def decode_join(body: bytes) -> Join:
 
 
 def checked_size(introduction: bytes, number: int) -> int:
-    """Return the size in an introduction. RemoteProtocolError unless it begins with `number`."""
+    """Return the size in an introduction. RemoteProtocolError unless it starts with `number`."""
     found, size = INTRODUCTION.unpack(introduction)
     if found != number or not 0 <= size <= MAX_SIZE:
         raise RemoteProtocolError(f"{found} with {size} bytes, where {number} with its epochs is expected")

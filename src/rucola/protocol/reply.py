@@ -1,10 +1,8 @@
-"""Request-reply messages between clients, by way of a broker.
-
-SEND_REPLY_MESSAGE (324), SEND_REPLY_MESSAGE_V2 (325) and PUSH_REPLY_MESSAGE_TO_CLIENT (326):
+"""Request-reply messages between clients, by a broker: codes 324, 325 and 326.
 
     1. The requester sends an ordinary message with CORRELATION_ID, REPLY_TO_CLIENT (its client id) and TTL (ms).
-    2. The replier consumes it, and sends a message to `<cluster>_REPLY_TOPIC` with MSG_TYPE=reply and these three
-       properties, by 324 or 325, to the broker from which it received the request. Headers are those of SEND_MESSAGE.
+    2. The replier sends a message to `<cluster>_REPLY_TOPIC` with MSG_TYPE=reply and these three properties, by 324
+       or 325, to the broker of the request. Headers are those of SEND_MESSAGE.
     3. The broker forwards the reply by 326 to the client in REPLY_TO_CLIENT, and reports the result to the replier.
     4. The requester matches the reply by CORRELATION_ID.
 
@@ -18,14 +16,11 @@ from typing import Final
 from rucola.protocol.command import Header
 
 REPLY_MESSAGE_FLAG: Final = "reply"
-"""The value of property MSG_TYPE in a reply."""
+"""Property MSG_TYPE of a reply."""
 
 
 class ReplyMessageRequestHeader(Header, kw_only=True):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT: the send header of the reply, its hosts ("ip:port") and its store time (ms).
-
-    The body is the reply's, compressed if `sys_flag` says so. The response has no fields.
-    """
+    """The reply's send header, hosts ("ip:port") and store time (ms); the body is compressed by `sys_flag`."""
 
     producer_group: str
     topic: str
@@ -35,7 +30,7 @@ class ReplyMessageRequestHeader(Header, kw_only=True):
     sys_flag: int
     # Milliseconds since 1970.
     born_timestamp: int
-    # The application's flag of the message.
+    # The application's flag.
     flag: int
     properties: str = ""
     reconsume_times: int = 0

@@ -1,8 +1,7 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer requests a retry of a message that it failed to consume.
+"""CONSUMER_SEND_MSG_BACK (36): a consumer requests a retry of a failed message.
 
-The broker reads the message at its physical offset and puts a copy into `%RETRY%group` after a delay, or into
-`%DLQ%group` after `max_reconsume_times` attempts. With `delay_level` 0 the broker chooses level 3 + reconsumeTimes; a
-negative level means the dead letter queue at once.
+The broker puts a copy into `%RETRY%group` after a delay, or into `%DLQ%group` after `max_reconsume_times` attempts.
+`delay_level` 0 means level 3 + reconsumeTimes, a negative level the dead letter queue at once.
 """
 
 from __future__ import annotations
@@ -11,12 +10,8 @@ from rucola.protocol.command import Header
 
 
 class ConsumerSendMsgBackRequestHeader(Header, kw_only=True):
-    """The message and the group.
+    """`offset` is a physical offset of the receiving broker."""
 
-    `offset` is the physical offset in the log of the receiving broker.
-    """
-
-    # Physical offset.
     offset: int
     group: str
     # 0: the broker chooses; negative: dead letter queue.

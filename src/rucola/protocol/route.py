@@ -1,15 +1,10 @@
-"""Routes: the brokers and queues of topics, and the registration of brokers at name servers.
+"""Routes: the brokers and queues of topics, and the registration of brokers.
 
-Codes: REGISTER_BROKER (103), UNREGISTER_BROKER (104), GET_ROUTEINFO_BY_TOPIC (105), GET_BROKER_CLUSTER_INFO (106),
-WIPE_WRITE_PERM_OF_BROKER (205), GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206), DELETE_TOPIC_IN_NAMESRV (216),
-GET_TOPICS_BY_CLUSTER (224), GET_SYSTEM_TOPIC_LIST_FROM_NS (304), QUERY_DATA_VERSION (322), ADD_WRITE_PERM_OF_BROKER
-(327).
+Codes 103 to 106, 205, 206, 216, 224, 304, 322 and 327. A route has the addresses of a topic's brokers by broker id (0
+is the master), and their numbers of queues. Apache's name server quotes broker ids for newer clients only; every client
+accepts both.
 
-A route lists the brokers of a topic with their addresses by broker id (0 is the master), and the number of queues on
-each. Apache's name server sends broker ids as quoted keys to newer clients, and without quotes to older ones; every
-client accepts both.
-
-A registration contains all topics of the broker, as JSON or, if its header says `compressed`, as one zlib stream:
+A registration contains all topics of the broker, as JSON or, if `compressed`, as one zlib stream:
 
     size (4) + data version as JSON | number of topics (4) |
     { size (4) + `name readQueueNums writeQueueNums perm topicFilterType` } ... | size (4) + filter servers as JSON
@@ -35,33 +30,29 @@ from rucola.protocol.command import Header
 from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 
 MASTER_ID = 0
-"""The broker id of a master; slaves have greater ones."""
 MAX_REGISTRATION_SIZE = 16 * 1024 * 1024
-"""Limit of a decompressed registration in bytes: 100,000 topics with the longest names."""
+"""Bytes of a decompressed registration: 100,000 topics with the longest names."""
 MAX_NAME_LENGTH = 512
-"""Limit of the name of a broker, cluster or registered topic in characters; Apache's longest have 262."""
+"""Characters of the name of a broker, cluster or registered topic; Apache's longest have 262."""
 COMPRESS_ABOVE = 1024 * 1024
-"""Size in bytes above which a broker compresses its registration, so that it fits into a frame."""
+"""Bytes above which a broker compresses its registration, to fit into a frame."""
 _MAX_NULLS_SIZE = 1024 * 1024
-"""Size in bytes up to which a registration may have nulls in place of topics' settings, which are slow to decode."""
+"""Bytes up to which a registration may have nulls for topics' settings, which are slow to decode."""
 
 MAX_TOPIC_SIZE = 64 * 1024
-"""Limit of a single topic of a large registration, and of its filter servers, in bytes of JSON."""
+"""Bytes of JSON of one topic of a large registration, and of its filter servers."""
 _PIECE_SIZE = MAX_TOPIC_SIZE
-"""Size in bytes of the pieces in which a registration is read."""
 _SIZE = Struct(">i")
 _LEVEL = 9
 """The level of Apache's brokers."""
 
 
 def vip_port(listen_port: int) -> int:
-    """Return the port of a broker's VIP channel, as Apache's clients and slaves compute it."""
+    """Return the port of a broker's VIP channel."""
     return listen_port - 2
 
 
 class BrokerData(Body, kw_only=True):
-    """One broker name: the addresses of its master and slaves ("host:port") by broker id."""
-
     # "host:port" by broker id.
     broker_addrs: dict[int, str]
     broker_name: str
@@ -80,7 +71,7 @@ class QueueData(Body, kw_only=True):
 
 
 class TopicRouteData(Body, kw_only=True):
-    """The response body of GET_ROUTEINFO_BY_TOPIC. `order_topic_conf` has the form `broker-a:4;broker-b:4`."""
+    """`order_topic_conf` has the form `broker-a:4;broker-b:4`."""
 
     broker_datas: list[BrokerData] = []
     # Filter servers by broker address, for filtering by an uploaded class.
@@ -90,24 +81,19 @@ class TopicRouteData(Body, kw_only=True):
 
 
 class ClusterInfo(Body, kw_only=True):
-    """The response body of GET_BROKER_CLUSTER_INFO: brokers by broker name, and broker names by cluster."""
+    """Brokers by broker name, and broker names by cluster."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class TopicList(Body, kw_only=True):
-    """The response body of all requests that list topics."""
-
     broker_addr: str | None = None
     topic_list: list[str] = []
 
 
 def encode_topic_list(topics: list[str], broker_addr: str | None = None) -> bytes:
-    """Return a TopicList as `encode_body` does, in a fortieth of the time.
-
-    A name server may have 100,000 topics.
-    """
+    """`encode_body` of a TopicList, forty times as fast: there may be 100,000 topics."""
     encoded = msgspec.json.encode(topics)
     if broker_addr is None:
         return b'{"topicList":%b}' % encoded
@@ -115,40 +101,30 @@ def encode_topic_list(topics: list[str], broker_addr: str | None = None) -> byte
 
 
 class GetRouteInfoRequestHeader(Header, kw_only=True):
-    """GET_ROUTEINFO_BY_TOPIC. `accept_standard_json_only` requests quoted broker ids."""
+    """`accept_standard_json_only` requests quoted broker ids."""
 
     topic: str
     accept_standard_json_only: bool | str | None = None
 
 
 class DeleteTopicFromNamesrvRequestHeader(Header, kw_only=True):
-    """DELETE_TOPIC_IN_NAMESRV: delete the route of a topic, for one cluster or for all."""
-
     topic: str
     cluster_name: str | None = None
 
 
 class GetTopicsByClusterRequestHeader(Header, kw_only=True):
-    """GET_TOPICS_BY_CLUSTER. `cluster` is a cluster name."""
-
     cluster: str
 
 
 class WritePermOfBrokerRequestHeader(Header, kw_only=True):
-    """WIPE_WRITE_PERM_OF_BROKER and ADD_WRITE_PERM_OF_BROKER."""
-
     broker_name: str
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """The number of topics whose write permission on the broker was removed."""
-
     wipe_topic_count: int
 
 
 class AddWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """The number of topics whose write permission on the broker was restored."""
-
     add_topic_count: int
 
 
@@ -159,15 +135,12 @@ class BrokerRequestHeader(Header, kw_only=True):
     broker_addr: str
     cluster_name: str
     broker_id: int
-    # Rucola's: the epoch that a broker is about to begin as master; other name servers ignore it.
+    # Rucola's: the epoch that a broker will start as master; other name servers ignore it.
     master_epoch: int | None = None
 
 
 class RegisterBrokerRequestHeader(Header, kw_only=True):
-    """REGISTER_BROKER: the registration of a broker, and the encoding of its body.
-
-    `body_crc32` is the CRC-32 of the body as sent, `compressed` means that it is a zlib stream.
-    """
+    """`body_crc32` is the CRC-32 of the body as sent, `compressed` marks a zlib stream."""
 
     broker_name: str
     broker_addr: str
@@ -177,40 +150,38 @@ class RegisterBrokerRequestHeader(Header, kw_only=True):
     broker_id: int
     compressed: bool | str = "false"
     body_crc32: int = 0
-    # Rucola's: the epoch of a master, which a name server of Rucola compares with that of others of its name.
+    # Rucola's: the epoch of a master, which Rucola's name servers compare within the broker name.
     master_epoch: int | None = None
 
 
 class RegisterBrokerBody(Body, kw_only=True):
-    """The body of REGISTER_BROKER: all topics of the broker."""
-
     filter_server_list: list[str] = []
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper
 
 
 class RegisterBrokerResponseHeader(Header, kw_only=True):
-    """The response to REGISTER_BROKER of a slave: its master's addresses for replication and for clients."""
+    """A slave's response has its master's addresses for replication and for clients."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class QueryDataVersionResponseHeader(Header, kw_only=True):
-    """The response to QUERY_DATA_VERSION: whether the broker must send its topics again."""
+    """Whether the broker must send its topics again."""
 
     changed: bool
-    # Rucola's, if the request has an epoch: the newest master of the broker name that has registered.
+    # Rucola's, if the request has an epoch: the newest registered master's.
     master_epoch: int | None = None
     master_addr: str | None = None
 
 
 def encode_registration(body: RegisterBrokerBody, *, compress: bool = False) -> bytes:
-    """Return the body of REGISTER_BROKER. Compressed, it lacks `topic_sys_flag` and `order`, like Apache's."""
+    """Encode a registration. Compressed, it lacks `topic_sys_flag` and `order`, like Apache's."""
     return slices.run(compression_steps(body)) if compress else encode_body(body)
 
 
 def compression_steps(body: RegisterBrokerBody) -> Generator[None, None, bytes]:
-    """Encode a compressed body of REGISTER_BROKER, a generator of small steps (see `rucola.slices`)."""
+    """Encode a compressed registration in small steps (see `rucola.slices`)."""
     deflater = zlib.compressobj(_LEVEL)
     # A snapshot: topics may be created between two steps.
     topics = body.topic_config_serialize_wrapper
@@ -225,18 +196,14 @@ def compression_steps(body: RegisterBrokerBody) -> Generator[None, None, bytes]:
 
 
 def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> RegisterBrokerBody:
-    """Return the body of REGISTER_BROKER at once, see `registration_steps`."""
+    """`registration_steps` at once."""
     return slices.run(registration_steps(header, data))
 
 
 def registration_steps(
     header: RegisterBrokerRequestHeader, data: bytes, max_topics: int = 100_000
 ) -> Generator[None, None, RegisterBrokerBody]:
-    """Decode the body of REGISTER_BROKER in small steps (see `rucola.slices`).
-
-    An empty body means no topics. RemoteProtocolError if the CRC in the header differs, for a malformed body, or for
-    more than `max_topics` topics.
-    """
+    """Decode in small steps; empty data has no topics. RemoteProtocolError if malformed, or above `max_topics`."""
     if header.body_crc32:
         crc = 0
         for begin in range(0, len(data), _PIECE_SIZE):
@@ -284,17 +251,12 @@ def _filter_servers(data: bytes) -> list[str]:
 
 
 class _Topics(Body, kw_only=True):
-    """`TopicConfigSerializeWrapper` with its table as received."""
-
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_config_table: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Registration(Body, kw_only=True):
-    """`RegisterBrokerBody` with its long parts as received.
-
-    To find their ends takes a tenth of decoding them.
-    """
+    """`RegisterBrokerBody` with its long parts undecoded, which takes a tenth of the time."""
 
     filter_server_list: msgspec.Raw = msgspec.Raw(b"[]")
     topic_config_serialize_wrapper: _Topics
@@ -302,15 +264,15 @@ class _Registration(Body, kw_only=True):
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _FLAT = rb"\{(?:[^{}\"]++|%b)*+\}" % _STRING
-"""An object without objects in it, such as the `attributes` of a topic of RocketMQ 5."""
+"""An object without inner objects, such as `attributes` of RocketMQ 5."""
 _MEMBER = rb"\s*+%b\s*+:\s*+\{(?:[^{}\"]++|%b|%b)*+\}\s*+,?+" % (_STRING, _STRING, _FLAT)
 _MEMBERS = re.compile(rb"(?:%b){1,64}+" % _MEMBER, re.DOTALL)
-"""Some members of a table of topics, which is known to be well-formed JSON."""
+"""Some members of a table of topics, known to be well-formed JSON."""
 _table_decoder = msgspec.json.Decoder(dict[str, TopicConfig], strict=False)
 
 
 def _decode_large(data: bytes, max_topics: int) -> Generator[None, None, RegisterBrokerBody]:
-    """Decode a plain registration some topics at a time: at once, 100,000 take 50 ms."""
+    """Decode some topics at a time: 100,000 at once take 50 ms."""
     whole = decode_strictly(_Registration, data)
     yield
     encoded = bytes(whole.topic_config_serialize_wrapper.topic_config_table)
@@ -340,7 +302,6 @@ def _decode_large(data: bytes, max_topics: int) -> Generator[None, None, Registe
 
 
 def _inflate(data: bytes) -> Generator[None, None, bytes]:
-    """Decompress a body of at most MAX_REGISTRATION_SIZE bytes, piece by piece."""
     inflater = zlib.decompressobj()
     plain = bytearray()
     try:
@@ -358,7 +319,6 @@ def _inflate(data: bytes) -> Generator[None, None, bytes]:
 
 
 def _decode_lines(plain: bytes, max_topics: int) -> Generator[None, None, RegisterBrokerBody]:
-    """Decode a decompressed body, see the module for its layout."""
     try:
         version, at = _part(plain, 0)
         (count,) = _SIZE.unpack_from(plain, at)
@@ -389,7 +349,7 @@ def _sized(part: bytes) -> bytes:
 
 
 def _part(plain: bytes, at: int) -> tuple[bytes, int]:
-    """Return the part at position `at`, preceded by its size, and the position after it."""
+    """Return the part at `at`, preceded by its size, and the position after it."""
     (size,) = _SIZE.unpack_from(plain, at)
     begin = at + _SIZE.size
     if size < 0 or begin + size > len(plain):

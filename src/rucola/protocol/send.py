@@ -1,8 +1,8 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): the headers of requests and responses.
 
-V2 has the same fields under names of one letter, and is what current clients send; both decode to structs with the same
-attributes. `properties` is the property string, pairs `name \\x01 value \\x02`. The body of a batch is described in
-`rucola.message.batch`; the response has one msgId per message, separated by commas.
+V2 has the same fields under names of one letter; current clients send it. `properties` has pairs `name \\x01 value
+\\x02`. The body of a batch is described in `rucola.message.batch`; its response has one msgId per message, separated by
+commas.
 """
 
 from __future__ import annotations
@@ -13,16 +13,10 @@ from rucola.protocol.command import Header
 
 
 class SendMessageRequestHeader(Header, kw_only=True):
-    """SEND_MESSAGE: a message except its body.
-
-    `born_timestamp` is in milliseconds. `default_topic` and `default_topic_queue_nums` are the template and the number
-    of queues of a topic that the broker creates on demand. `sys_flag` marks compression and transactions, `flag` is the
-    application's.
-    """
+    """A message without body. A topic created on demand gets `default_topic_queue_nums` queues."""
 
     producer_group: str = ""
     topic: str
-    # Template of a topic that is created on demand.
     default_topic: str = "TBW102"
     default_topic_queue_nums: int = 4
     queue_id: int
@@ -36,12 +30,12 @@ class SendMessageRequestHeader(Header, kw_only=True):
     reconsume_times: int = 0
     unit_mode: bool | str = False
     batch: bool | str = False
-    # Attempts before a message of a retry topic becomes a dead letter.
+    # Attempts before a message becomes a dead letter.
     max_reconsume_times: int | None = None
 
 
 class SendMessageRequestHeaderV2(Header, kw_only=True):
-    """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: the same fields under names of one letter."""
+    """The same fields under names of one letter."""
 
     producer_group: str = field(name="a", default="")
     topic: str = field(name="b")
@@ -59,10 +53,7 @@ class SendMessageRequestHeaderV2(Header, kw_only=True):
 
 
 class SendMessageResponseHeader(Header, kw_only=True):
-    """The queue and queue offset of the stored message.
-
-    `msg_id` is its offsetMsgId, or several joined by commas.
-    """
+    """`msg_id` is the offsetMsgId, or several joined by commas."""
 
     msg_id: str
     queue_id: int

@@ -1,8 +1,6 @@
 """Configuration and statistics of topics and consumer groups on a broker.
 
-Codes: UPDATE_AND_CREATE_TOPIC (17), GET_ALL_TOPIC_CONFIG (21), GET_TOPIC_STATS_INFO (202), GET_CONSUME_STATS (208),
-UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201). Fields are in alphabetical
-order, as fastjson writes them, so configuration files are identical to those of Apache's broker.
+Fields are in alphabetical order, as in fastjson, so configuration files are identical to Apache's.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ PERM_READ = 4
 SINGLE_TAG = "SINGLE_TAG"
 MULTI_TAG = "MULTI_TAG"
 TOPIC_FILTER_TYPES = (SINGLE_TAG, MULTI_TAG)
-"""Whether the messages of a topic have one tag or several. 4.9.8 ignores the difference."""
+"""4.9.8 ignores the difference."""
 
 TOPIC_FLAG_UNIT = 1
 TOPIC_FLAG_UNIT_SUB = 2
@@ -38,9 +36,7 @@ def perm_text(perm: int) -> str:
 
 
 class TopicConfig(Body, kw_only=True):
-    """The configuration of a topic on a broker: numbers of queues and permission."""
-
-    # Whether the topic is declared ordered, which GET_BROKER_CONSUME_STATS can select.
+    # GET_BROKER_CONSUME_STATS can select ordered topics.
     order: bool = False
     # Sum of PERM_READ, PERM_WRITE and PERM_INHERIT.
     perm: int = PERM_READ | PERM_WRITE
@@ -51,7 +47,7 @@ class TopicConfig(Body, kw_only=True):
     write_queue_nums: int = 16
 
     def __str__(self) -> str:
-        """Return the text that Java prints, because remarks contain it."""
+        """Return Java's text, which remarks contain."""
         return (
             f"TopicConfig [topicName={self.topic_name}, readQueueNums={self.read_queue_nums}, "
             f"writeQueueNums={self.write_queue_nums}, perm={perm_text(self.perm)}, "
@@ -61,12 +57,7 @@ class TopicConfig(Body, kw_only=True):
 
 
 class SubscriptionGroupConfig(Body, kw_only=True):
-    """The configuration of a consumer group on a broker.
-
-    `retry_max_times` is the number of retries before a message becomes a dead letter, `retry_queue_nums` the number of
-    queues of the retry topic. A consumer with a large backlog is sent to broker id `which_broker_when_consume_slowly`,
-    any other to `broker_id`.
-    """
+    """A group. One with a large backlog reads from broker id `which_broker_when_consume_slowly`."""
 
     broker_id: int = 0
     consume_broadcast_enable: bool = True
@@ -88,53 +79,46 @@ class DataVersion(Body, kw_only=True):
     timestamp: int = 0
 
     def next(self, now_ms: int) -> DataVersion:
-        """Return the version after one more change."""
         return DataVersion(counter=self.counter + 1, timestamp=now_ms)
 
     @property
     def token(self) -> str:
-        """The version as one text, for `TableVersionHeader`."""
+        """The version as text, for `TableVersionHeader`."""
         return f"{self.timestamp}:{self.counter}"
 
 
 class TableVersionHeader(Header, kw_only=True):
-    """The version of a slave's table in the request, the master's in the response.
+    """The version of a slave's table in the request, of the master's in the response.
 
-    Rucola's own addition to requests 21, 43 and 201: if the versions are equal, the response has no body; 43 has only
-    the offsets that changed in between. Apache's brokers ignore the field, and answer without one. The table of 45 has
-    no version: any value asks for `TableCopyHeader`.
+    Rucola's own, in requests 21, 43 and 201, which Apache ignores: equal versions get no body, and 43 only offsets that
+    changed in between. 45 has no version: any value requests `TableCopyHeader`.
     """
 
     table_version: str | None = None
 
 
 class TableCopyHeader(TableVersionHeader, kw_only=True):
-    """The response to requests 43 and 45 with a version.
-
-    `log_epoch` and `log_end` are the end of the log after the table was read, Rucola's own addition.
-    """
+    """Rucola's own response to 43 and 45: also the end of the log after the table was read."""
 
     log_epoch: int | None = None
     log_end: int | None = None
 
 
 class TopicConfigSerializeWrapper(Body, kw_only=True):
-    """All topics of a broker: config/topics.json, response body 21, part of a registration."""
+    """config/topics.json, response body 21, part of a registration."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = {}
 
 
 class SubscriptionGroupWrapper(Body, kw_only=True):
-    """All groups of a broker: config/subscriptionGroup.json and the response body of request 201."""
+    """config/subscriptionGroup.json and response body 201."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
 
 
 class CreateTopicRequestHeader(Header, kw_only=True):
-    """UPDATE_AND_CREATE_TOPIC: the fields of a TopicConfig."""
-
     topic: str
     # Ignored by brokers.
     default_topic: str = "TBW102"
@@ -147,20 +131,16 @@ class CreateTopicRequestHeader(Header, kw_only=True):
 
 
 class TopicRequestHeader(Header, kw_only=True):
-    """Requests about one topic, such as GET_TOPIC_STATS_INFO and QUERY_TOPIC_CONSUME_BY_WHO."""
-
     topic: str
 
 
 class GetConsumeStatsRequestHeader(Header, kw_only=True):
-    """GET_CONSUME_STATS: a group's consumer offsets on one topic, or on all of its topics."""
-
     consumer_group: str
     topic: str | None = None
 
 
 class TopicOffset(Body, kw_only=True):
-    """The ends of a queue, and its newest message's store time (ms); 0 if empty."""
+    """The ends of a queue, and its newest store time (ms); 0 if empty."""
 
     last_update_timestamp: int = 0
     max_offset: int = 0
@@ -168,9 +148,8 @@ class TopicOffset(Body, kw_only=True):
 
 
 class OffsetWrapper(Body, kw_only=True):
-    """The end of a queue, a group's consumer offset, and the last consumed store time."""
+    """The end of a queue, and a group's offset and last consumed store time."""
 
-    # The end of the queue.
     broker_offset: int = 0
     consumer_offset: int = 0
     # Milliseconds since 1970, 0 for none.
@@ -178,10 +157,7 @@ class OffsetWrapper(Body, kw_only=True):
 
 
 class ConsumeStats(Body, kw_only=True):
-    """A group's offsets by queue, and the messages per second that it consumes.
-
-    Not standard JSON.
-    """
+    """A group's offsets by queue, and its messages per second. Not standard JSON."""
 
     consume_tps: float = 0.0
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
@@ -191,28 +167,26 @@ _encode = msgspec.json.Encoder().encode
 
 
 def topic_stats_steps(offsets: dict[MessageQueue, TopicOffset]) -> Generator[None, None, bytes]:
-    """Encode the response body of GET_TOPIC_STATS_INFO, a generator of small steps (see `rucola.slices`)."""
+    """Encode the response body of GET_TOPIC_STATS_INFO in small steps (see `rucola.slices`)."""
     return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
 
 
 def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
-    """Return the response body of GET_TOPIC_STATS_INFO at once."""
     return slices.run(topic_stats_steps(offsets))
 
 
 def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
-    """Return the ends of a topic's queues. RemoteProtocolError for a malformed body."""
+    """Decode the ends of a topic's queues. RemoteProtocolError if malformed."""
     return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable"), TopicOffset)
 
 
 def consume_stats_steps(stats: ConsumeStats) -> Generator[None, None, bytes]:
-    """Encode the response body of GET_CONSUME_STATS, a generator of small steps (see `rucola.slices`)."""
+    """Encode the response body of GET_CONSUME_STATS in small steps (see `rucola.slices`)."""
     table = yield from by_queue_steps(stats.offset_table)
     return b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(stats.consume_tps), table)
 
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
-    """Return the response body of GET_CONSUME_STATS at once."""
     return slices.run(consume_stats_steps(stats))
 
 
@@ -226,12 +200,12 @@ def by_queue_steps(table: Mapping[MessageQueue, Body | int]) -> Generator[None, 
 
 
 def decode_consume_stats(data: bytes) -> ConsumeStats:
-    """Return the offsets of a group. RemoteProtocolError for a malformed body."""
+    """Decode the offsets of a group. RemoteProtocolError if malformed."""
     return consume_stats_from(decode_object(data, "ConsumeStats"))
 
 
 def consume_stats_from(members: dict[Any, Any]) -> ConsumeStats:
-    """Return the ConsumeStats of an object in a body. RemoteProtocolError if it is malformed."""
+    """Convert a decoded object. RemoteProtocolError if malformed."""
     return ConsumeStats(
         consume_tps=_convert(members.get("consumeTps") or 0.0, float),
         offset_table=_unkeyed(members.get("offsetTable"), OffsetWrapper),

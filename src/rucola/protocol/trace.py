@@ -1,7 +1,7 @@
 """Message traces: the events that clients record in the messages of RMQ_SYS_TRACE_TOPIC.
 
-The body of a trace message is UTF-8 text: entries, each terminated by 0x02, with fields separated by 0x01. The keys of
-a trace message are the ids and keys of the traced messages, so a query by key finds it.
+The body is UTF-8 text: entries, each terminated by 0x02, with fields separated by 0x01. Its keys are the ids and keys
+of the traced messages, so a query by key finds it.
 
     Pub             timestamp regionId group topic msgId tags keys storeHost bodyLength costTime msgType offsetMsgId
                     success
@@ -13,8 +13,8 @@ a trace message are the ids and keys of the traced messages, so a query by key f
 Times are in milliseconds. A SubAfter belongs to the SubBefore with the same requestId. A missing tag or key is `null`.
 Older clients omit offsetMsgId, contextCode, and timestamp and group of a SubAfter.
 
-Corresponds to `TraceDataEncoder`, `TraceContext` and `TraceBean` of Apache RocketMQ 4.9.8, as its clients write outside
-Alibaba's cloud. Deliberate difference: a malformed entry is skipped, where Apache loses the entries after it.
+Corresponds to `TraceDataEncoder`, `TraceContext` and `TraceBean` of Apache RocketMQ 4.9.8, as used outside Alibaba's
+cloud. Deliberate difference: a malformed entry is skipped, where Apache loses the entries after it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ NONE: Final = "null"
 
 
 class MessageType(IntEnum):
-    """The kind of a sent message."""
-
     NORMAL = 0
     TRANSACTION_HALF = 1
     TRANSACTION_COMMIT = 2
@@ -41,7 +39,7 @@ class MessageType(IntEnum):
 
 
 class ConsumeReturnType(IntEnum):
-    """The result of a listener: the contextCode of a SubAfter."""
+    """The contextCode of a SubAfter."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -51,7 +49,7 @@ class ConsumeReturnType(IntEnum):
 
 
 class Pub(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer sent a message, which was stored at `store_host`. `msg_id` is the unique key."""
+    """A sent message; `msg_id` is the unique key."""
 
     timestamp: int
     region_id: str
@@ -70,8 +68,6 @@ class Pub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer starts to consume a message, after `retry_times` earlier attempts."""
-
     timestamp: int
     region_id: str | None
     group: str
@@ -82,25 +78,19 @@ class SubBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubAfter(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer has completed or failed a message.
-
-    Old clients record no time and no group.
-    """
+    """A consumer has completed or failed a message. Old clients record no time and no group."""
 
     request_id: str
     msg_id: str
     cost_ms: int
     success: bool
     keys: str | None
-    # A ConsumeReturnType.
     context_code: int = ConsumeReturnType.SUCCESS
     timestamp: int = 0
     group: str = ""
 
 
 class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer committed or rolled back a transaction, possibly in response to a transaction check."""
-
     timestamp: int
     region_id: str
     group: str
@@ -119,7 +109,7 @@ Trace: TypeAlias = Pub | SubBefore | SubAfter | EndTransaction
 
 
 def encode(trace: Trace) -> str:
-    """Return one entry with its terminator: the fields of the struct, in their order."""
+    """Return one terminated entry: the fields of the struct, in order."""
     return CONTENT_SEPARATOR.join([type(trace).__name__, *map(_text, astuple(trace))]) + FIELD_SEPARATOR
 
 
@@ -157,10 +147,7 @@ def _true(text: str) -> bool:
 
 
 def _pub(fields: list[str]) -> Pub:
-    """Return a Pub; with 12 fields it has no offsetMsgId.
-
-    Fields after success (the client's host) are ignored.
-    """
+    """With 12 fields there is no offsetMsgId; fields after success are ignored."""
     return Pub(
         timestamp=int(fields[0]),
         region_id=fields[1],

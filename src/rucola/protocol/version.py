@@ -1,10 +1,10 @@
-"""The protocol version that Rucola speaks: Apache RocketMQ 4.9.8."""
+"""The protocol version: Apache RocketMQ 4.9.8."""
 
 from __future__ import annotations
 
 from typing import Final
 
 VERSION: Final = 409
-"""V4_9_8 in Apache's `MQVersion`, as commands and heartbeats carry it."""
+"""V4_9_8 in `MQVersion`."""
 
 VERSION_TEXT: Final = "V4_9_8"
