@@ -1,11 +1,8 @@
 """AccessGate: authentication of requests, and the audit log of their outcomes.
 
-A gate encloses the processor of each request code. With access control it determines the user of the request before
-anything else is done with it, and passes the caller on as an argument. Requests that access control denies, and the
-outcome of administrative ones, are recorded in the audit log.
-
-Nearly all requests of a connection are of one user, so the connection keeps the latest caller, which saves making one
-per request. Nothing else reads it: while a handler waits, it becomes that of a later request.
+A gate encloses each processor. It determines the user first and passes the caller as an argument. Denied requests, and
+the outcome of administrative ones, are recorded. The connection caches the latest caller; nothing else may read it,
+since later requests can have another user while a handler waits.
 """
 
 from __future__ import annotations
@@ -21,17 +18,15 @@ from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
 
 CallerProcessor: TypeAlias = Callable[[Connection, Caller, RemotingCommand], Reply]
-"""Answers the request of a caller."""
 
 
 class AccessGate:
-    """Authenticates and records the requests of one server; either part may be missing."""
+    """Authenticates and records requests; either may be disabled."""
 
     def __init__(self, access: AccessControl | None, audit: AuditLog | None) -> None:
         self._access = access
         self._audit = audit
         self.denied = 0
-        """Requests that access control denied since the start."""
 
     def enclose(
         self,
@@ -40,7 +35,7 @@ class AccessGate:
         resources_of: Callable[[RemotingCommand], list[Resource]],
         process: CallerProcessor,
     ) -> Processor:
-        """Return the processor that does all of this around `process`."""
+        """Return a processor with authentication and audit around `process`."""
         if self._audit is not None and action in ADMINISTRATIVE:
             process = self._recorded(code, action, resources_of, process, self._audit)
         access = self._access
@@ -63,7 +58,7 @@ class AccessGate:
         return enclosed
 
     def record_peer(self, caller: Caller, refusal: Refused) -> None:
-        """Record a slave that was denied; its connection has no request code."""
+        """Record a denied slave; its connection has no request code."""
         self._record_denied(caller, 0, Action.REPLICATE, [], refusal)
 
     def _record_denied(
@@ -81,10 +76,8 @@ class AccessGate:
         process: CallerProcessor,
         audit: AuditLog,
     ) -> CallerProcessor:
-        """Return the processor that records the outcome of administrative requests."""
-
         def record(caller: Caller, command: RemotingCommand, error: BaseException) -> None:
-            if not (isinstance(error, Refused) and error.reason is Reason.DENIED):  # that has a line already
+            if not (isinstance(error, Refused) and error.reason is Reason.DENIED):  # which already has a line
                 audit.record(caller, code, action, resources_of(command), "failed", str(error))
 
         def done(caller: Caller, command: RemotingCommand, answer: Answer) -> None:

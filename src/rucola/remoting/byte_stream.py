@@ -1,10 +1,7 @@
 """Stream: one socket that carries raw bytes in both directions, and its server.
 
-Replication uses it: its protocol has no commands, and its pieces of the log are sent without a copy. `write` passes the
-caller's buffers to the kernel and waits while the send buffer is full. Reading and writing concurrently requires two
-tasks. Errors of a socket are raised as RemotingConnectError.
-
-By TLS (`TlsStream`) a write has two copies, since the bytes are encrypted: those of one write are in memory at a time.
+For replication. `write` passes the caller's buffers to the kernel and waits while the send buffer is full; TLS copies
+them twice. Concurrent reading and writing requires two tasks. Errors of a socket are raised as RemotingConnectError.
 """
 
 from __future__ import annotations
@@ -30,17 +27,12 @@ from rucola.remoting.tls_acceptor import TlsAcceptor
 logger = logging.getLogger(__name__)
 
 TLS_READ_SIZE: Final = 64 * 1024
-"""Encrypted bytes per system call."""
 MAX_PENDING: Final = 64
 """Streams of one server that are not admitted yet."""
 
 
 class Stream:
-    """A connected socket, owned by the stream.
-
-    `peer` is "ip:port" of the other side, "?" if it has closed already. `certificate` is the subject of the peer's
-    certificate, empty if TLS verified none.
-    """
+    """A connected socket, owned by the stream; `certificate` is the peer's subject, empty without one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.certificate = ""
@@ -54,22 +46,18 @@ class Stream:
 
     @property
     def host(self) -> str:
-        """The address of the other side without the port, which changes with every connection."""
+        """The peer's address without the port."""
         return self.peer.rpartition(":")[0]
 
     async def read(self, max_size: int) -> bytes:
-        """Wait for bytes and return up to `max_size`, none if the peer has closed."""
+        """Return up to `max_size` bytes, none if the peer has closed."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, max_size)
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
-        """Send `head`, then `body`. The buffers must stay unchanged until this returns.
-
-        One `sendmsg` usually sends both without joining them; only a full send buffer makes more system calls
-        necessary.
-        """
+        """Send both, usually by one system call. The buffers must stay unchanged until this returns."""
         try:
             try:
                 sent = self._socket.sendmsg((head, body))
@@ -99,11 +87,11 @@ class TlsStream(Stream):
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
-        # Reading may have to send as well, an answer to a new key; the order of sent bytes is that of encryption.
+        # Reading sends, too, after a key update; bytes must be sent in the order of encryption.
         self._sending = asyncio.Lock()
 
     async def handshake(self) -> None:
-        """Agree on keys with the peer. Raises OSError, of which SSLError is a kind."""
+        """Raises OSError, or its subclass SSLError."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -112,7 +100,7 @@ class TlsStream(Stream):
                 if not await self._receive():
                     raise ConnectionResetError("the peer closed the connection during the TLS handshake") from None
             except ssl.SSLError:
-                with suppress(OSError):  # the alert that says why
+                with suppress(OSError):  # the alert with the reason
                     await self._send_pending()
                 raise
             else:
@@ -128,14 +116,14 @@ class TlsStream(Stream):
                     await self._send_pending()
                     if not await self._receive():
                         return b""
-        except ssl.SSLZeroReturnError:  # the peer has said that it closes
+        except ssl.SSLZeroReturnError:  # the peer closes
             return b""
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         try:
-            # Without a wait in between, so that the bytes of two writers do not mix.
+            # Without an await in between, so that two writers do not interleave.
             self._encrypt(head)
             self._encrypt(body)
             await self._send_pending()
@@ -143,7 +131,7 @@ class TlsStream(Stream):
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
     def close(self) -> None:
-        with suppress(OSError):  # tell the peer if the socket takes it now; the end of the connection says it as well
+        with suppress(OSError):  # notify the peer if the socket has room; the end of the connection does, too
             with suppress(ssl.SSLError):
                 self._tls.unwrap()
             if self._outgoing.pending and not self._sending.locked():
@@ -156,7 +144,7 @@ class TlsStream(Stream):
             written += self._tls.write(memoryview(data)[written:])
 
     async def _receive(self) -> bool:
-        """Wait for encrypted bytes; return False if the peer has closed."""
+        """Receive encrypted bytes; return False if the peer has closed."""
         data = await asyncio.get_running_loop().sock_recv(self._socket, TLS_READ_SIZE)
         self._incoming.write(data)
         return bool(data)
@@ -168,7 +156,7 @@ class TlsStream(Stream):
 
 
 async def open_stream(address: str, tls: FollowedContext | None = None) -> Stream:
-    """Connect to "host:port". RemotingConnectError if that fails, or takes longer than CONNECT_TIMEOUT_MS."""
+    """Connect to "host:port". RemotingConnectError if that fails or exceeds CONNECT_TIMEOUT_MS."""
     host, port = host_and_port(address)
     loop = asyncio.get_running_loop()
     sock: socket.socket | None = None
@@ -199,10 +187,7 @@ async def open_stream(address: str, tls: FollowedContext | None = None) -> Strea
 
 
 async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run coroutines concurrently until the first one returns or raises; then cancel the others.
-
-    Its exception is raised after the others have ended.
-    """
+    """Run coroutines until the first one returns or raises; cancel the others, then raise its exception."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -215,13 +200,11 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 class StreamServer:
-    """A server on one address: runs `serve` for each accepted stream and closes it afterwards.
+    """A server that runs `serve` for each accepted stream and closes it afterwards.
 
-    With port 0 the system chooses a port; `port` holds it after `start`.
-
-    A stream is pending until `serve` calls `admit`. At most `max_streams` are admitted at a time, which is logged with
-    `limit`, the key of that number. At most MAX_PENDING are pending: a further one ends the oldest of the address that
-    has most of them, so that silent peers keep nobody out, and those of one address no peer of another address.
+    At most `max_streams` are admitted (`limit` is its key for the log), and MAX_PENDING pending until `serve` calls
+    `admit`. A further one ends the oldest of the address with most of them, so that silent peers block no others.
+    With port 0, `port` is set by `start`.
     """
 
     def __init__(
@@ -244,7 +227,7 @@ class StreamServer:
         self._acceptor: TlsAcceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[Stream, asyncio.Task[None]] = {}
-        """The streams that are not admitted yet, oldest first."""
+        """Oldest first."""
         self._admitted: set[Stream] = set()
         self._accept_task: asyncio.Task[None] | None = None
 
@@ -281,7 +264,7 @@ class StreamServer:
             while True:
                 try:
                     accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
-                except OSError as error:  # no file descriptor is left, or the peer has closed already
+                except OSError as error:  # no descriptor is left, or the peer has already closed
                     self._outages.failed(f"accepting a connection on port {self.port}", error)
                     await asyncio.sleep(1)
                     continue
@@ -292,7 +275,6 @@ class StreamServer:
             listening.close()
 
     async def _connect(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Serve a connection of the acceptor, after its handshake."""
         if context is None:
             return self._begin(Stream(sock))
         stream = TlsStream(sock, context)
@@ -304,7 +286,7 @@ class StreamServer:
         self._begin(stream)
 
     def admit(self, stream: Stream) -> bool:
-        """Count a pending stream as one of `max_streams`; False if there are as many."""
+        """Count a pending stream as one of `max_streams`; False at the limit."""
         excess = f"serving more connections on port {self.port} than {self._limit}={self._max_streams}"
         if len(self._admitted) >= self._max_streams:
             self._outages.failed(excess, "the newest is closed")
@@ -332,7 +314,7 @@ class StreamServer:
         self._tasks.discard(task)
         self._pending.pop(stream, None)
         self._admitted.discard(stream)
-        stream.close()  # here, since a task that is cancelled before its first step has no `finally`
+        stream.close()  # here, since a task cancelled before its first step has no `finally`
 
     async def _serve_one(self, stream: Stream) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Adapter of GET_CHALLENGE (20100), which begins a connection with signatures of version 2 (`rucola.acl.challenge`)."""
+"""GET_CHALLENGE (20100), the first request with signatures of version 2 (`rucola.acl.challenge`)."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def _challenge(connection: Connection, caller: Caller, command: RemotingCommand,
 
 
 CHALLENGE_ENDPOINT: Final = Endpoint(RequestCode.GET_CHALLENGE, Action.AUTHENTICATE, _challenge)
-"""For every server, with access control or without."""
+"""For every server, with or without access control."""

@@ -1,8 +1,4 @@
-"""RemotingClient: one connection per address, opened on demand and again after it broke.
-
-Requests to one address share its connection; responses are matched by opaque, so any number may be in flight.
-Corresponds to `NettyRemotingClient` of Apache RocketMQ 4.9.8.
-"""
+"""RemotingClient: one connection per address, on demand. Corresponds to Apache's `NettyRemotingClient`."""
 
 from __future__ import annotations
 
@@ -27,17 +23,15 @@ from rucola.remoting.single_flight import SingleFlight
 from rucola.remoting.tls import ClientTls, why_refused
 
 CONNECT_TIMEOUT_MS = 3000
-"""Limit of one attempt to connect."""
 REQUEST_TIMEOUT_MS = 3000
-"""Default timeout of a request, connecting included."""
+"""Connecting included."""
 
 
 class RemotingClient:
-    """Sends commands to addresses of the form "host:port". Belongs to one event loop.
+    """Sends commands to "host:port". Belongs to one event loop.
 
-    `processors` answer requests from the peers, for example from a broker. `on_close` is called with each connection
-    that closes. Requests are signed with `credentials`, if given. A timeout covers both connecting and waiting for the
-    response. Without `tls` it connects in plain text; ConfigError if its files cannot be used.
+    `processors` answer the peers' requests. `on_close` is called with each closed connection. Timeouts cover
+    connecting, too. Without `tls` it connects in plain text; ConfigError if its files cannot be used.
     """
 
     def __init__(
@@ -63,7 +57,7 @@ class RemotingClient:
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
-        """Send a request and return its response, whatever its code. RemotingConnectError, RemotingTimeout."""
+        """Send a request and return its response, with any code. RemotingConnectError, RemotingTimeout."""
         deadline = Deadline(timeout_ms)
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
@@ -76,7 +70,7 @@ class RemotingClient:
     async def invoke_ok(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
-        """Like `invoke`; BrokerError unless the response has code SUCCESS."""
+        """`invoke`, with BrokerError unless the response has code SUCCESS."""
         answer = await self.invoke(address, command, timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, address)
@@ -89,10 +83,7 @@ class RemotingClient:
         (await self.connect(address, timeout_ms)).send(command)
 
     async def connect(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
-        """Return the open connection to an address, or open one; concurrent callers share one attempt.
-
-        An attempt ends after `CONNECT_TIMEOUT_MS`; each caller waits for `timeout_ms` at most. RemotingConnectError.
-        """
+        """Return the open connection, or open one; concurrent callers share an attempt. RemotingConnectError."""
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
             return connection
@@ -105,12 +96,11 @@ class RemotingClient:
             raise RemotingConnectError(f"{purpose}: no response in {timeout_ms:.0f} ms") from None
 
     def open_connection(self, address: str) -> Connection | None:
-        """Return the open connection to an address, or None."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
 
     def silent_addresses(self, limit_ms: float) -> list[str]:
-        """Return the addresses of connections with requests in flight that have received nothing for `limit_ms`."""
+        """Return addresses with requests in flight that have received nothing for `limit_ms`."""
         return [address for address, connection in self._connections.items() if connection.silent_ms >= limit_ms]
 
     def open(self) -> None:
@@ -118,7 +108,7 @@ class RemotingClient:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Close all connections, wait until they are closed, and refuse to open others."""
+        """Close all connections, wait for that, and refuse to open others."""
         self._is_closed = True
         self._connecting.close()
         connections, self._connections = list(self._connections.values()), {}
@@ -156,9 +146,9 @@ class RemotingClient:
                     await _ask_for_challenge(connection, address)
         except TimeoutError:
             raise RemotingConnectError(f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms") from None
-        except ssl.SSLError as error:  # before ValueError, which an invalid certificate is as well
+        except ssl.SSLError as error:  # before ValueError, a base class of certificate errors
             raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}") from None
-        except ValueError:  # the host is no valid name, for example longer than 63 characters
+        except ValueError:  # an invalid name, for example longer than 63 characters
             raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
         except OSError as error:
             raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}") from None
@@ -167,7 +157,7 @@ class RemotingClient:
 
 
 async def _ask_for_challenge(connection: Connection, address: str) -> None:
-    """Have the server challenge a new connection, so that nobody can send its requests again; closed on an error."""
+    """Request a challenge, against replayed requests; closes the connection on an error."""
     try:
         request = RemotingCommand.request(RequestCode.GET_CHALLENGE)
         answer = await connection.request(request, Deadline(CONNECT_TIMEOUT_MS))
@@ -184,7 +174,7 @@ async def _ask_for_challenge(connection: Connection, address: str) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port` or `[host]:port`. RemotingConnectError for any other form."""
+    """Split `host:port` or `[host]:port`. RemotingConnectError for any other form."""
     host, _, port = address.rpartition(":")
     if "/" in address:  # as in a URL
         raise RemotingConnectError(f"{address!r} is no address: write host:port, as in {_without_scheme(address)}")
@@ -199,8 +189,7 @@ def _without_scheme(address: str) -> str:
 
 
 def _why(error: OSError) -> str:
-    """Return the reason for which a connection was not opened."""
-    # asyncio joins the errors of several addresses, as localhost often has, in the text of one without a number.
+    # asyncio joins the errors of several addresses, such as localhost's, as text without a number.
     if error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error):
         return "connection refused: no server listens there"
     return error.strerror or str(error)

@@ -1,15 +1,14 @@
 """Connection: one socket that carries commands in both directions.
 
-Both peers of a RocketMQ connection send requests: a client to its broker, and a broker to its client (transaction
-check, rebalance notification, direct consumption). One class therefore serves both. It is an asyncio protocol that
+Both peers send requests: a client to its broker, and a broker to its client (transaction check, rebalance notification,
+direct consumption). So one asyncio protocol serves both:
 
-* passes each request to the processor of its code and sends the processor's reply;
-* completes the future of an outgoing request with the response that has its opaque.
+* each request is passed to the processor of its code, whose reply is sent;
+* each response completes the future of the request with its opaque.
 
-A processor is a plain function `(connection, command) -> Reply`. A Reply is a RemotingCommand, its encoded bytes, an
-awaitable of either, or None for no response (a held pull is answered later by `send`). If a processor raises, the
-response is SYSTEM_ERROR with the text of the error, and the connection stays open. One-way requests are processed and
-never answered.
+A processor is a plain function `(connection, command) -> Reply`: a RemotingCommand, its encoded bytes, an awaitable of
+either, or None (a held pull is answered later). If it raises, the response is SYSTEM_ERROR with the error's text, and
+the connection stays open. One-way requests are never answered.
 
 **States.**
 
@@ -21,26 +20,24 @@ never answered.
     waiting    `wait`                              does not read: other connections complete large frames
     resting    `rest`                              does not read for some milliseconds: a frame comes byte by byte
     open       resume_writing                      processes the kept requests, reads again
-    closing    close, or a damaged stream          reads nothing; `send` drops its command; sends what was written
-                                                   before, for CLOSE_TIMEOUT_S at most
+    closing    close, or a damaged stream          reads nothing; `send` drops its command; sends earlier writes
+                                                   for CLOSE_TIMEOUT_S at most
     closed     connection_lost                     requests in flight fail with RemotingConnectError; `closed` is set
 
-**Batching.** Work is done per read, not per message: all frames of a read are decoded and processed, and their replies
-leave in one write, on a BatchingEventLoop together with the replies of other connections. All connections of an event
-loop share one receive buffer, so an idle connection needs none. A fast path may answer before that (`read_hooks`). Many
-requests, and many headers that Python decodes, wait for turns (`turns`).
+**Batching.** All frames of a read are processed, and their replies leave in one write, on a BatchingEventLoop with
+those of other connections. All connections of a loop share one receive buffer. A fast path may answer first
+(`read_hooks`). Many requests, and headers that Python decodes, wait for turns (`turns`).
 
-**Back pressure.** A server stops reading from a peer that does not read its responses when the limit of unsent bytes is
-reached, WRITE_LIMIT by default, which bounds the memory of a connection; `connection_memory` bounds that of all. A
-client never stops reading: if both peers did, each could wait for the other for ever. Its memory is bounded by its
-requests in flight, and by what it answers of a server's requests (`server_requests`).
+**Back pressure.** A server stops reading from a peer whose unsent responses reach the limit (WRITE_LIMIT by default);
+`connection_memory` bounds the total. A client never stops reading: two such peers could wait for each other for ever.
+`server_requests` bounds its responses.
 
-**Half-open connections.** A client closes a connection whose peer has vanished (`idle_times.Silence`); its requests in
-flight fail at once and can be retried on a new one. The kernel's keepalive covers idle connections of both peers.
+**Half-open connections.** A client closes a connection whose peer has vanished (`idle_times.Silence`), so that its
+requests can be retried. The kernel's keepalive covers idle connections.
 
-**Damaged input.** A frame with an unreadable header is answered SYSTEM_ERROR if its opaque is readable, and ignored
-otherwise; the first one of a connection is logged. If the stream is no sequence of frames, or one read has more than
-MAX_UNREADABLE of these, the commands before the damage are answered, one line is logged, and the connection is closed.
+**Damaged input.** An unreadable header is answered SYSTEM_ERROR if its opaque is readable; the first one of a
+connection is logged. After a FrameError the commands before the damage are answered, one line is logged, and the
+connection is closed.
 
 Corresponds to `NettyRemotingAbstract` of Apache RocketMQ 4.9.8.
 """
@@ -82,26 +79,19 @@ FastPath: TypeAlias = "Callable[[Connection, memoryview], tuple[bytes, int]]"
 
 
 class Processors(Protocol):
-    """The processors of a connection by request code, for example a dictionary."""
-
     def get(self, code: int, default: Processor, /) -> Processor: ...
 
 
 WRITE_LIMIT: Final = 4 * 1024 * 1024
-"""Bytes of responses that are joined into one write; by default a server stops reading at that number unsent."""
+"""Bytes of responses joined into one write; by default the limit of unsent bytes, too."""
 UNSLICED: Final = 64
-"""The number of commands up to which a read waits for no turn."""
+"""Commands of a read that wait for no turn."""
 CLOSE_TIMEOUT_S = 3.0
-"""Seconds after which a closing connection drops its unsent bytes."""
+"""Seconds until a closing connection drops its unsent bytes."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
-
-    `memory` and `read_hooks` (see ReadHooks) are those of a server. `on_open` and `on_close` are called with the
-    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
-    with `credentials`, if given.
-    """
+    """One socket of a server or client, on one event loop. `peer` is "ip:port"."""
 
     def __init__(
         self,
@@ -116,70 +106,66 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
-        """The peer, without a user: one connection can have requests of several users."""
+        """Without a user: requests of several users can share a connection."""
         self.latest_caller = self.caller
-        """The caller of the latest authenticated request, for `AccessGate`, which uses it again for the same user."""
+        """For `AccessGate`, which uses it again for the same user."""
         self.challenge = Challenge()
-        """What requests with a signature of version 2 are signed with, in the direction of the server."""
+        """For signatures of version 2, in the direction of the server."""
         self.closed = asyncio.Event()
         self._processor_of = processors.get
         self._buffer = buffer
-        self._view, self._turns_until_s = buffer.view, 0.0  # where to receive; taking turns (not 0), the small part
+        self._view, self._turns_until_s = buffer.view, 0.0  # where to receive; end of short slices (0: none)
         self._decoder = FrameDecoder(max_frame_size, self._may_decode)
         self._memory = memory
         self._credentials = credentials
         self._around_reads, self._fast_path = read_hooks
         self._on_open = on_open
         self._on_close = on_close
-        # Whether any byte was received, and whether an unreadable frame was logged: only the first one is.
+        # Only the first unreadable frame is logged.
         self._has_received = self._has_logged_unreadable = False
         self._is_congested = self.is_sliced = False  # unsent bytes are at their limit; kept bytes wait for a turn
-        self._is_waiting = self._has_partial_frame = False  # for the partial frames of others; its own is counted
+        self._is_waiting = self._has_partial_frame = False  # for others' partial frames; its own is counted
         self._is_resting = False  # see `rest`
         self._kept: list[RemotingCommand] = []
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
         self._pending_replies: set[asyncio.Future[Answer]] = set()  # being computed; keeps their tasks alive
         self._large: LargeWrites | None = None  # while the transport is too full for all of a large frame
-        self._outgoing: list[bytes] = []  # frames for the end of this iteration, written together
+        self._outgoing: list[bytes] = []  # frames of this iteration, written together
         self._abort_timer: asyncio.TimerHandle | None = None  # aborts a closing connection after CLOSE_TIMEOUT_S
         self._silence = Silence()
-        self._close_reason = "closed"  # what requests in flight report if the transport gives no reason
+        self._close_reason = "closed"  # the error of requests in flight if the transport has none
         self._transport: asyncio.Transport | None = None  # None before it is connected, and after
-        self._measured_times: MeasuredIdleTimes | None = None  # None if the kernel tells the idle times
+        self._measured_times: MeasuredIdleTimes | None = None  # None if the kernel measures idle times
         self._batching: WriteBatching  # this one and the next two are set by `connection_made`
         self._write: Callable[[bytes], None]
         self._write_uncounted: Callable[[bytes], None]
 
-    # The interface of a connection.
-
     @property
     def is_open(self) -> bool:
-        """Whether the connection can send."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def is_congested(self) -> bool:
-        """Whether the unsent bytes have reached their limit: the peer does not read them."""
         return self._is_congested
 
     @property
     def idle_ms(self) -> int:
-        """Milliseconds since the last byte was sent or received, from the kernel. 0 if closed."""
+        """Milliseconds since the last byte was sent or received. 0 if closed."""
         return 0 if self._transport is None else min(self._idle_times_ms())
 
     @property
     def descriptor(self) -> int:
-        """The number of the socket's descriptor; -1 if closed."""
+        """The socket's descriptor; -1 if closed."""
         return -1 if self._transport is None else self._transport.get_extra_info("socket").fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the transport holds, until the peer reads. 0 if closed."""
+        """Bytes that the transport holds. 0 if closed."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def pending_replies(self) -> int:
-        """The number of requests of the peer that are not answered yet."""
+        """Requests of the peer that are not answered yet."""
         return len(self._pending_replies)
 
     @property
@@ -202,10 +188,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._write(frame)
 
     def send_large(self, head: bytes, body: LargeBody) -> None:
-        """Send a frame whose body stays in its place until it is sent.
-
-        The body is released then, or when the connection closes. For accepted connections; congested until then.
-        """
+        """Send a frame whose body stays in place; it is released once sent, or on close. Congested until then."""
         self._write_outgoing()
         if self._transport is None or self._transport.is_closing():
             body.release()
@@ -220,20 +203,15 @@ class Connection(asyncio.BufferedProtocol):
             self._schedule_large(large)
 
     def answer(self, command: RemotingCommand, answer: Answer) -> None:
-        """Send the response to a request whose processor returned None, in the iteration's shared write."""
+        """Answer a held request, in the iteration's shared write."""
         if (frame := self._encode_reply(command, answer)) is not None:
             self._write_at_iteration_end(frame)
 
     def send_error(self, command: RemotingCommand, error: Exception) -> None:
-        """Send the error response of a held request, as for a processor that raises."""
         self.send(error_response(self.peer, command, error))
 
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
-        """Send a request and return its response, whatever its code.
-
-        RemotingTimeout at the deadline; if it has passed already, nothing is sent. RemotingConnectError if the
-        connection is closed, or closes before the response.
-        """
+        """Send a request, not after the deadline, and return its response. RemotingTimeout, RemotingConnectError."""
         if not (waited_ms := deadline.left_ms):
             raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}")
         answer = self.post(command)
@@ -249,11 +227,7 @@ class Connection(asyncio.BufferedProtocol):
             self._in_flight.pop(command.opaque, None)
 
     def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """Send a request, and return a future of its response or RemotingConnectError.
-
-        The first request in flight is written immediately, further ones together at the end of the iteration: a system
-        call that wakes the peer can cost more than the rest. A caller that stops waiting calls `forget` or `timed_out`.
-        """
+        """Return a future of the response or RemotingConnectError. To stop waiting, call `forget` or `timed_out`."""
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if not self.is_open:
             answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed"))
@@ -267,7 +241,6 @@ class Connection(asyncio.BufferedProtocol):
         return answer
 
     def _encode(self, command: RemotingCommand) -> bytes:
-        """Return a command's frame; requests are signed if this client has credentials."""
         if self._credentials is not None and not command.flag & FLAG_RESPONSE:
             command.ext = command.ext_fields
             challenge = self.challenge if self._credentials.signature_version == 2 else None
@@ -275,7 +248,6 @@ class Connection(asyncio.BufferedProtocol):
         return command.encode()
 
     def forget(self, command: RemotingCommand) -> None:
-        """Cancel the future of a posted request; its response will be ignored."""
         if (answer := self._in_flight.pop(command.opaque, None)) is not None:
             answer.cancel()
 
@@ -306,20 +278,17 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def wait(self, is_waiting: bool) -> None:
-        """Stop reading while other connections complete large frames, or read again."""
+        """Pause or resume reading while other connections complete large frames."""
         self._is_waiting = is_waiting
         self._set_reading()
 
     def rest(self, is_resting: bool) -> None:
-        """Pause for some milliseconds or resume reading a frame that comes byte by byte."""
+        """Pause or resume reading a frame that comes byte by byte."""
         self._is_resting = is_resting
         self._set_reading()
 
     def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
-        """Return the error response to an unreadable request, None if its opaque is unreadable, too.
-
-        An unreadable response fails the request in flight that it answers.
-        """
+        """Return the error response, None if the opaque is unreadable; an unreadable response fails its request."""
         if not self._has_logged_unreadable:
             log_seldom(logger, logging.WARNING, "unreadable", "%s: a frame cannot be read: %s", self.peer, command.why)
         self._has_logged_unreadable = True
@@ -424,7 +393,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._kept or self._is_congested:  # by the fast path, or a transport has more after it was paused
                 self._kept += commands
             elif self._has_partial_frame and commands and len(commands[0].body) >= LARGE_SIZE:
-                self._process_later(commands)  # to decode a message of megabytes takes as long as to store it
+                self._process_later(commands)  # decoding a message of megabytes takes as long as storing it
             else:
                 self._process(commands, is_rest=len(data) < nbytes)
             if (self._has_partial_frame or not commands) and self._memory is not None and self._transport is not None:
@@ -434,31 +403,27 @@ class Connection(asyncio.BufferedProtocol):
             self._turns_until_s, self._view = 0.0, self._buffer.view
 
     def _may_decode(self, cost: int) -> bool:
-        """Return whether Python may decode a header now; otherwise wait for a turn."""
+        """Whether Python may decode a header now; otherwise wait for a turn."""
         if turns_of(asyncio.get_running_loop()).may_decode(cost):
             return True
         self._has_partial_frame = self._memory is not None
         self._wait_for_turn()
         return False
 
-    # Memory.
-
     def _write_counted(self, data: bytes) -> None:
-        """Write while unsent bytes are counted."""
         if self._transport is not None:
             self._write_uncounted(data)
             self._batching.flush()  # otherwise the transport does not have it yet
-            # Unless the peer has taken all of it meanwhile: then `resume_writing` has ended the counting.
+            # Unless `resume_writing` has ended the counting.
             if self._write == self._write_counted:
                 self._count_unsent(self._transport)
 
     def _schedule_large(self, large: LargeWrites) -> None:
-        """Continue when it is its turn, unless the transport is full: then that calls `resume_writing`."""
+        """Continue in its turn; a full transport calls `resume_writing` instead."""
         if not large.is_full:
             turns_of(asyncio.get_running_loop()).wait(self.resume_writing)
 
     def _write_behind(self, data: bytes) -> None:
-        """Write behind a large frame."""
         if self._transport is not None and self._large is not None:
             self._large.append(data)
             self._count_unsent(self._transport)
@@ -479,14 +444,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.resume_reading()
 
-    # Processing of a read.
-
     def _process(self, commands: list[RemotingCommand], *, is_rest: bool = False) -> None:
-        """Process the commands of one read and write their replies together.
-
-        A response completes the future of its request. If the replies exceed WRITE_LIMIT they are written before the
-        rest is processed; if the connection is then congested, the remaining commands are kept for `resume_writing`.
-        """
+        """Process a read and write its replies together; once congested, keep the rest for `resume_writing`."""
         replies, size = list[bytes](), 0
         takes_turns = is_rest or len(commands) > UNSLICED or self._turns_until_s
         remaining = self._in_slice(commands) if takes_turns else iter(commands)
@@ -501,7 +460,7 @@ class Connection(asyncio.BufferedProtocol):
                     continue
                 try:
                     reply = self._processor_of(command.code, _not_supported)(self, command)
-                    # `_encode_reply` returns the bytes of a two-way request unchanged: spare that call.
+                    # Spares a call: `_encode_reply` would return the bytes unchanged.
                     if reply.__class__ is not bytes or command.flag:
                         reply = self._encode_reply(command, reply)
                 except Exception as error:
@@ -514,7 +473,7 @@ class Connection(asyncio.BufferedProtocol):
                         self._write(b"".join(replies))
                         replies, size = [], 0
                         if self._is_congested:
-                            # This ends the loop, too. A slice that ends here keeps the commands after these first.
+                            # This ends the loop, too. A slice that ends here keeps later commands after these.
                             self._kept = list(remaining) + self._kept
         finally:
             around(False)
@@ -522,7 +481,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(b"".join(replies))
 
     def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
-        """Yield commands for a slice of time; the rest waits for this connection's next turn."""
+        """Yield commands for a slice of time; the rest waits for the next turn."""
         part = turns_of(asyncio.get_running_loop()).begin_slice(self.descriptor, takes_turns=self._turns_until_s > 0)
         for begin in range(0, len(commands), part.step):
             if begin and part.is_over():
@@ -533,7 +492,6 @@ class Connection(asyncio.BufferedProtocol):
             yield from commands[begin : begin + part.step]
 
     def _process_later(self, commands: list[RemotingCommand]) -> None:
-        """Keep commands, and read no others, until it is this connection's turn."""
         self._kept = commands
         self._wait_for_turn()
 
@@ -556,7 +514,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_reading()
 
     def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
-        """Return the encoded response to a request, or None if there is none (yet)."""
+        """Encode the response to a request; None if there is none (yet)."""
         if reply is not None and not isinstance(reply, (bytes, RemotingCommand)):
             self._reply_when_done(command, reply)
             return None
@@ -565,7 +523,6 @@ class Connection(asyncio.BufferedProtocol):
         return reply if isinstance(reply, bytes) else reply.encode()
 
     def _reply_when_done(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
-        """Send a reply when its awaitable is done; an iteration's replies share a write."""
         future = asyncio.ensure_future(answer)
         self._pending_replies.add(future)
 
@@ -591,14 +548,12 @@ class Connection(asyncio.BufferedProtocol):
             self._write(b"".join(frames))
 
     def _idle_times_ms(self) -> tuple[int, int]:
-        """Return the milliseconds since the last sent byte, and since the last received one."""
         assert self._transport is not None
         sock: socket.socket = self._transport.get_extra_info("socket")
         return kernel_idle_times_ms(sock) if self._measured_times is None else self._measured_times.read_ms(sock)
 
 
 def _not_supported(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-    """Process a request whose code has no processor, or whose header is unreadable."""
     if isinstance(command, UnreadableCommand):
         return connection.process_unreadable(command)
     return command.response(

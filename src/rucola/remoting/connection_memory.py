@@ -1,4 +1,4 @@
-"""Connection memory: bounds on the buffers of a server's connections, for each and in total.
+"""Connection memory: bounds on the buffers of a server's connections, each and in total.
 
     memory           grows if a peer            bound for each                 bound in total, and beyond it
     unsent bytes     does not read its          maxUnsentBytesPerConnection:   maxUnsentBytes: the connection that has
@@ -7,22 +7,15 @@
                      not complete them                                         i.e. are not read, and those that hold
                                                                                a partial frame and are slow are closed
 
-Complete frames that wait for a turn to be decoded (`turns`) count as partial ones.
+Complete frames that wait for a turn (`turns`) count as partial. A connection is also closed if a frame grows by less
+than MIN_FRAME_RATE in FRAME_CHECK_INTERVAL_S, which idle times do not detect. Of thousands of connections whose frames
+come byte by byte, some are read in each REST_S (`trickles`).
 
-A connection is also closed if it sends a frame so slowly that it can only want to occupy the connection: in
-FRAME_CHECK_INTERVAL_S the frame grew by less than MIN_FRAME_RATE, and was not completed. Idle times do not tell this,
-since every byte ends one.
+A congested connection is not read, and its held pulls are not answered. If many are congested, each may buffer its
+share of half of the total. Below the totals slow peers keep their connections.
 
-Of thousands of connections whose frames come byte by byte, some are read in each REST_S (`trickles`).
-
-A congested connection is not read, and its held pulls are not answered. If many are congested, each may buffer less,
-its share of half of the total. Below the totals slow peers are only slowed down, so that a well-behaved client on a
-slow network keeps its connection.
-
-The body of a large frame that stays in its place (`large_writes`) takes no memory; the frames behind it are counted.
-
-Small buffers are not counted, which keeps this module off the path of nearly all requests: up to UNCOUNTED unsent
-bytes, and frames that one read completes.
+Not counted: bodies that stay in place (`large_writes`), up to UNCOUNTED unsent bytes, and frames that one read
+completes, so that nearly all requests bypass this module.
 """
 
 from __future__ import annotations
@@ -45,25 +38,24 @@ logger = logging.getLogger(__name__)
 UNCOUNTED: Final = 64 * 1024
 """Unsent bytes of a connection that are not counted."""
 MIN_RATE: Final = 64 * 1024
-"""Bytes per second that a partial frame must grow by while other connections wait."""
+"""Bytes per second by which a partial frame must grow while other connections wait."""
 CHECK_INTERVAL_S: Final = 1.0
 FRAME_CHECK_INTERVAL_S: Final = 30.0
-"""Seconds between two checks of all partial frames, of which one must see progress; Apache's clients time out after
-three seconds."""
+"""Seconds between two checks of all partial frames; Apache's clients time out after three."""
 MIN_FRAME_RATE: Final = 256
 """Bytes per second by which a partial frame must grow."""
 TINY_READ_SIZE: Final = 256
 MAX_TINY_READS: Final = 4
-"""Tiny reads of one frame after which a connection rests; a client may write length, header and body apart."""
+"""Tiny reads of a frame before a rest; a client may write length, header and body separately."""
 REST_S: Final = 0.005
-"""Seconds for which a connection whose frame comes byte by byte is not read, or longer if there are many."""
+"""Minimum seconds for which a connection whose frame comes byte by byte is not read."""
 RESTS_ENDED: Final = 16
 """Such connections that are read in REST_S, together 0.3 ms."""
 CLOSED_AT_ONCE: Final = 16
-"""Connections with slow frames that are closed in one iteration of the event loop."""
+"""Connections with slow frames that are closed in one iteration."""
 _LOG_INTERVAL_S: Final = 1.0
 _EXCESS: Final = 2 * MAX_FRAME_SIZE
-"""Unsent bytes beyond its limit at which a connection is closed: its senders do not heed its congestion."""
+"""Unsent bytes beyond the limit at which a connection is closed: its senders ignore congestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ class ConnectionLimits:
 
 
 class BufferedConnection(Protocol):
-    """The part of a `rucola.remoting.connection.Connection` that this module needs."""
+    """The part of a Connection that this module requires."""
 
     peer: str
     is_sliced: bool
@@ -113,46 +105,36 @@ class BufferedConnection(Protocol):
 
 
 class ConnectionMemory:
-    """The number and the buffers of one server's connections, on all of its ports.
-
-    Belongs to the server's event loop. `on_writable` is called with a connection that was congested and is no longer.
-    """
+    """One server's connections on all ports. `on_writable` is called when one is no longer congested."""
 
     def __init__(
         self, limits: ConnectionLimits, on_writable: Callable[[BufferedConnection], None] = lambda connection: None
     ) -> None:
         self.on_writable = on_writable
         self.closed: Counter[str] = Counter()
-        """The number of connections that were closed, or not accepted, by the key of the limit."""
+        """Connections closed or not accepted, by the key of the limit."""
         self.unsent_total = 0
         self.partial_total = 0
         self._limits = limits
         self._count = 0
-        """The connections that were admitted and not released."""
         self._unsent: dict[BufferedConnection, int] = {}
-        """Unsent bytes by connection, if more than UNCOUNTED."""
         self._partial: dict[BufferedConnection, int] = {}
-        """Bytes of partial frames by connection, oldest first."""
+        """Oldest first."""
         self._waiting: dict[BufferedConnection, None] = {}
-        """The connections in `_partial` that are not read, in the order in which they began to wait."""
+        """Connections in `_partial` that are not read, oldest first."""
         self._checked: dict[BufferedConnection, int] = {}
-        """The bytes in `_partial` at the last check."""
         self._check_timer: asyncio.TimerHandle | None = None
         self._slow: dict[BufferedConnection, int] = {}
-        """The bytes of each partial frame at the last check of all."""
+        """Of each partial frame, at the last check of all."""
         self._frame_timer: asyncio.TimerHandle | None = None
         self._tiny_reads: Counter[BufferedConnection] = Counter()
-        """Tiny reads of each connection since its last completed frame."""
+        """Since the last completed frame."""
         self._resting: deque[BufferedConnection] = deque()
-        """Connections whose frames come byte by byte, in the order in which they are read again."""
+        """Connections whose frames come byte by byte, next first."""
         self._lines = SeldomLines(_LOG_INTERVAL_S)
 
     def admit(self, descriptor: int) -> bool:
-        """Return whether a connection is accepted, and count it until `release`.
-
-        The kernel gives out the lowest free number, so a `descriptor` near the limit tells that nearly all are in use:
-        the rest belongs to the files of a store.
-        """
+        """Count a connection until `release`; False at the limit. A high descriptor means that few are free."""
         limits = self._limits
         if limits.max_connections and self._count >= limits.max_connections:
             self._note("maxConnections", f"there are {self._count} already")
@@ -166,23 +148,16 @@ class ConnectionMemory:
         return True
 
     def release(self) -> None:
-        """Count an admitted connection no more."""
         self._count -= 1
 
-    # Unsent bytes.
-
     def is_congested(self, size: int) -> bool:
-        """Tell whether a connection with `size` unsent bytes is congested."""
         limits = self._limits
         # With 16 counted connections and 64 MiB for all, each may have 64 / (2 * 16) = 2 MiB.
         share = limits.max_unsent_bytes // (2 * len(self._unsent)) if self._unsent else limits.max_unsent_bytes
         return size >= min(limits.max_unsent_bytes_per_connection, max(share, UNCOUNTED))
 
     def unsent(self, connection: BufferedConnection, size: int) -> None:
-        """Count the unsent bytes of a connection; may close connections.
-
-        `size` is 0 if they are UNCOUNTED or fewer.
-        """
+        """Count unsent bytes, 0 for UNCOUNTED or fewer; may close connections."""
         self.unsent_total += size - self._unsent.pop(connection, 0)
         if not size:
             return
@@ -191,8 +166,7 @@ class ConnectionMemory:
         if size > limits.max_unsent_bytes_per_connection + _EXCESS:
             self._close_unsent(connection, "maxUnsentBytesPerConnection")
         while self.unsent_total > limits.max_unsent_bytes and len(self._unsent) > 1:
-            # Compared in whole seconds, so that of connections that stopped alike the one with the most bytes is
-            # closed.
+            # In whole seconds: of connections that stopped alike, the one with the most bytes is closed.
             slowest = max(self._unsent, key=lambda one: (one.unsent_ms // 1000, self._unsent[one]))
             self._close_unsent(slowest, "maxUnsentBytes")
 
@@ -204,19 +178,14 @@ class ConnectionMemory:
         self.unsent_total -= size
         connection.abort()
 
-    # Partial frames.
-
     def partial(self, connection: BufferedConnection, size: int) -> None:
-        """Count the bytes of a connection's partial frame; may let connections wait.
-
-        `size` is 0 when the frame is complete.
-        """
+        """Count the bytes of a partial frame, 0 when it is complete; may pause connections."""
         self.partial_total += size - self._partial.get(connection, 0)
         if size:
             self._partial[connection] = size
             if self._frame_timer is None:
                 self._schedule_frame_check()
-            # One connection is always read: when its frame is complete, the next one has its turn.
+            # One connection is always read.
             if (
                 self.partial_total > self._limits.max_partial_frame_bytes
                 and len(self._partial) - len(self._waiting) > 1
@@ -231,10 +200,7 @@ class ConnectionMemory:
             self._resume()
 
     def on_read(self, connection: BufferedConnection, received: int, size: int, *, is_complete: bool) -> None:
-        """Count the bytes of incomplete or undecoded frames after a read.
-
-        `received` is 0 if they were received before. Another frame may have followed one that `is_complete`.
-        """
+        """Count the bytes of incomplete or undecoded frames after a read; `received` is 0 if they are older."""
         if is_complete:
             self._tiny_reads.pop(connection, None)
             self.partial(connection, 0)
@@ -245,30 +211,25 @@ class ConnectionMemory:
         self.partial(connection, size)
 
     def trickles(self, connection: BufferedConnection) -> None:
-        """Let a connection rest, since its frame comes byte by byte.
-
-        Thousands of such reads would delay all others.
-        """
+        """Let a connection rest, since thousands of tiny reads would delay all others."""
         connection.rest(True)
         if not self._resting:
             asyncio.get_running_loop().call_later(REST_S, self._end_rests)
         self._resting.append(connection)
 
     def _end_rests(self) -> None:
-        """Read some connections again that rested, each with all that its peer has sent meanwhile."""
         for _ in range(min(len(self._resting), RESTS_ENDED)):
             self._resting.popleft().rest(False)
         if self._resting:
             asyncio.get_running_loop().call_later(REST_S, self._end_rests)
 
     def forget(self, connection: BufferedConnection) -> None:
-        """Forget a connection that was closed."""
         self.unsent(connection, 0)
         self.partial(connection, 0)
         self._tiny_reads.pop(connection, None)
 
     def _resume(self) -> None:
-        """Read connections that wait, as long as there is room, and one in any case."""
+        """Read waiting connections while there is room, and one in any case."""
         for connection in list(self._waiting):
             is_idle = len(self._partial) == len(self._waiting)
             if not is_idle and self.partial_total > self._limits.max_partial_frame_bytes:
@@ -281,7 +242,7 @@ class ConnectionMemory:
             self._check_timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
 
     def _check(self) -> None:
-        """Close slow connections with a partial frame, while others wait because of them."""
+        """Close slow connections with a partial frame while others wait."""
         self._check_timer = None
         if not self._waiting:
             self._checked.clear()
@@ -326,7 +287,7 @@ class ConnectionMemory:
             self._schedule_frame_check()
 
     def _close_slow(self, slow: list[BufferedConnection]) -> None:
-        """Close connections, some in each iteration of the event loop: there may be thousands."""
+        """Close some connections in each iteration: there may be thousands."""
         for connection in slow[:CLOSED_AT_ONCE]:
             if connection in self._partial:
                 since = f"hardly any in the last {FRAME_CHECK_INTERVAL_S:g} s"

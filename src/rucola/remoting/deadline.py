@@ -1,8 +1,4 @@
-"""Deadline: a point in time shared by all steps of one call.
-
-A call that looks up a route, connects, sends and retries passes its deadline to each step. With the same timeout for
-every step instead, a call with a timeout of 500 ms could take a multiple of it.
-"""
+"""Deadline: a point in time shared by all steps of one call, such as connect, send and retry."""
 
 from __future__ import annotations
 
@@ -12,10 +8,7 @@ from rucola.errors import ConfigError
 
 
 class Deadline:
-    """A point in time on the loop's clock (`at`, in seconds), `timeout_ms` after construction.
-
-    ConfigError if that is negative.
-    """
+    """A point in time on the loop's clock (`at`, in seconds). ConfigError for a negative timeout."""
 
     __slots__ = ("_loop", "at", "timeout_ms")
 
@@ -32,9 +25,9 @@ class Deadline:
         return max(0.0, (self.at - self._loop.time()) * 1000)
 
     def share(self, parts: int) -> Deadline:
-        """Return the deadline of a step that may take 1/`parts` of the remaining time."""
+        """Return the deadline of a step that may use 1/`parts` of the remaining time."""
         return Deadline(self.left_ms / parts)
 
     def scope(self) -> asyncio.Timeout:
-        """Return a context manager that cancels its body at the deadline and raises TimeoutError."""
+        """Cancel the body at the deadline and raise TimeoutError."""
         return asyncio.timeout_at(self.at)

@@ -1,28 +1,19 @@
 """Endpoints: request codes with their interceptors, compiled into a server's table of processors.
 
-An endpoint describes the requests of one code: the action, how the request is decoded, the resource that it names, and
-the handler that answers it. `processor_table` compiles each endpoint into one processor:
+`processor_table` compiles each endpoint into one processor:
 
     1  decode the header or body into the endpoint's request type
     2  read the resource that the request names
-    3  run the checks of all interceptors that apply to the action; the first Refused ends the request
+    3  run the checks of all interceptors of the action; the first Refused ends the request
     4  call the handler with the caller and the decoded request
 
-With access control or an audit log, an `AccessGate` (`rucola.remoting.access_gate`) encloses these steps: it
-authenticates the request before the first, and records the outcome of denied and administrative ones. The caller is an
-argument of each step, since requests of several users can share a connection: nothing else tells whose a request is.
+An `AccessGate`, if any, encloses these steps. The caller is an argument, since requests of several users can share a
+connection. A request that cannot be decoded must pass the checks of the whole server before its error is answered: a
+caller without access learns nothing.
 
-A request that cannot be decoded passes the checks as one of the whole server before its error is answered: a caller
-without access learns nothing from it.
-
-The checks are selected once, when the table is built. Without a check, steps 2 and 3 disappear: interceptors that do
-not apply to an action cost its requests nothing. A Refused that any step raises, now or in an awaitable that the
-handler returns, becomes the response in `Connection` (see `remoting.refusals`).
-
-A server answers no request without these checks, so no request code can bypass the chain
-(tests/broker/test_interceptors.py and tests/namesrv/test_interceptors.py send every code to a server that refuses all).
-The broker's fast path (`broker.remoting.fast_path`) runs the checks of the same chain, and there is none beside an
-access gate or interceptors that were added (tests/broker/test_pipelined.py).
+Checks are selected once; without any, steps 2 and 3 disappear. A Refused raised now or by an awaitable becomes the
+response in `Connection` (see `remoting.refusals`). No request code bypasses the chain; the fast path
+(`broker.remoting.fast_path`) runs the same checks, and is off with an access gate or added interceptors.
 """
 
 from __future__ import annotations
@@ -39,7 +30,7 @@ from rucola.remoting.access_gate import AccessGate, CallerProcessor
 from rucola.remoting.connection import Connection, Processor, Reply
 
 Handler: TypeAlias = Callable[[Connection, Caller, RemotingCommand, Any], Reply]
-"""Answers a decoded request: (connection, caller, command, request) -> Reply."""
+"""(connection, caller, command, request) -> Reply."""
 
 _SERVER = Resource()
 
@@ -51,15 +42,13 @@ def server_resource(request: object) -> Resource:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The requests of one code."""
-
     code: int
     action: Action
     handler: Handler
     request: type[Header] | type[Body] | None = None
-    """The type of the decoded request: a Header from its ext fields, a Body from its body, None if it has neither."""
+    """A Header from the ext fields, a Body from the body, None for neither."""
     resource: Callable[[Any], Resource | Iterable[Resource]] = server_resource
-    """Reads the resource from a decoded request; several if it names several, each of which is checked."""
+    """Reads the resource from a decoded request, or several, each of which is checked."""
 
     def compile(
         self,
@@ -101,10 +90,7 @@ def processor_table(
     max_json_body_size: int = MAX_JSON_BODY_SIZE,
     gate: AccessGate | None = None,
 ) -> dict[int, Processor]:
-    """Return the processors of a server by request code; a larger JSON body is refused.
-
-    ValueError if two endpoints have the same code.
-    """
+    """Return processors by request code. ValueError for a duplicate code."""
     chain = list(interceptors)
     table: dict[int, Processor] = {}
     for endpoint in endpoints:
@@ -126,8 +112,7 @@ def _of_header(
         )
 
     def process(connection: Connection, caller: Caller, command: RemotingCommand) -> Reply:
-        # Every send and pull passes here. Two calls are spared, 0.05 µs each: that of `decode_header`, if the header
-        # came decoded with its frame, and one for the checks.
+        # Every send and pull passes here: spares two calls of 0.05 µs, `decode_header` and the checks.
         header: Any = command.received_ext
         if header.__class__ is not header_type or command.ext is not None:
             try:

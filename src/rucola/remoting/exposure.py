@@ -1,9 +1,4 @@
-"""Exposure of a port: on the loopback address only, or with TLS and access control.
-
-A port that other machines reach is open to all of them: every client of a broker without access control reads and
-writes all messages, and without TLS so does every machine on the way. Therefore a server refuses to start like that,
-unless its configuration declares the network as trusted.
-"""
+"""Ports that other machines reach require TLS and access control, or a configuration that trusts the network."""
 
 from __future__ import annotations
 
@@ -20,7 +15,6 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server on this address is reached from its own machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -41,10 +35,7 @@ def check_exposure(server: str, host: str, *, is_tls_enforced: bool, has_access_
 
 
 def check_metrics_exposure(host: str, *, is_mutual_tls: bool, insecure: bool) -> None:
-    """Raise ConfigError if metrics must not be served on `host`.
-
-    They have no access control but certificates.
-    """
+    """Raise ConfigError if metrics, whose only access control is certificates, must not be served on `host`."""
     if is_loopback(host) or is_mutual_tls:
         return
     if not insecure:
@@ -61,10 +52,7 @@ def _warn(server: str, host: str) -> None:
 
 
 def cannot_listen(host: str, port: int, error: OSError | OverflowError, purpose: str = "") -> RemotingError:
-    """Return the error for an address on which a server cannot listen.
-
-    `purpose` is such as " for metrics".
-    """
+    """Return the error of an unusable address; `purpose` is such as " for metrics"."""
     why = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         why = "another process has this port; stop that one, or choose another port"

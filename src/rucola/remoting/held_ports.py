@@ -8,24 +8,19 @@ from contextlib import suppress
 
 
 class HeldPorts:
-    """The ports of one server, held from `hold` to `release`.
+    """The ports of one server, held from `hold` to `release` while its role changes.
 
-    A broker closes its listening sockets when its role changes. Between that and the new ones another process could
-    take a port, and the broker would have to stay stopped.
-
-    On Linux, a socket that is bound and does not listen keeps other processes off its port, and lets a listening socket
-    be bound beside it (SO_REUSEADDR). It cannot be bound beside one that listens already, so ports are held before the
-    server listens for the first time, and all the time from then on. Elsewhere nothing is held.
+    On Linux, a bound socket that does not listen reserves its port, and a listening socket can be bound next to it
+    (SO_REUSEADDR), but not the other way round: hold before the first listen. Elsewhere nothing is held.
     """
 
     def __init__(self) -> None:
         self._sockets: dict[int, socket.socket] = {}
 
     def hold(self, host: str, port: int) -> int:
-        """Hold a port and return it; 0 lets the system choose one.
+        """Hold a port and return it; 0 lets the system choose, or returns 0 if nothing can be held.
 
-        No socket may listen on it yet. Returns 0 for 0 if nothing can be held. A port of another process is not held:
-        the socket that is to listen there reports it.
+        A port of another process is not held: the listening socket will report it.
         """
         if sys.platform != "linux" or port in self._sockets:
             return port
@@ -40,6 +35,5 @@ class HeldPorts:
         return port
 
     def release(self) -> None:
-        """Release all ports."""
         while self._sockets:
             self._sockets.popitem()[1].close()

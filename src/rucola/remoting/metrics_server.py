@@ -1,15 +1,11 @@
 """MetricsServer: the HTTP endpoint of a server from which Prometheus scrapes metrics.
 
-It runs in the server's event loop and is bounded against everything that reaches its port:
+It runs in the server's event loop, bounded against anything that reaches its port:
 
-1. A request has REQUEST_TIMEOUT_S from the connection to the last byte of the response; then the connection is aborted.
-   Its head has MAX_REQUEST_SIZE bytes at most.
-2. At most MAX_CONNECTIONS are open. A further one ends the oldest that has not sent its head; if all have, it is
-   closed.
-3. Metrics are collected and rendered in slices (`rucola.slices`), once for all requests that arrive meanwhile: ten
-   thousands of topics hold up no client, and their text is in memory once.
-
-A collector yields each metric when it is complete, and None at every small step before.
+1. A request has REQUEST_TIMEOUT_S in total, and its head MAX_REQUEST_SIZE bytes.
+2. At most MAX_CONNECTIONS are open. A further one ends the oldest without a complete head, or is closed.
+3. Metrics are collected in slices (`rucola.slices`), once for all concurrent requests. A collector yields each metric
+   when it is complete, and None at every small step before.
 """
 
 from __future__ import annotations
@@ -39,14 +35,10 @@ MAX_CONNECTIONS: Final = 16
 _SAMPLES_PER_STEP: Final = 16
 
 Collect: TypeAlias = Callable[[], Iterable[Metric | None]]
-"""Returns an iterator over metrics, with None at every small step."""
 
 
 class MetricsServer:
-    """HTTP server for GET /metrics, one request per connection.
-
-    With `tls` it serves HTTPS; in the mode permissive both.
-    """
+    """GET /metrics, one request per connection; HTTPS with `tls`, in the mode permissive both."""
 
     def __init__(self, host: str, port: int, collect: Collect, tls: ServerTls | None = None) -> None:
         self.host = host
@@ -56,12 +48,12 @@ class MetricsServer:
         self._server: asyncio.Server | None = None
         self._acceptor: TlsAcceptor | None = None
         self._waiting: dict[asyncio.Task[None], None] = {}
-        """The connections that have not sent the head of their request, oldest first."""
+        """Connections without a complete head, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._collecting: asyncio.Task[bytes] | None = None
 
     async def start(self) -> None:
-        """Listen and store the chosen port in `port`; RemotingError for an address in use."""
+        """Listen and set `port`. RemotingError for an address in use."""
         try:
             if self._tls is None:
                 self._server = await asyncio.start_server(
@@ -77,7 +69,6 @@ class MetricsServer:
         self.port = listening.getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the listening socket and cancel running requests."""
         if self._server is not None:
             self._server.close()
         if self._acceptor is not None:
@@ -119,7 +110,6 @@ class MetricsServer:
         self._tasks.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Respond to one request; close the connection if no valid head arrives in time."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
@@ -143,7 +133,7 @@ class MetricsServer:
             return _http("404 Not Found", "text/plain", b"metrics are at /metrics\n")
         if self._collecting is None or self._collecting.done():
             self._collecting = asyncio.create_task(self._collected())
-        # A request that ends early does not cancel the collection, for which others may wait.
+        # A request that ends early does not cancel the collection for others.
         return await asyncio.shield(self._collecting)
 
     async def _collected(self) -> bytes:
@@ -151,7 +141,7 @@ class MetricsServer:
 
 
 def exposition_steps(metrics: Iterable[Metric | None]) -> Generator[None, None, bytes]:
-    """Render metrics as Prometheus reads them, a generator of small steps."""
+    """Render metrics in small steps."""
     parts: list[bytes] = []
     for metric in metrics:
         yield
@@ -169,7 +159,7 @@ def exposition_steps(metrics: Iterable[Metric | None]) -> Generator[None, None, 
 
 
 class _OneMetric:
-    """The part of a registry that the renderer needs."""
+    """The part of a registry that the renderer uses."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric

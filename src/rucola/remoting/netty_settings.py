@@ -1,8 +1,4 @@
-"""Settings of Netty that have no meaning here, with Apache's defaults.
-
-Netty is the library under Apache's remoting. Corresponds to `NettyServerConfig` and `NettyClientConfig` of Apache
-RocketMQ 4.9.8.
-"""
+"""Netty's settings, without effect here. Corresponds to Apache's `NettyServerConfig` and `NettyClientConfig`."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ NETTY_SERVER_SETTINGS: Final = _BUFFERS | {
     "serverWorkerThreads": "8",
     "useEpollNativeSelector": "false",
 }
-"""Settings of the part that accepts connections."""
 NETTY_CLIENT_SETTINGS: Final = _BUFFERS | {
     "channelNotActiveInterval": "60000",
     "clientAsyncSemaphoreValue": "65535",
@@ -37,4 +32,3 @@ NETTY_CLIENT_SETTINGS: Final = _BUFFERS | {
     "connectTimeoutMillis": "3000",
     "useTLS": "false",
 }
-"""Settings of the part that opens connections."""

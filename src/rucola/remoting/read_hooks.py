@@ -1,4 +1,4 @@
-"""ReadHooks: what a server does with whole reads, apart from its processors."""
+"""ReadHooks: a server's processing of whole reads, in addition to its processors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from rucola.remoting.connection import FastPath
 
 
 class ReadHooks(NamedTuple):
-    """The hooks of a server's connections; the default ones do nothing."""
+    """The default hooks do nothing."""
 
     around: Callable[[bool], object] = bool
-    """Called with True before several requests of one read are processed, and with False before their responses are
-    written."""
+    """Called with True before several requests of one read, and with False before their responses are written."""
     fast_path: FastPath | None = None
-    """Called with the connection and the bytes of each read before it is decoded, unless earlier requests wait.
-
-    Returns the responses to the requests at the begin of the read that it has served, and the position behind them;
-    (b"", 0) if there are none.
-    """
+    """Called with an undecoded read; returns responses and the position after their requests, or (b"", 0)."""

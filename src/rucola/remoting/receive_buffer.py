@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 READ_SIZE: Final = 256 * 1024
-"""Size of the receive buffer in bytes, the most that one read returns."""
+"""Bytes, the most that one read returns."""
 SMALL_READ_SIZE: Final = 8 * 1024
-"""The most that a read returns of a connection that takes turns.
-
-Decoding takes no turns, and 256 KB can be a thousand requests: 3 ms.
-"""
+"""The most that a read returns if the connection takes turns: 256 KB can be a thousand requests, 3 ms."""
 
 
 class ReceiveBuffer:
-    """The receive buffer shared by all connections of an event loop.
-
-    Sharing is safe: asyncio receives and calls `buffer_updated` in one step, and the decoder copies the bytes before
-    `buffer_updated` returns.
-    """
+    """Shared by a loop's connections: the decoder copies the bytes before `buffer_updated` returns."""
 
     __slots__ = ("small_view", "view")
 

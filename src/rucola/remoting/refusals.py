@@ -1,4 +1,4 @@
-"""Refusals and errors as responses: the one table from `rucola.access.Reason` to response codes."""
+"""Refusals and errors as responses: the table from `rucola.access.Reason` to response codes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ RESPONSE_CODES: Final = {
 
 
 def refusal_response(command: RemotingCommand, refused: Refused) -> RemotingCommand:
-    """Return the response to a refused request.
-
-    It has the code, the text as remark, and the details as ext fields.
-    """
+    """Return code, text as remark, and details as ext fields."""
     response = command.response(RESPONSE_CODES[refused.reason], remark=str(refused))
     if refused.details:
         response.ext = dict(refused.details)
@@ -50,11 +47,7 @@ def refusal_response(command: RemotingCommand, refused: Refused) -> RemotingComm
 
 
 def error_response(peer: str, command: RemotingCommand, error: BaseException) -> RemotingCommand:
-    """Return the response to a request of a peer whose processor raised.
-
-    Its remark is the text of an MQError; of any other error only the type, since the text may hold internals. Both are
-    logged, but seldom for one request code: a peer can send as many such requests as it likes.
-    """
+    """Return and log an error, rate-limited; the remark exposes only texts of MQError, else the type."""
     if isinstance(error, Refused):
         return refusal_response(command, error)
     if isinstance(error, MQError):

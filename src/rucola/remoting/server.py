@@ -1,7 +1,4 @@
-"""RemotingServer: accepts connections and serves them with one table of processors.
-
-Corresponds to `NettyRemotingServer` of Apache RocketMQ 4.9.8.
-"""
+"""RemotingServer: accepts connections. Corresponds to Apache's `NettyRemotingServer`."""
 
 from __future__ import annotations
 
@@ -23,19 +20,14 @@ from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
-"""Number of connections that the kernel keeps until they are accepted."""
 ACCEPTS_PER_ITERATION: Final = 2
-"""Connections that are accepted in one iteration of the event loop; each takes a tenth of a millisecond."""
+"""Each takes a tenth of a millisecond."""
 CHECKS_PER_ITERATION: Final = 128
-"""Connections whose idle times are read in one iteration of the event loop; each takes some microseconds."""
+"""Connections whose idle times are read in one iteration; each takes some microseconds."""
 
 
 class RemotingServer:
-    """A server on one address. Belongs to one event loop.
-
-    `processors` may be filled until `start`. Without `tls` it serves plain text. `on_open` and `on_close` are called
-    with each connection. `connections` holds the open ones, `memory` bounds their buffers.
-    """
+    """A server on one address and event loop; `processors` may be filled until `start`."""
 
     def __init__(
         self,
@@ -66,10 +58,7 @@ class RemotingServer:
         self._is_stopped = False
 
     def bind(self) -> None:
-        """Bind the address without listening: a broker can register its port before it serves.
-
-        With port 0 the system chooses a port; `port` holds it afterwards. RemotingError if the address is in use.
-        """
+        """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -82,13 +71,13 @@ class RemotingServer:
         self._socket = bound
 
     def unbind(self) -> None:
-        """Release the address that `bind` took. Only before `start`."""
+        """Release the address of `bind`. Only before `start`."""
         bound, self._socket = self._socket, None
         if bound is not None:
             bound.close()
 
     async def start(self) -> None:
-        """Bind the address unless `bind` did, and listen. RemotingError if the address is in use."""
+        """Bind unless `bind` did, and listen. RemotingError if the address is in use."""
         if self._socket is None:
             self.bind()
         assert self._socket is not None
@@ -103,12 +92,12 @@ class RemotingServer:
 
         try:
             if self._tls is None:
-                # asyncio accepts as many connections in one iteration as the backlog has room for.
+                # asyncio accepts up to `backlog` connections in one iteration.
                 loop = asyncio.get_running_loop()
                 self._server = await loop.create_server(
                     connection, sock=self._socket, backlog=ACCEPTS_PER_ITERATION, start_serving=False
                 )
-                await self._server.start_serving()  # apart, so that `stop` closes the server if this is cancelled
+                await self._server.start_serving()  # separately, so that `stop` closes the server if this is cancelled
                 self._socket.listen(BACKLOG)
             else:
                 self._socket.listen(BACKLOG)
@@ -120,7 +109,7 @@ class RemotingServer:
             raise cannot_listen(self.host, self.port, error) from None
 
     async def stop(self) -> None:
-        """Stop listening, and close every connection when its written responses are sent, or after CLOSE_TIMEOUT_S."""
+        """Stop listening, and close connections when their responses are sent, or after CLOSE_TIMEOUT_S."""
         self._is_stopped = True
         server, self._server = self._server, None
         acceptor, self._acceptor = self._acceptor, None
@@ -139,7 +128,7 @@ class RemotingServer:
             await connection.closed.wait()
 
     async def close_idle(self, limit_ms: int) -> None:
-        """Close the connections that have neither sent nor received for `limit_ms`."""
+        """Close connections without bytes in either direction for `limit_ms`."""
         for number, connection in enumerate(list(self.connections)):
             if number % CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)  # a system call for each

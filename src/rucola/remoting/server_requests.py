@@ -1,10 +1,7 @@
 """ServerRequests: a client's processors of requests from servers, and bounds on their work.
 
-A server checks transactions, asks for running information, has messages consumed, and so on, at any time and rate. A
-client cannot stop reading (see `rucola.remoting.connection`), so without bounds a server that floods it, or that does
-not read its answers, would fill its memory. Beyond MAX_PENDING requests of one connection that wait for their answers,
-further ones are refused with SYSTEM_BUSY. While more than MAX_UNSENT bytes are unsent, requests that expect an answer
-are dropped: a server that does not read would not get it.
+A client cannot stop reading (see `rucola.remoting.connection`). Above MAX_PENDING unanswered requests of one
+connection, it answers SYSTEM_BUSY; above MAX_UNSENT unsent bytes, it drops requests that expect a response.
 """
 
 from __future__ import annotations
@@ -21,8 +18,6 @@ MAX_UNSENT: Final = 4 * 1024 * 1024
 
 
 class ServerRequests:
-    """The table of a client's processors, as connections look them up."""
-
     def __init__(self, processors: Mapping[int, Processor]) -> None:
         self._processors = processors
 

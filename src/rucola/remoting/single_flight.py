@@ -14,40 +14,31 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[K, T]):
-    """Runner of at most one task per key.
-
-    Every caller that waits for a task receives its result or error. The task is independent of its callers: if one is
-    cancelled or reaches its deadline, the task continues for the others. The task must therefore have a timeout of its
-    own.
-    """
+    """A task continues if a caller is cancelled or reaches its deadline, so it must have its own timeout."""
 
     def __init__(self) -> None:
         self._tasks: dict[K, asyncio.Task[T]] = {}
 
     async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline, purpose: str) -> T:
-        """Return the result of `key`'s task. Start it by `work` if it is not running.
-
-        TimeoutError at the deadline. RemotingConnectError, whose text begins with `purpose`, if `close` cancelled it.
-        """
+        """Return the task's result; `work` starts it. TimeoutError; RemotingConnectError (`purpose`) after `close`."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.get_running_loop().create_task(work())
             task.add_done_callback(lambda task: self._ended(key, task))
         try:
             async with deadline.scope():
-                # Unlike `shield`, `wait` leaves no trace of a caller that has gone: since Python 3.14 asyncio logs the
-                # error of a shielded task that nothing waits for, although other callers receive it.
+                # Not `shield`: since Python 3.14 asyncio logs the error of a shielded task whose caller has been
+                # cancelled, although other callers receive it.
                 await asyncio.wait([task])
             return task.result()
         except asyncio.CancelledError:
-            # Either `close` cancelled the task, or the caller itself was cancelled: only the first is our error.
+            # Either `close` cancelled the task, or the caller was cancelled: only the first is our error.
             caller = asyncio.current_task()
             if task.cancelled() and not (caller is not None and caller.cancelling()):
                 raise RemotingConnectError(f"{purpose}: this client was closed") from None
             raise
 
     def close(self) -> None:
-        """Cancel all tasks."""
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.cancel()
@@ -56,4 +47,4 @@ class SingleFlight(Generic[K, T]):
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # retrieve it, or asyncio logs it: all callers may have timed out before the task failed
+            task.exception()  # retrieve it, or asyncio logs it: all callers may have timed out before

@@ -1,12 +1,9 @@
 """TLS contexts of servers and clients, which follow their certificate files.
 
-A certificate is replaced by replacing its files: the next connection finds that they have changed and loads them, at
-most once per `CHECK_INTERVAL_S`; SIGHUP loads them at once. If the new files cannot be used, for instance because the
-key is written after the certificate, the last good ones stay in use and the log says why. Open connections keep the
-certificate with which they began.
-
-TLS 1.2 is the oldest version. Renegotiation is refused, since a client could make a server do expensive work by it.
-Error texts name files and settings, never their content.
+New connections load changed files, at most once per `CHECK_INTERVAL_S`; SIGHUP loads them at once. If the new files
+cannot be used, for instance because the key is written after the certificate, the last good ones stay in use and the
+log has the reason. Open connections keep their certificate. TLS 1.2 is the oldest version. Renegotiation, expensive for
+a server, is refused. Error texts name files and settings, never their content.
 """
 
 from __future__ import annotations
@@ -32,19 +29,15 @@ from rucola.settings import Secret
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S: Final = 1.0
-"""Least time between two looks at the files."""
 
 _CERTIFICATES: Final = "TLS certificates"
 
 Versions: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
-"""Time, size and inode of each file, None for one that is missing."""
+"""Time, size and inode of each file, None for a missing one."""
 
 
 class FollowedContext:
-    """An SSLContext that is built again when its files change.
-
-    Raises ConfigError if it cannot be built the first time.
-    """
+    """An SSLContext that is built again when its files change. ConfigError if it cannot be built first."""
 
     def __init__(self, build: Callable[[], ssl.SSLContext], files: Sequence[Path]) -> None:
         self._build = build
@@ -55,7 +48,7 @@ class FollowedContext:
         self._checked_s = time.monotonic()
 
     def current(self) -> ssl.SSLContext:
-        """Return the context of the current files, or the last good one, for new connections."""
+        """Return the context for new connections: of the current files, or the last good one."""
         if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S and self._look() != self._versions:
             try:
                 self.reload()
@@ -64,12 +57,9 @@ class FollowedContext:
         return self._context
 
     def reload(self) -> None:
-        """Build the context from the files as they are now.
-
-        On ConfigError the last good one stays in use.
-        """
+        """Build the context now. On ConfigError the last good one stays in use."""
         self._checked_s = time.monotonic()
-        versions = self._look()  # before they are read: a change during the build is seen by the next look
+        versions = self._look()  # before they are read: the next check sees a change during the build
         self._context = self._build()
         if versions != self._versions:
             self._versions = versions
@@ -81,10 +71,7 @@ class FollowedContext:
 
 
 class ServerTls:
-    """TLS of a server's listeners: mode, context for new connections, limits of handshakes.
-
-    ConfigError names the setting that is missing or cannot be used.
-    """
+    """TLS of a server's listeners. ConfigError names the missing or unusable setting."""
 
     def __init__(self, config: TlsConfig) -> None:
         _check_server(config)
@@ -101,21 +88,20 @@ class ServerTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection."""
         return self._followed.current()
 
     def reload(self) -> None:
-        """Load the certificates again. ConfigError, and then the last good ones stay in use."""
+        """Load the certificates again. On ConfigError the last good ones stay in use."""
         self._followed.reload()
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client connects by TLS.
+    """TLS settings of a client. All files are PEM.
 
-    By default it verifies certificates, with the system's authorities, and names. All files are PEM.
-    `check_hostname=False` accepts any name in a valid certificate. `verify=False` accepts any certificate, so that
-    anyone on the way can read and change messages: for tests, and the log warns.
+    By default it verifies certificates, with the system's authorities, and names. `check_hostname=False` accepts any
+    name in a valid certificate. `verify=False` accepts any certificate, so that anyone on the way can read and change
+    messages: for tests, and the log warns.
     """
 
     VARIABLE: ClassVar[str] = "ROCKETMQ_TLS_CONFIG_FILE"
@@ -127,7 +113,7 @@ class ClientTls:
     """Certificate of this client with its chain, if servers require one."""
     key: Path | str | None = None
     key_password: Secret | str | None = None
-    """Written as in a configuration: "file:PATH", "env:NAME" or the password itself, which `repr` does not show."""
+    """"file:PATH", "env:NAME" or the password itself, which `repr` does not show."""
     check_hostname: bool = True
     verify: bool = True
 
@@ -137,10 +123,6 @@ class ClientTls:
 
     @classmethod
     def of(cls, config: TlsConfig) -> ClientTls | None:
-        """Return the settings for connecting; None for plain text.
-
-        They are those by which a server, or a client with a tls.properties, connects.
-        """
         if not config.enable:
             return None
         return cls(
@@ -154,12 +136,12 @@ class ClientTls:
 
     @classmethod
     def from_file(cls, path: Path | str) -> ClientTls | None:
-        """Read Apache's tls.properties, in which `tls.enable` is true unless it says false. ConfigError."""
+        """Read Apache's tls.properties; `tls.enable` defaults to true. ConfigError."""
         return cls.of(settings.fill(TlsConfig, {"tls.enable": "true", **read_tls_file(Path(path))}))
 
     @classmethod
     def from_environment(cls) -> ClientTls | None:
-        """Read the file that ROCKETMQ_TLS_CONFIG_FILE names; None, for plain text, without it. ConfigError."""
+        """Read the file of ROCKETMQ_TLS_CONFIG_FILE; None, for plain text, without it. ConfigError."""
         name = os.environ.get(cls.VARIABLE)
         return cls.from_file(name) if name else None
 
@@ -190,7 +172,7 @@ class ClientTls:
 
 
 def why_refused(error: ssl.SSLError) -> str:
-    """Return the reason of a failed handshake, with what to do about it."""
+    """Return the reason of a failed handshake, with advice."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not accepted: {error.verify_message.rstrip('.')} (tls.client.trustCertPath has the "
@@ -205,10 +187,7 @@ def why_refused(error: ssl.SSLError) -> str:
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str:
-    """Return the subject of a certificate as `SSLObject.getpeercert` decodes it; empty if there is none.
-
-    The form is that of RFC 4514, the most specific name first: CN=webshop,O=Example. Control characters are escaped.
-    """
+    """Return the subject in `SSLObject.getpeercert`, as in RFC 4514 (CN=webshop,O=Example); empty for none."""
     names: Any = (certificate or {}).get("subject", ())
     pairs = [[f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in name] for name in reversed(names)]
     return ",".join(map("+".join, pairs))
@@ -225,11 +204,11 @@ _SHORT: Final = {
     "streetAddress": "STREET",
     "userId": "UID",
 }
-"""The names of RFC 4514 by those of OpenSSL; all others stay."""
+"""RFC 4514 names by OpenSSL's."""
 
 
 def hint_of_silence(transport: asyncio.BaseTransport) -> str:
-    """Return what a client may have to change if a server closed without sending anything."""
+    """Return advice for a client whose server closed without sending anything."""
     if transport.get_extra_info("ssl_object") is None:
         needed = "pass tls= or set ROCKETMQ_TLS_CONFIG_FILE (a broker: tls.enable)"
         return f"; it sent nothing: if it enforces TLS, {needed}"
@@ -295,7 +274,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
 def _new_context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A peer could otherwise have new keys computed over and over on one connection.
+    # Otherwise a peer could have new keys computed repeatedly.
     context.options |= ssl.OP_NO_RENEGOTIATION
     return context
 
@@ -312,13 +291,10 @@ def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None
 def _load_certificate(
     context: ssl.SSLContext, certificate: Path, key: Path | None, password: Secret | None, prefix: str
 ) -> None:
-    """Load a certificate and its key; without `key` it is in the same file.
-
-    `prefix` begins the settings' names.
-    """
+    """`key` defaults to the certificate's file; `prefix` starts the settings' names."""
 
     def reveal() -> str:
-        if password is None:  # without this, OpenSSL would ask on the terminal
+        if password is None:  # otherwise OpenSSL would prompt on the terminal
             raise ConfigError(f"{prefix}.keyPath: {key or certificate} is encrypted; set {prefix}.keyPassword")
         return password.reveal()
 

@@ -1,16 +1,12 @@
 """TlsAcceptor: accepts connections of a port that serves TLS, or TLS and plain text.
 
-The first byte tells them apart: a TLS handshake begins with 22, and every protocol of this project with another byte.
-It is peeked at, so that it stays in the socket, before there is a transport. A connection in plain text is then served
-as on a port without TLS, and costs nothing more.
-
-A connection is pending from its acceptance to the end of its handshake. Its cost until then is bounded:
+The first byte is peeked at: a TLS handshake starts with 22, and no other protocol here does. A plain connection is then
+served as on a port without TLS. Until the end of its handshake a connection is pending:
 
 1. It is closed after the handshake timeout.
-2. At most `max_pending_handshakes` are pending; others wait in the kernel's queue. If that holds up a new connection
-   for longer than PENDING_AGE_S, the oldest pending one is ended, so that silent connections cannot occupy all places.
-   Honest clients that connect at the same time, after a restart, wait for their turn.
-3. The log has at most one line per port and LOG_INTERVAL_S about connections that failed, with their number.
+2. At most `max_pending_handshakes` are pending; others wait in the kernel's queue. If a new connection waits longer
+   than PENDING_AGE_S, the oldest pending one is ended, so that silent connections cannot occupy all places.
+3. At most one log line per port and LOG_INTERVAL_S about failed connections, with their number.
 """
 
 from __future__ import annotations
@@ -31,30 +27,23 @@ from rucola.remoting.tls_config import TlsMode
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_BYTE: Final = b"\x16"
-"""The first byte of a TLS connection: the type of a handshake record."""
 PENDING_AGE_S: Final = 0.5
-"""Age at which a pending connection makes room for another one."""
+"""Age at which a pending connection may be ended for a new one."""
 LOG_INTERVAL_S: Final = 10.0
 RETRY_S: Final = 1.0
-"""Delay after a failed accept, for example because no descriptor is left."""
+"""Delay after a failed accept, such as without a free descriptor."""
 
 Connect: TypeAlias = Callable[[socket.socket, ssl.SSLContext | None], Awaitable[None]]
-"""Takes over a socket: with a context it does the handshake before it returns. Raises OSError or TimeoutError."""
+"""Takes over a socket; with a context it does the handshake first. OSError or TimeoutError."""
 
 
 class _SmallSSLProtocol(SSLProtocol):
-    """asyncio's TLS with a receive buffer of 32 instead of 256 KB.
-
-    Every connection has one of its own. It must hold a record of 16 KB. A thousand idle connections take 60 MB instead
-    of 280.
-    """
+    """asyncio's TLS with a receive buffer of 32 instead of 256 KB per connection; a record has 16 KB."""
 
     max_size = 32 * 1024
 
 
 def connect_to(factory: Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]) -> Connect:
-    """Return the Connect that gives each socket a transport and a protocol."""
-
     async def connect(sock: socket.socket, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         if context is None:
@@ -85,16 +74,15 @@ class TlsAcceptor:
         self._connect = connect
         self._port = listening.getsockname()[1]
         self._outages = Outages(logger)
-        # Pending connections, the oldest first, with the loop's time of their acceptance.
+        # Oldest first, with the loop's time of their acceptance.
         self._pending: dict[asyncio.Task[None], float] = {}
         self._has_room = asyncio.Event()
-        # Connections that failed since the last line about them, and when the next line may be written.
+        # Since the last line, and when the next line may be written.
         self._failures = 0
         self._next_line_s = 0.0
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
     async def stop(self) -> None:
-        """Close the listening socket and the pending connections."""
         tasks = [self._task, *self._pending]
         for task in tasks:
             task.cancel()
@@ -134,7 +122,6 @@ class TlsAcceptor:
         self._has_room.set()
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
-        """Wait for the first byte, and pass the socket on."""
         is_taken = False
         try:
             async with asyncio.timeout(self._tls.handshake_timeout_s):
@@ -158,7 +145,7 @@ class TlsAcceptor:
                 sock.close()
 
     def _failed(self, why: str) -> None:
-        """Count a connection that failed before opening; log it unless another was logged just now."""
+        """Count a failed connection; log at most one line per LOG_INTERVAL_S."""
         self._failures += 1
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._next_line_s:
@@ -168,10 +155,7 @@ class TlsAcceptor:
 
 
 async def _peek(sock: socket.socket) -> bytes:
-    """Wait for the first byte and return it; nothing if the peer has closed.
-
-    The byte stays in the socket.
-    """
+    """Return the first byte, which stays in the socket; nothing if the peer has closed."""
     loop = asyncio.get_running_loop()
     sock.setblocking(False)
     while True:

@@ -1,12 +1,11 @@
 """TlsConfig: TLS settings of a broker, name server or client, by Apache's TlsSystemConfig keys.
 
-Apache reads these keys from system properties and from a file `tls.properties`. Here they are keys of broker.conf and
-namesrv.conf, or of a file that `tls.config.file` names; if both have a key, the configuration takes precedence.
-Paths in that file are relative to its directory, so that a directory of certificates can be moved.
+Apache has these keys in system properties and a file `tls.properties`. Here they are in broker.conf and namesrv.conf,
+which take precedence, or in the file `tls.config.file`, whose relative paths are relative to it.
 
 Corresponds to `TlsSystemConfig` and `TlsMode` of Apache RocketMQ 4.9.8. Deliberate differences: the default mode is
-disabled, and there is no test mode of a server, because Apache's default is a certificate that nothing can verify; a
-client verifies the server's certificate and its name, unless its settings disable that; an unknown value is an error.
+disabled, and a server has no test mode with a certificate that nothing can verify; clients verify the server's
+certificate and name by default; an unknown value is an error.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class TlsConfig:
     enable: bool = field(default=False, metadata={"key": "tls.enable"})
     """Whether this process connects by TLS. Set it if the name servers enforce TLS."""
     client_trust_cert_path: Path | None = field(default=None, metadata={"key": "tls.client.trustCertPath"})
-    """Certificate authorities of servers, PEM; by default those of the system."""
+    """Certificate authorities of servers, PEM; by default the system's."""
     client_cert_path: Path | None = field(default=None, metadata={"key": "tls.client.certPath"})
     """Certificate of this client with its chain, PEM, if servers require one."""
     client_key_path: Path | None = field(default=None, metadata={"key": "tls.client.keyPath"})
@@ -98,21 +97,20 @@ class TlsConfig:
 
     @property
     def is_enforced(self) -> bool:
-        """Whether nothing but TLS is served."""
+        """Whether only TLS is served."""
         return self.server_mode is TlsMode.enforcing
 
     def of_own_client(self) -> TlsConfig:
-        """Return a client's settings for a server of the same process that has these."""
+        """Return settings for a client of a server with these, in the same process."""
         return replace(self, enable=self.enable or self.is_enforced)
 
     @property
     def verifies_servers(self) -> bool:
-        """Whether a client verifies certificates at all."""
         return self.client_auth_server and not self.test_mode_enable
 
 
 def with_tls_file(properties: Mapping[str, str]) -> dict[str, str]:
-    """Add the settings of the file that `tls.config.file` names. ConfigError if it cannot be used."""
+    """Add the settings of `tls.config.file`. ConfigError if it cannot be used."""
     if not (name := properties.get(_FILE, "").strip()):
         return dict(properties)
     path = settings.fill(TlsConfig, {_FILE: name}).config_file
@@ -121,7 +119,7 @@ def with_tls_file(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_tls_file(path: Path) -> dict[str, str]:
-    """Return the settings in a tls.properties, with complete paths. ConfigError names the file."""
+    """Read a tls.properties, with complete paths. ConfigError names the file."""
     given = settings.read(path)
     try:
         settings.without_effect((TlsConfig,), (), given)
