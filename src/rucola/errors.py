@@ -17,9 +17,8 @@
         ├── TopicNotFound       no name server has a route for the topic
         └── SendFailed          every attempt to send a message failed
 
-`except MQError` is complete: the package deliberately raises no other exception for input from outside. Expected
-outcomes (a full disk, an offset beyond the end of a queue) are return values. The text of an exception names what is
-wrong, where, and what to do about it.
+`except MQError` covers all errors of input from outside. Expected outcomes (a full disk, an offset beyond the end of a
+queue) are return values. Texts contain what is wrong, where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class RemotingTimeout(RemotingError):
 
 
 class BrokerError(RemotingError):
-    """A response with an error code.
-
-    `code` is the response code as received (see `rucola.protocol.codes.ResponseCode`), `remark` the text of the peer.
-    """
+    """A response with an error code: `code` as received, `remark` is the peer's text."""
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         self.code = code
@@ -116,7 +112,7 @@ class BrokerError(RemotingError):
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Tell whether an error means that a server was not reached, or did not respond."""
+    """Return whether a server was not reached, or did not respond."""
     return isinstance(error, RemotingConnectError | RemotingTimeout)
 
 
@@ -127,8 +123,7 @@ class TopicNotFound(RemotingError):
 class SendFailed(RemotingError):
     """A message that could not be sent within its retries or its timeout.
 
-    `attempts` lists the queue and the error of each attempt, in order. If the error is a RemotingTimeout or a lost
-    connection, a broker may have stored the message nevertheless.
+    `attempts` lists the queue and the error of each. A broker may have stored the message nevertheless.
     """
 
     def __init__(self, topic: str, attempts: Sequence[tuple[str, RemotingError]]) -> None:
@@ -143,5 +138,5 @@ class SendFailed(RemotingError):
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
-    """Return the sentence for a module of an optional dependency that is not installed."""
+    """Return the sentence for an optional dependency that is not installed."""
     return f"{error}: `pip install 'rucola-mq[{extra}]'` adds it"

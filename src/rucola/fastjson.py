@@ -1,18 +1,15 @@
 """JSON in the dialect of Apache RocketMQ's fastjson.
 
-The dialect extends plain JSON, on the wire and on disk, as follows:
+It extends plain JSON:
 
 * map keys may be integers without quotes: `{"offsetTable":{"T@g":{0:33,1:32}}}`;
 * map keys may be whole objects: `{{"brokerName":"a","queueId":0,"topic":"T"}:5}`;
 * names may be bare words or in single quotes, and a comma may trail.
 
-`loads` parses all of it: msgspec parses plain JSON, and only documents that it rejects go through the tolerant and
-slower parser below. A key is an `int` exactly if it was unquoted, so callers that expect a number convert with
-`int(key)`. A key that is an object is parsed as an `ObjectKey`.
-
-`dumps` writes the compact form of the wire, `dumps_pretty` the form of `config/*.json`: one tab a level, no space after
-the colon, and a closing brace on its own line, like fastjson's PrettyFormat; maps with integer keys keep their entries
-on one line.
+`loads` falls back to a slow, tolerant parser for documents that msgspec rejects. Unquoted keys are `int`, objects as
+keys `ObjectKey`; convert with `int(key)` to accept quoted numbers. `dumps` writes the compact form of the wire,
+`dumps_pretty` fastjson's PrettyFormat of `config/*.json`: a tab per level, no space after the colon; maps with integer
+keys keep their entries on one line.
 
 Counterpart of `com.alibaba.fastjson.JSON` as RocketMQ 4.9 uses it. Deliberate differences: nesting deeper than
 `MAX_DEPTH` is rejected, while fastjson overflows its stack; half of a surrogate pair is parsed as U+FFFD, since UTF-8
@@ -29,13 +26,13 @@ import msgspec
 from rucola.errors import RemoteProtocolError
 
 MAX_DEPTH = 64
-"""Limit on nesting in the tolerant parser; RocketMQ itself never exceeds six."""
+"""Of the tolerant parser; RocketMQ never exceeds six."""
 
 MAX_TOLERANT_SIZE = 32 * 1024
-"""Limit on a body that a server's event loop parses tolerantly, in bytes: 20 ms of work."""
+"""Bytes that an event loop parses tolerantly: 20 ms."""
 
 MAX_DIGITS = 400
-"""Limit on the length of a number in the tolerant parser; the largest double has 309 digits."""
+"""Of a number in the tolerant parser; the largest double has 309 digits."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -47,7 +44,7 @@ _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 
 
 class ObjectKey(tuple[tuple[str, Any], ...]):
-    """An object as a map's key: its members as pairs sorted by name, hence hashable."""
+    """An object as a map's key: pairs sorted by name."""
 
     __slots__ = ()
 
@@ -60,10 +57,7 @@ class ObjectKey(tuple[tuple[str, Any], ...]):
 
 
 def loads(data: bytes | bytearray | memoryview | str, max_tolerant_size: int | None = None) -> Any:
-    """Parse one JSON document. Raises RemoteProtocolError, which names the position of the error.
-
-    A document larger than `max_tolerant_size` must be plain JSON.
-    """
+    """Parse a document, plain JSON above `max_tolerant_size`. RemoteProtocolError has the error's position."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -82,21 +76,20 @@ def loads(data: bytes | bytearray | memoryview | str, max_tolerant_size: int | N
 
 
 def dumps(value: Any) -> bytes:
-    """Encode `value` in the compact form: integer keys without quotes, members in their order."""
+    """Encode in the compact form: integer keys unquoted, members in their order."""
     out: list[str] = []
     _write(value, out)
     return "".join(out).encode("utf-8")
 
 
 def dumps_pretty(value: Any) -> str:
-    """Encode `value` in the form of Apache's `config/*.json`."""
     out: list[str] = []
     _write_pretty(value, out, 0)
     return "".join(out)
 
 
 class _Reader:
-    """Recursive descent parser of one document; `at` is the index of the next character."""
+    """Recursive descent parser; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -112,7 +105,6 @@ class _Reader:
         raise RemoteProtocolError(f"JSON at character {self.at}: {why}")
 
     def peek(self) -> str:
-        """Skip white space and return the next character, or "" at the end."""
         match = _SPACE.match(self.text, self.at)
         assert match is not None
         self.at = match.end()

@@ -2,28 +2,26 @@
 
 Replacing a file such as `config/topics.json`:
 
-    1. write the previous content to `<name>.bak`, by way of a temporary file like the new content
+    1. write the previous content to `<name>.bak`, in the same way as the new content
     2. write the new content to `<name>.<random>.tmp` and fsync it
     3. rename that to the name and fsync the directory
 
-A power cut at any moment leaves a complete file under the name. Each writer has a temporary file of its own, so that of
-two at once, in threads or processes, one comes last, and neither renames what the other is still writing.
+A power cut leaves a complete file under the name. Each writer has its own temporary file, so that the last of several
+concurrent ones wins.
 
-Files have messages, offsets and settings: new ones are readable and writable by their owner only (0600), new
-directories as well (0700), even if the umask allows more. A replaced file keeps its mode, so that an operator can admit
-a group.
+New files are readable and writable by their owner only (0600, directories 0700). A replaced file keeps its mode, so
+that an operator can admit a group.
 
-Another user with write permission could replace a file of the log, or by a link have the broker overwrite a file
-elsewhere. A broker therefore refuses a directory that belongs to another user or that every user may write to.
-A directory of root's is accepted, since root can do everything anyway; a group that may write is, too, because an
-operator or Kubernetes (fsGroup) chose it. Root refuses the directory of another user as well: files that root creates
-in it could not be written by that user's broker later.
+A broker refuses a directory of another user, or one that every user may write to: they could replace a file of the log,
+or by a link let it overwrite a file elsewhere. Directories of root are accepted, and groups that may write, which an
+operator or Kubernetes (fsGroup) chose. Root refuses another user's directory, since that user's broker could not write
+the files it creates.
 
-Someone else may have prepared a directory, such as a store or a lake that was copied. Files below it are opened by
-`open_inside`, which follows no link; `check_inside` refuses a directory with links before anything in it is changed.
+A directory, such as a copied store, may have been prepared by others. `open_inside` follows no link below it;
+`check_inside` refuses links before any change.
 
-Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames, so that a power cut can
-leave both files truncated (apache/rocketmq#3401, #9705).
+Counterpart of `MixAll.string2File` of Apache RocketMQ 4.9.8, which neither flushes nor renames (apache/rocketmq#3401,
+#9705).
 """
 
 from __future__ import annotations
@@ -46,18 +44,14 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
-"""A URL, or a Path made of one, which has a slash less. A scheme of one letter would be a drive of Windows."""
+"""A URL, or a Path of one, with one slash less. A scheme of one letter would be a drive of Windows."""
 
 
 _NO_FILE: Final = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
-"""Errors of opening a link or a special file as a file."""
 
 
 def local_path(path: str | PathLike[str]) -> Path:
-    """Return a path on this machine. `file:///x` and `file:/x` are `/x`.
-
-    Raises ConfigError for any other URL: as a path, it would be a directory in the working directory.
-    """
+    """Return a local path, `/x` for `file:///x` and `file:/x`. ConfigError for any other URL."""
     text = fspath(path)
     url = _URL.fullmatch(text)
     if url is None:
@@ -72,11 +66,7 @@ def local_path(path: str | PathLike[str]) -> Path:
 
 
 def open_inside(root: Path, path: Path, flags: int = os.O_RDONLY, mode: int = FILE_MODE) -> int:
-    """Open a regular file below a directory, and return its descriptor.
-
-    The directory itself may be named by a link. Raises StoreError for a link below it, which could lead anywhere, and
-    for what is no regular file, such as a FIFO, whose readers would wait; OSError otherwise.
-    """
+    """Open a regular file below `root`. StoreError for a link or a special file below it, OSError otherwise."""
     flags |= OPEN_FLAGS
     *directories, name = path.relative_to(root).parts
     if ".." in directories:
@@ -105,13 +95,12 @@ def open_inside(root: Path, path: Path, flags: int = os.O_RDONLY, mode: int = FI
 
 
 def read_inside(root: Path, path: Path) -> bytes:
-    """Return the content of a regular file below a directory. Raises as `open_inside` does."""
+    """Read a regular file below a directory. Errors as of `open_inside`."""
     with open(open_inside(root, path), "rb") as file:
         return file.read()
 
 
 def size_inside(root: Path, path: Path) -> int:
-    """Return the size of a regular file below a directory. Raises as `open_inside` does."""
     descriptor = open_inside(root, path)
     try:
         return os.fstat(descriptor).st_size
@@ -120,13 +109,10 @@ def size_inside(root: Path, path: Path) -> int:
 
 
 def check_inside(root: Path, is_own: Callable[[str], bool] = bool) -> None:
-    """Raise StoreError if there is a link or a special file below a directory, which could be taken for its own file.
-
-    Entries of the directory with other names than `is_own` accepts are left alone. A missing directory has none.
-    """
+    """Raise StoreError for a link or a special file below a directory, among entries that `is_own` accepts."""
     directories = [root]
     for directory in directories:
-        # What cannot be listed is not opened either; what is gone was deleted meanwhile.
+        # Entries that cannot be listed are not opened either; missing ones were deleted in the meantime.
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(directory) as entries:
             for entry in entries:
                 if directory is root and not is_own(entry.name):
@@ -140,7 +126,6 @@ def check_inside(root: Path, is_own: Callable[[str], bool] = bool) -> None:
 
 
 def _refuse_link(path: Path, cause: OSError | None = None) -> None:
-    """Raise the error for a link, or for a FIFO that cannot be opened."""
     if path.is_symlink():
         target = os.readlink(path)
         raise StoreError(
@@ -157,17 +142,13 @@ def _special_file(path: Path) -> StoreError:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file by `content` and keep its previous content in .bak.
-
-    Does nothing if they are equal. On return the new content is on disk. After an OSError the file has its previous
-    content. Missing directories are created.
-    """
+    """Replace a file durably and keep its previous content in .bak; after an OSError it is unchanged."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
         make_directory(path.parent)
         before = b""
-    # An empty file is written again, since `before` does not tell it from a missing one.
+    # An empty file is written again, since `before` is empty for a missing one, too.
     if before == content and content:
         return
     # The copy first: a power cut between the two leaves the previous content under both names.
@@ -177,10 +158,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory and its missing parents, for their owner only.
-
-    The names of those created are synced (fsync).
-    """
+    """Create a directory and its parents, for their owner only, and sync their names."""
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(DIRECTORY_MODE, exist_ok=True)
@@ -188,7 +166,7 @@ def make_directory(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the entries of `directory` to disk. Does nothing on Windows, which opens no directories."""
+    """Sync the entries of `directory`; no effect on Windows."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
@@ -199,10 +177,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def check_ownership(directory: Path) -> None:
-    """Raise StoreError if other users can change an existing directory.
-
-    The error names the command that mends it.
-    """
+    """Raise StoreError, with a command to correct it, if other users can change the directory."""
     try:
         status = directory.stat()
     except FileNotFoundError:
@@ -219,7 +194,6 @@ def check_ownership(directory: Path) -> None:
 
 
 def _write(path: Path, content: bytes, model: Path) -> None:
-    """Write a file with the mode of `model`, if that exists."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
     fd = open_inside(path.parent, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -1,14 +1,13 @@
 """Log lines of outages: few, however often a loop fails.
 
-A loop that retries reports each failure and each success. An outage has one line when it begins, summaries at growing
-distances while it lasts, and one line when it ends:
+An outage has a line at its start, summaries at growing intervals, and a line at its end:
 
     broker broker-a failed, retrying: cannot connect to 10.0.0.7:10911: connection refused
     broker broker-a: still failing after 60 s, 58 failures, the last: ...
     broker broker-a: works again after 140 s, 137 failures
 
-A subject that fails again soon after it has recovered continues its outage: it has no new line before the next summary
-is due. So a subject has at most two lines per `FIRST_SUMMARY_S`, even if it fails and recovers every second.
+A subject that fails again before the next summary is due continues its outage, so it has at most two lines per
+`FIRST_SUMMARY_S`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_SUMMARY_S: Final = 60.0
-"""Time from the begin of an outage to its first summary; each later one takes twice as long as the one before."""
+"""Each later summary takes twice as long."""
 LONGEST_PAUSE_S: Final = 3600.0
 MAX_SUBJECTS: Final = 1000
-"""Number of subjects that are remembered; beyond it, the one that failed first is forgotten."""
+"""Beyond it, the subject that failed first is forgotten."""
 
 
 @dataclass(slots=True)
@@ -35,14 +34,11 @@ class _Outage:
     failures: int = 1
     is_over: bool = False
     is_told: bool = True
-    """Whether the last line about the subject says that it fails."""
+    """Whether the last line about the subject reports a failure."""
 
 
 class Outages:
-    """The outages of several subjects. Thread-safe.
-
-    `clock_s` never runs backwards.
-    """
+    """Outages by subject. Thread-safe. `clock_s` never runs backwards."""
 
     def __init__(
         self, logger: logging.Logger, clock_s: Callable[[], float] = time.monotonic, level: int = logging.WARNING
@@ -53,25 +49,22 @@ class Outages:
         self._outages: dict[str, _Outage] = {}
         self._lock = threading.Lock()
         self._failing = 0
-        """The number of outages that are not over: 0 makes `succeeded` cheap."""
 
     @property
     def any_failing(self) -> bool:
-        """Whether an outage lasts; if not, `succeeded` has no effect."""
+        """If False, `succeeded` has no effect."""
         return self._failing > 0
 
     def is_line_due(self, subject: str) -> bool:
-        """Tell whether a failure now would be logged, for details costly to find out."""
+        """Whether a failure now would be logged, for details that are costly to find."""
         outage = self._outages.get(subject)
         return outage is None or self._clock_s() >= outage.next_line_s
 
     def is_failing(self, subject: str) -> bool:
-        """Tell whether an outage of this subject lasts."""
         outage = self._outages.get(subject)
         return outage is not None and not outage.is_over
 
     def failed(self, subject: str, error: object) -> None:
-        """Report a failure of a subject, such as "broker broker-a"; its line begins with it."""
         with self._lock:
             now_s = self._clock_s()
             outage = self._outages.get(subject)
@@ -96,7 +89,6 @@ class Outages:
                 outage.next_line_s = now_s + outage.pause_s
 
     def succeeded(self, subject: str) -> None:
-        """Report a success; if an outage was logged, its end is logged."""
         if not self._failing:
             return
         with self._lock:

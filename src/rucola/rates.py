@@ -1,14 +1,12 @@
 """Rates of counters over the last minute, hour and day.
 
-Pure: the time is passed in. A statistic is a total that only grows, with samples of it from the past, in three series:
+A statistic is an increasing total, with past samples in three series:
 
     minute   every 10 s, the last 6 and the one before
     hour     every 10 min, the last 6 and the one before
     day      every hour, the last 24 and the one before
 
-A window is the difference between the current total and the oldest sample of its series. It covers the last minute,
-hour or day if the statistic is that old, and its whole life otherwise. Counting is one addition; `sample` is called
-every SAMPLE_INTERVAL_MS.
+A window is the difference from the oldest sample of its series. `sample` is called every SAMPLE_INTERVAL_MS.
 
 Counterpart of `StatsItem` of Apache RocketMQ 4.9.8. Deliberate difference: windows end now, not at the last sample.
 """
@@ -27,10 +25,7 @@ _Moment = tuple[int, int, int]
 
 
 class Window(NamedTuple):
-    """Totals of a window: `sum`, `times` and `tps`.
-
-    They are the sum of values, the number of times that values were added, and the sum per second.
-    """
+    """The sum of the values in a window, their number, and the sum per second."""
 
     sum: int
     times: int
@@ -38,13 +33,10 @@ class Window(NamedTuple):
 
     @property
     def avgpt(self) -> float:
-        """The mean value; 0 if nothing was counted."""
         return self.sum / self.times if self.times else 0.0
 
 
 class StatsItem:
-    """One statistic: the `sum` of all values and the number of `times` one was added."""
-
     __slots__ = ("_day", "_hour", "_minute", "sum", "times")
 
     def __init__(self, now_ms: int) -> None:
@@ -70,15 +62,12 @@ class StatsItem:
             self._day.append(moment)
 
     def minute(self, now_ms: int) -> Window:
-        """Return the window of the last minute."""
         return self._since(self._minute[0], now_ms)
 
     def hour(self, now_ms: int) -> Window:
-        """Return the window of the last hour."""
         return self._since(self._hour[0], now_ms)
 
     def day(self, now_ms: int) -> Window:
-        """Return the window of the last day."""
         return self._since(self._day[0], now_ms)
 
     def rates(self, now_ms: int) -> tuple[float, float, float]:

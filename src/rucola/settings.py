@@ -1,27 +1,23 @@
 """Settings: configuration files in Apache's format, and the dataclasses that they populate.
 
-A configuration file is a Java properties file, as `broker.conf` and `namesrv.conf` are:
+A configuration file is a Java properties file:
 
     # a comment
     brokerName = broker-a
     namesrvAddr=127.0.0.1:9876;\\
         127.0.0.1:9877
 
-A key and its value are separated by `=`, `:` or white space; a backslash at the end of a line continues it;
-`\\t`, `\\n`, `\\r`, `\\f` and `\\uXXXX` are escapes.
+A key and its value are separated by `=`, `:` or white space; a backslash at the end of a line continues it; `\\t`,
+`\\n`, `\\r`, `\\f` and `\\uXXXX` are escapes.
 
-A dataclass declares the settings of one server: the field `broker_cluster_name` has the key `brokerClusterName`. If the
-key does not follow from the field's name, the field declares it: `field(metadata={"key": "brokerIP1"})`. Values are
-integers, true or false, names of enum members, paths (in which `~` and `$HOME` are expanded) and text. A field may
-declare former spellings of its key, which are read as well: `field(metadata={"former": ("mapedFileSizeCommitLog",)})`.
-A field whose type is a dataclass is a group: the keys of that dataclass belong to the one that declares it, with the
-defaults that it declares for the group.
-
-A `Secret` is text that no output contains: not `repr`, a log or an error, nor the configuration that a server tells.
+A dataclass declares the settings of a server: the field `broker_cluster_name` has the key `brokerClusterName`, unless
+it declares another (`metadata={"key": "brokerIP1"}`) or former ones (`metadata={"former": (...)}`), which are read as
+well. Values are integers, true or false, names of enum members, paths (`~` and `$HOME` are expanded) and text. The keys
+of a field that is a dataclass belong to the outer one, with its defaults.
 
 Counterpart of `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: an
-invalid value is an error that names the key, while Apache silently keeps the default. So is a number outside the
-range of its setting: every integer has one, in its type.
+invalid value, such as a number outside the range in its type, is an error that names the key, while Apache silently
+keeps the default.
 """
 
 from __future__ import annotations
@@ -41,11 +37,11 @@ from rucola.files import local_path
 T = TypeVar("T")
 
 INT_MAX: Final = 2**31 - 1
-"""The greatest number that Apache's brokers read for most keys."""
+"""Apache's maximum for most keys."""
 
 
 class Range(NamedTuple):
-    """The values of an integer setting, from `low` to `high` inclusive, at distances of `step`."""
+    """Integers from `low` to `high` inclusive, in steps of `step`."""
 
     low: int
     high: int
@@ -60,8 +56,8 @@ class Range(NamedTuple):
         return ", ".join(map(str, range(self.low, self.high, self.step))) + f" or {self.high}"
 
 
-# Unit and range of a setting are part of its type; the reference of keys in docs/ shows them. A field narrows or widens
-# the range by a further one: `Annotated[Bytes, Range(1, 1024)]`.
+# The reference of keys in docs/ shows unit and range. A field changes the range by a further one: `Annotated[Bytes,
+# Range(1, 1024)]`.
 Count = Annotated[int, "", Range(1, INT_MAX)]
 Milliseconds = Annotated[int, "ms", Range(0, INT_MAX)]
 Interval = Annotated[Milliseconds, Range(1, INT_MAX)]
@@ -72,17 +68,17 @@ Percent = Annotated[int, "%", Range(0, 100)]
 Port = Annotated[int, "port", Range(0, 65_535)]
 
 MAX_REQUEST_SIZE: Final = 256 * 1024
-"""Limit of the settings in one request in bytes, unless the server has a setting of its own."""
+"""Default limit of the settings in one request in bytes."""
 
 
 class Secret:
-    """A setting that is never shown, such as a password. It is written as
+    """Text that no `repr`, log, error or response contains, such as a password. It is written as
 
         file:PATH     the first line of a file
         env:NAME      an environment variable
         anything else the secret itself, as Apache's files have it
 
-    Two secrets are equal if they are written alike.
+    Secrets that are written alike are equal.
     """
 
     __slots__ = ("_source",)
@@ -100,10 +96,7 @@ class Secret:
         return hash(self._source)
 
     def reveal(self) -> str:
-        """Return the secret, read at each call.
-
-        ConfigError, which does not contain it, if there is none.
-        """
+        """Return the secret, read at each call. ConfigError, which does not contain it, if there is none."""
         kind, _, name = self._source.partition(":")
         if kind == "file":
             try:
@@ -120,12 +113,12 @@ class Secret:
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-# Possessive: otherwise every repetition would take memory for going back to it, 200 bytes for each of the text.
+# Possessive: backtracking would need 200 bytes of memory for each byte of the text.
 _KEY = re.compile(r"((?:[^\\=:\s]++|\\.)*+)[ \t\f]*+[=:]?[ \t\f]*+", re.DOTALL)
 
 
 def parse(text: str) -> dict[str, str]:
-    """Parse the text of a properties file; the last of two equal keys wins."""
+    """Parse properties; the last of two equal keys wins."""
     properties: dict[str, str] = {}
     for line in _logical_lines(text):
         if _is_setting(line):
@@ -136,10 +129,7 @@ def parse(text: str) -> dict[str, str]:
 
 
 def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, str]:
-    """Parse the settings in the body of a request.
-
-    Raises RemoteProtocolError for a larger body, or one that is no UTF-8.
-    """
+    """Parse the settings in a request. RemoteProtocolError if they are too large or not UTF-8."""
     if len(body) > max_size:
         raise RemoteProtocolError(f"settings of {len(body)} bytes; the limit is {max_size} (maxJsonBodySize)")
     try:
@@ -149,7 +139,7 @@ def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, st
 
 
 def read(path: Path) -> dict[str, str]:
-    """Parse a properties file; ConfigError if it is unreadable or not UTF-8 text."""
+    """Parse a properties file; ConfigError if it is unreadable or not UTF-8."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -157,16 +147,11 @@ def read(path: Path) -> dict[str, str]:
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """Format one `key=value` a line, like the configuration in the responses of Apache's servers."""
     return "".join(f"{key}={value}\n" for key, value in properties.items())
 
 
 def replaced(text: str, changes: Mapping[str, str]) -> str:
-    """Return the text of a properties file with changed values.
-
-    Each is in the line of its key, or else at the end. Comments, other keys and their order are preserved. Of two lines
-    with the same changed key the last remains.
-    """
+    """Return the text with changed or appended values; comments, other keys and the order are preserved."""
     lines: list[str] = []
     at: dict[str, int] = {}
     for line in _logical_lines(text):
@@ -188,16 +173,12 @@ def replaced(text: str, changes: Mapping[str, str]) -> str:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str:
-    """Return the key of a field: `brokerName` for `broker_name`."""
     head, *tail = field.name.split("_")
     return str(field.metadata.get("key") or head + "".join(map(str.capitalize, tail)))
 
 
 def to_properties(config: Any) -> dict[str, str]:
-    """Convert a dataclass to keys and values.
-
-    Fields that are None, and a `Secret`, are omitted.
-    """
+    """Convert a dataclass to keys and values, without None and `Secret`."""
     properties: dict[str, str] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -209,18 +190,14 @@ def to_properties(config: Any) -> dict[str, str]:
 
 
 def changes(config: Any, properties: Mapping[str, str]) -> dict[str, Any]:
-    """Convert properties to fields of the dataclass `config`, by field name; other keys are ignored.
-
-    `config` is an instance or its class. A group is returned as a whole, with the values of the instance, or the
-    defaults of the class, for the keys that are missing. Raises ConfigError, which names the key, for an invalid value.
-    """
+    """Convert properties to fields of `config`, an instance or class, groups whole. ConfigError names the key."""
     if isinstance(config, type):
         return _changes(config, properties, _default)
     return _changes(type(config), properties, lambda field: getattr(config, field.name))
 
 
 def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
-    """Build the dataclass `kind` from properties; `defaults` are fields for missing keys."""
+    """Create the dataclass `kind` from properties; `defaults` are fields for missing keys."""
 
     def present(field: dataclasses.Field[Any]) -> Any:
         return defaults[field.name] if field.name in defaults else _default(field)
@@ -231,10 +208,6 @@ def fill(kind: type[T], properties: Mapping[str, str], **defaults: Any) -> T:
 def _changes(
     kind: type[Any], properties: Mapping[str, str], present: Callable[[dataclasses.Field[Any]], Any]
 ) -> dict[str, Any]:
-    """Convert properties to fields.
-
-    `present` returns the group in which the values of a field are changed.
-    """
     hints = _hints[kind]
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
@@ -262,10 +235,7 @@ def check(config: Any) -> None:
 
 
 class _Hints(dict[type[Any], dict[str, Any]]):
-    """The annotations of dataclasses, each evaluated once: for a broker's configuration that takes 0.8 ms.
-
-    `functools.cache` would do the same, but mypy takes no class for hashable.
-    """
+    """The annotations of dataclasses, evaluated once: 0.8 ms for a broker's. mypy rejects `functools.cache`."""
 
     def __missing__(self, kind: type[Any]) -> dict[str, Any]:
         hints = self[kind] = get_type_hints(kind, include_extras=True)
@@ -276,34 +246,27 @@ _hints: Final = _Hints()
 
 
 def _ranges(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Any, Range]]:
-    """Return the fields of a dataclass that have a range, with their annotations."""
     hints = [(field, _hints[kind][field.name]) for field in dataclasses.fields(kind)]
     return [(field, hint, allowed) for field, hint in hints if (allowed := range_of(hint)) is not None]
 
 
 def range_of(hint: Any) -> Range | None:
-    """Return the range in a setting's annotation, the last of several; None without one."""
+    """Return the last range in an annotation; None without one."""
     ranges = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range)]
     return ranges[-1] if ranges else None
 
 
 def unit_of(hint: Any) -> str:
-    """Return the unit in the annotation of a setting; empty without one."""
     return next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, str)), "")
 
 
 def unknown(kinds: Iterable[type[Any]], properties: Mapping[str, str]) -> list[str]:
-    """Return the keys that belong to none of the dataclasses."""
     known = keys_of(kinds)
     return [key for key in properties if key not in known]
 
 
 def without_effect(kinds: Iterable[type[Any]], ignored: Collection[str], properties: Mapping[str, str]) -> list[str]:
-    """Return the keys that belong to none of the dataclasses, but are listed in `ignored`.
-
-    Raises ConfigError, with the nearest known keys, for a key that is neither: it is most likely misspelled, and what
-    it should change would silently stay as it is.
-    """
+    """Return the unknown keys, all in `ignored`. ConfigError, with the nearest keys, for any other."""
     kinds = tuple(kinds)
     unused = unknown(kinds, properties)
     for key in unused:
@@ -313,7 +276,6 @@ def without_effect(kinds: Iterable[type[Any]], ignored: Collection[str], propert
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a key that does not exist, with the nearest known key."""
     by_lower_case = {one.lower(): one for one in known}
     near = difflib.get_close_matches(key.lower(), by_lower_case, n=1)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
@@ -321,7 +283,6 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
 
 
 def keys_of(kinds: Iterable[type[Any]]) -> set[str]:
-    """Return the keys of the dataclasses, in all spellings."""
     known: set[str] = set()
     for kind in kinds:
         hints = _hints[kind]
@@ -336,7 +297,7 @@ def _spellings(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield a file's lines; settings with continuations and without leading white space."""
+    """Yield lines; settings with continuations and without leading white space."""
     lines = iter(text.splitlines())
     for line in lines:
         stripped = line.lstrip()
@@ -351,7 +312,6 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _is_setting(line: str) -> bool:
-    """Tell a setting from a comment and an empty line."""
     return line.lstrip()[:1] not in ("", "#", "!")
 
 
@@ -370,7 +330,6 @@ def _escape(value: str) -> str:
 
 
 def to_text(value: Any) -> str:
-    """Return a value as a configuration file has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.name if isinstance(value, Enum) else str(value)

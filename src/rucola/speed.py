@@ -1,13 +1,12 @@
-"""The accelerator: what runs for every message, in C (`rucola._speed`), if this installation has it.
+"""The accelerator: C code for every message (`rucola._speed`), if this installation has it.
 
-    RUCOLA_SPEED=0      turns it off; everything runs as Python
-    rucola --version    tells whether it is used and, if not, why
+    RUCOLA_SPEED=0      disables it
+    rucola --version    reports whether it is used and, if not, why
 
-An installation has it if there were a C compiler and Python's headers when it was made (`hatch_build.py`); its sources
-are in `speed/`. Python is the reference: a function here has the same results as the Python code beside each of its
-calls, or returns None and leaves the work to that code. So it needs to know only the usual form of its input, and no
-error text is written twice. The names below are None without the accelerator; callers read them at each call, but
-`read_pulls` and `encode_sends` when a broker is built, so that tests can compare both ways by setting one to None.
+It is built if there are a C compiler and Python's headers (`hatch_build.py`, `speed/`). A function has the same results
+as the Python code next to each of its calls, or returns None and leaves unusual input to that code. Without the
+accelerator the functions are None. Callers read them at each call, except `read_pulls` and `encode_sends` (when a
+broker is built): tests set one to None.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any, Final
 from rucola.errors import MQError
 
 INTERFACE: Final = 7
-"""The number of the extension's interface, as in speed/speed.h. Another one is from other sources, and not used."""
+"""As in speed/speed.h. An extension with another number is from other sources, and not used."""
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """Return the extension, and "" or why it is not used."""
+    """Return the extension, and the reason if it is not used."""
     switch = os.environ.get("RUCOLA_SPEED", "")
     if switch not in ("", "0", "1"):
         raise MQError(f"RUCOLA_SPEED is {switch!r}; it can be 0, without the accelerator, or 1, with it if it is there")
@@ -48,19 +47,17 @@ def _load() -> tuple[ModuleType | None, str]:
 _extension, why_not = _load()
 
 is_used: Final = _extension is not None
-"""Whether the accelerator is used."""
 
 
 def description() -> str:
-    """Return what `rucola --version` says about the accelerator."""
     return "accelerated" if is_used else f"pure Python ({why_not})"
 
 
 Buffer = Any
-"""An object with contiguous bytes; the name of its type came with Python 3.12."""
+"""An object with contiguous bytes; the type was added in Python 3.12."""
 EditedString = tuple[bytes, str | None, str | None, str | None, str | None]
 BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], Sequence[str | None], Sequence[str | None]]
-"""Of a batch, one item per message in each: (flags, bodies, stored property strings, tags codes, unique keys, KEYS)."""
+"""Of a batch: (flags, bodies, stored property strings, tags codes, unique keys, KEYS)."""
 
 
 def _function(name: str) -> Any:
@@ -69,46 +66,43 @@ def _function(name: str) -> Any:
 
 split_frames: Callable[[Buffer, int, int], tuple[list[bytes], list[bytes], int] | None] | None
 split_frames = _function("split_frames")
-"""(data, max frame size, max header size) -> the headers and bodies of the frames that are complete in data, and the
-position after them, if `FrameDecoder` finds nothing wrong and all headers are JSON."""
+"""(data, max frame size, max header size) -> headers, bodies and end position of complete, valid JSON frames."""
 
 UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
-"""A pull: the fields of a PullMessageRequestHeader, in their order."""
+"""The fields of a PullMessageRequestHeader, in their order."""
 
 read_pulls: Callable[[Buffer, int, int, int], list[tuple[int, UsualPull, int]] | None] | None
 read_pulls = _function("read_pulls")
-"""(data, max frame size, max header size, max count) -> (opaque, UsualPull, position behind its frame) of the complete
-requests at the begin of data, up to one that is no PULL_MESSAGE of the usual form."""
+"""(data, max frame size, max header size, max count) -> (opaque, UsualPull, end position) of the first usual pulls."""
 
 QueueOffsets = dict[tuple[str, int], int]
-"""The next queue offset of each queue, by (topic, queue id)."""
+"""Next queue offsets by (topic, queue id)."""
 
 Sending = tuple[int, int, bytes, bytes, Mapping[str, Any], bytes, Sequence[bytes]]
-"""What the sends of a broker have in common: (max frame size, max header size, end, names, topics by name, store host,
-form of a response)."""
+"""Common values: (max frame size, max header size, end, names, topics by name, store host, form of a response)."""
 
 EncodedSends = tuple[bytearray, bytes, list[tuple[Any, ...]], QueueOffsets, int, int]
-"""Sends to store: (their records, their responses, the fields of their DispatchRequests, the next queue offsets behind
-them, number of requests, position behind their frames)."""
+"""(records, responses, fields of DispatchRequests, next queue offsets, number of requests, end position)."""
 
 _Place = tuple[QueueOffsets, int, int]
 
 encode_sends: Callable[[Buffer, int, Sending, int, int, int, *_Place, int, bytes], EncodedSends | None] | None
 encode_sends = _function("encode_sends")
-"""(data, max count, what they have in common, max body size, max size of KEYS, max messages of a batch, next queue
-offsets, physical offset, room there, store timestamp, born host) -> the complete requests at the begin of data, up to
-one that is no SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE of the usual form, to a queue that has messages, of a topic whose
-messages have one tag."""
+"""(data, max count, Sending, max body size, max size of KEYS, max messages of a batch, next queue offsets, physical
+offset, room there, store timestamp, born host) -> complete requests, up to the first that is not a usual
+SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE to a queue with messages, of a topic with single tags.
+"""
 
 edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
 """(text, end, names) -> `PropertyEditor.edit`."""
 
 read_batch: Callable[[bytes, bytes, bytes, int], BatchColumns | None] | None = _function("read_batch")
-"""(body, end, names, max count) -> the columns of `PropertyEditor.read_batch`, if they are the whole batch."""
+"""(body, end, names, max count) -> `PropertyEditor.read_batch`, if it is the whole batch."""
 
 encode_record: Callable[..., bytes | None] | None = _function("encode_record")
 """(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host, store timestamp, store host,
-reconsume times, prepared transaction offset, queue offset, physical offset) -> `record.encode`."""
+reconsume times, prepared transaction offset, queue offset, physical offset) -> `record.encode`.
+"""
 
 _Records = tuple[bytes, list[int]]
 _Columns = tuple[Sequence[int], Sequence[bytes | memoryview], Sequence[bytes]]
@@ -123,34 +117,32 @@ units_by_queue = _function("units_by_queue")
 """(dispatch requests, topics with due times) -> `CommitLogDispatcher.units_by_queue`."""
 
 index_entries: Callable[[object], tuple[bytes, bytes, bytes] | None] | None = _function("index_entries")
-"""(dispatch requests) -> the bytes of the arrays of `dispatch.index_entries_of`."""
+"""(dispatch requests) -> `dispatch.index_entries_of` as bytes."""
 
 put_entries: Callable[[mmap, int, int, int, Buffer, Buffer, Buffer], int | None] | None = _function("put_entries")
-"""(map, slot count, number of the first, begin timestamp, the columns of `IndexFile.put_many`) -> new slots."""
+"""(map, slot count, first number, start timestamp, the columns of `IndexFile.put_many`) -> new slots."""
 
 select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[int] | None] | None
 select_entries = _function("select_entries")
-"""(map, slot count, next number, begin timestamp, the arguments of `IndexFile.select_steps`) -> its result, if
-the chain is short."""
+"""(map, slot count, next number, start timestamp, arguments of `IndexFile.select_steps`) -> its result, if short."""
 
 read_records: Callable[[mmap, int, int, list[int], int], tuple[list[bytes], list[int]] | None] | None
 read_records = _function("read_records")
-"""(map, physical offset of its begin, bytes that the log has written, physical offsets, max bytes) ->
-`query.latest_records`."""
+"""(map, its start offset, bytes that the log has written, physical offsets, max bytes) -> `query.latest_records`."""
 
 _Accepts = Callable[[int], bool] | None
 
 read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[bytes, int, int] | None] | None
 read_units = _function("read_units")
-"""(units, queue offset of the first, map, physical offset of its begin, bytes that the log has written, max count,
-max bytes, accepts) -> (records, their number, units that were read) of `read_batch`."""
+"""(units, first queue offset, map, its start offset, bytes written, max count, max bytes, accepts) -> `read_batch`."""
 
 crc32_of_ranges: Callable[[Buffer, Buffer, Buffer], bytes | None] | None = _function("crc32_of_ranges")
-"""(data, begins, ends) -> the bytes of `record.body_crcs`."""
+"""(data, start positions, end positions) -> the bytes of `record.body_crcs`."""
 
 _Properties = tuple[bytes, list[bytes], bytes, bytes, bytes, bytes]
 
 parse_properties: Callable[[Buffer, Buffer, Buffer], _Properties | None] | None = _function("parse_properties")
-"""(data, begins, ends) -> `property_columns.parse_properties` of the regular rows, as bytes of arrays: (offsets of the
-pairs of each row: int32; names; code of the name of each pair: int32; offset of each value: int32; values; irregular
-rows: int64)."""
+"""(data, start positions, end positions) -> `property_columns.parse_properties` of the regular rows, as bytes of
+arrays: (offsets of the pairs of each row: int32; names; code of the name of each pair: int32; offset of each value:
+int32; values; irregular rows: int64).
+"""

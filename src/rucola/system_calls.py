@@ -1,6 +1,4 @@
-"""System calls for files, with one promise on Linux and macOS.
-
-The variant is chosen at import.
+"""System calls for files, with the same guarantees on Linux and macOS, chosen at import.
 
     call             Linux              macOS
     sync_data        fdatasync          F_FULLFSYNC: fsync leaves the bytes in the cache of the drive there, which a
@@ -11,7 +9,7 @@ The variant is chosen at import.
     copy_bytes       sendfile           reads and writes
     exchange_names   renameat2          renamex_np
 
-The client needs none of them and runs on Windows as well, where `check_platform` refuses a broker or a store.
+The client needs none of them and runs on Windows, too, where `check_platform` refuses a broker or a store.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ with suppress(ModuleNotFoundError):  # Windows
     import resource
 
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
-"""Errors of calls that open a file, for want of a descriptor. No fsync has them."""
+"""No fsync has these errors."""
 EXHAUSTED: Final = (*NO_DESCRIPTOR, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-"""Errors that pass by themselves, unless an fsync has them: the file system may have dropped what it was to write."""
+"""Temporary errors, except of fsync: the file system may have dropped its data."""
 
 _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None) if "fcntl" in globals() else None
 
 OPEN_FLAGS: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""Flags for every `os.open`: child processes inherit no descriptor, and bytes are not changed."""
+"""Child processes inherit no descriptor, and bytes are not changed."""
 SYNC_REACHES_DRIVE: Final = _FULL_SYNC is None
-"""Whether msync waits for the drive itself. If not, `sync_data` has to follow it."""
+"""Whether msync waits for the drive. If not, `sync_data` has to follow it."""
 ALLOCATES_BESIDE_WRITER: Final = hasattr(os, "posix_fallocate")
 """Whether `allocate` may run while another thread writes to the range."""
 
@@ -52,14 +50,13 @@ _PIECE: Final = 1 << 20
 _PAGE: Final = 4096
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
-"""The flag of renameat2, and under the name RENAME_SWAP that of renamex_np."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _MAX_MMAP_THRESHOLD: Final = 32 * 1024 * 1024
 
 MS_SYNC: Final = 0x10 if _IS_MACOS else 4
-"""The flag of msync. The value of Linux means "discard the pages" on macOS."""
+"""The value of Linux means "discard the pages" on macOS."""
 
 
 def check_platform() -> None:
@@ -69,15 +66,11 @@ def check_platform() -> None:
 
 
 def c_library() -> Any:
-    """Return the C library of this process.
-
-    Functions are loaded by name, and set errno for `ctypes.get_errno`.
-    """
+    """Return the C library; functions set errno for `ctypes.get_errno`."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def descriptor_limit() -> int | None:
-    """Return the number of descriptors that this process may have open; None without a limit."""
     if "resource" not in globals():
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -85,20 +78,14 @@ def descriptor_limit() -> int | None:
 
 
 def keep_freed_memory(size: int) -> None:
-    """Let the allocator keep up to `size` freed bytes.
-
-    Otherwise they are given back to the kernel. Only with glibc.
-    """
+    """Let glibc keep up to `size` freed bytes instead of returning them to the kernel."""
     if sys.platform == "linux" and hasattr(library := c_library(), "mallopt"):
         library.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
         library.mallopt(_M_TRIM_THRESHOLD, size)
 
 
 def sync_data(fd: int) -> None:
-    """Wait until a file's data, and the metadata to read them, are on the drive.
-
-    Raises OSError.
-    """
+    """Wait until a file's data, and the metadata to read them, are on the drive. OSError."""
     if _FULL_SYNC is not None:
         fcntl.fcntl(fd, _FULL_SYNC)
     elif hasattr(os, "fdatasync"):
@@ -108,10 +95,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_all(fd: int) -> None:
-    """Wait until a file with its metadata, or a directory, is on the drive.
-
-    Raises OSError.
-    """
+    """Wait until a file with its metadata, or a directory, is on the drive. OSError."""
     if _FULL_SYNC is not None:
         fcntl.fcntl(fd, _FULL_SYNC)
     else:
@@ -119,15 +103,11 @@ def sync_all(fd: int) -> None:
 
 
 def allocate(fd: int, begin: int, size: int) -> None:
-    """Give blocks to a range of a file; its content and size stay.
-
-    Raises OSError (ENOSPC, EDQUOT). The range must be within the file. No other thread may write to it unless
-    `ALLOCATES_BESIDE_WRITER`.
-    """
+    """Allocate blocks for a range in a file; needs ALLOCATES_BESIDE_WRITER if another thread writes to it. OSError."""
     if ALLOCATES_BESIDE_WRITER:
         os.posix_fallocate(fd, begin, size)
         return
-    # A hole reads as zeros. Zeros written over it take blocks and change nothing; pages with other bytes have blocks.
+    # Zeros written over a hole allocate blocks and change nothing; pages with other bytes have blocks.
     end = begin + size
     for position in range(begin, end, _PIECE):
         piece = os.pread(fd, min(_PIECE, end - position), position)
@@ -140,7 +120,7 @@ def allocate(fd: int, begin: int, size: int) -> None:
 
 
 def data_ranges(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges between `begin` and `end` that may hold nonzero bytes, as (begin, end)."""
+    """Yield the (start, end) of ranges that may hold nonzero bytes."""
     while begin < end:
         if not _FINDS_HOLES:
             yield begin, end
@@ -172,10 +152,7 @@ def copy_bytes(source: int, target: int, size: int) -> None:
 
 
 def exchange_names(one: Path, other: Path) -> None:
-    """Exchange the names of two directories in one step.
-
-    Raises OSError: ENOSYS or EINVAL if that is not possible.
-    """
+    """Exchange the names of two directories atomically. OSError: ENOSYS or EINVAL if not supported."""
     library, names = c_library(), (os.fsencode(one), os.fsencode(other))
     if _IS_MACOS:
         failed = library.renamex_np(*names, _RENAME_EXCHANGE)
