@@ -12,8 +12,6 @@ from rucola.settings import INT_MAX, Count, Interval, Range, Secret
 
 
 class MasterRole(Enum):
-    """The role of a broker that is elected."""
-
     SYNC_MASTER = 0
     """It acknowledges what all members of the in-sync set have."""
     ASYNC_MASTER = 1
@@ -34,7 +32,7 @@ class CoordinationConfig:
     etcd_password: Secret | None = None
     """Password of the user: `file:PATH` or `env:NAME`, or the password itself."""
     etcd_ca_file: str = ""
-    """Certificate authorities of etcd, PEM, for https; by default those of the system."""
+    """Certificate authorities of etcd, PEM, for https; by default the system's."""
     etcd_cert_file: str = ""
     """Certificate of this broker, PEM, if etcd asks clients for one."""
     etcd_key_file: str = ""
@@ -66,7 +64,6 @@ class CoordinationConfig:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the master is elected."""
         return bool(self.etcd_endpoints.strip())
 
     @property

@@ -1,13 +1,13 @@
-"""Coordinator of one broker: asks etcd, lets `Election` decide, and carries the decisions out.
+"""Coordinator of one broker: reads etcd, lets `Election` decide, and carries the decisions out.
 
 Three tasks run until `stop`:
 
-    renewal    renews the lease every `etcdLoopWait`; while it does not succeed, the rounds begin without a pause
+    renewal    renews the lease every `etcdLoopWait`; while that fails, the rounds have no pauses
     watch      wakes the rounds when a key of the group changes
     rounds     reads the keys of the group, decides, and carries the decision out, one after the other
 
-While etcd does not answer, nothing changes its role. The master asks the other members of the in-sync set for promises,
-by requests to the addresses that they had announced, and continues as long as all of them give theirs.
+While etcd is unreachable, no role changes. The master requests promises from all other members of the in-sync set, and
+continues while all of them promise.
 """
 
 from __future__ import annotations
@@ -42,21 +42,17 @@ from rucola.outages import Outages
 logger = logging.getLogger(__name__)
 
 JOINING_WAIT_S: Final = 0.05
-"""Pause between rounds while a slave is about to join the in-sync set."""
+"""Pause between rounds while a slave joins the in-sync set."""
 HANDOVER_POLL_S: Final = 0.01
 LEAVING_WAIT_S: Final = 0.25
-"""Time between the change of the in-sync set in etcd and the end of the connection to the master."""
+"""Time from the change of the in-sync set in etcd to the end of the connection to the master."""
 VACANT_WAIT_S: Final = 0.1
-"""Pause between rounds while there is no master."""
 WATCH_ROUNDS: Final = 6
-"""Rounds, as multiples of their longest pause, after which a silent watch is renewed: it may be half-open."""
+"""Rounds, as multiples of their longest pause, until a silent watch, maybe half-open, is renewed."""
 ETCD: Final = "coordination by etcd"
-"""Subject of the log lines."""
 
 
 class EndOfLog(Protocol):
-    """How far a log goes."""
-
     @property
     def epoch(self) -> int: ...
 
@@ -65,10 +61,7 @@ class EndOfLog(Protocol):
 
 
 class BrokerRoles(Protocol):
-    """A broker as its coordinator uses it, implemented by `BrokerRoleControl`.
-
-    Methods may raise MQError during a change.
-    """
+    """A broker as used by its coordinator. Methods may raise MQError during a change."""
 
     def position(self) -> EndOfLog: ...
 
@@ -90,42 +83,31 @@ class BrokerRoles(Protocol):
 
 
 class PromiseResponse(NamedTuple):
-    """The response of a member that was asked for a promise."""
-
     has_promised: bool
     epoch: int
-    """The highest epoch that it knows."""
+    """The member's highest epoch."""
 
 
 AskMember: TypeAlias = Callable[[str, int], Awaitable[PromiseResponse]]
-"""Asks the member at an address to promise the master of an epoch not to stand.
-
-MQError if it does not answer within `Bounds.retry_timeout_s`.
-"""
+"""(address, epoch) -> response to a request for a promise. MQError after `Bounds.retry_timeout_s`."""
 
 
 class CoordinationFigures(NamedTuple):
-    """Figures for metrics and status."""
-
     role: Role
     epoch: int
     in_sync: frozenset[int]
     members: frozenset[int]
-    """The members that ran when etcd answered last."""
+    """The running members in etcd's last response."""
     is_etcd_away: bool
     etcd_failures: int
     right_s: float
-    """Seconds for which this broker may still acknowledge messages, unless the time is extended; 0 on a slave."""
+    """Seconds for which this broker may acknowledge; 0 on a slave."""
     is_promised: bool
-    """Whether the right of this master is the promises of the members, since etcd does not answer."""
+    """Whether the right is promises of the members, since etcd is unreachable."""
 
 
 class Coordinator:
-    """Coordinator that keeps one broker in its role.
-
-    `start` it after the broker, `stop` it before. Belongs to one event loop. `ask` sends a request for a promise; the
-    answers of this broker to such requests are `promise`. `lease` is moved by the coordinator, and asked by the broker.
-    """
+    """Keeps one broker in its role. `start` it after the broker, `stop` it before. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -149,9 +131,8 @@ class Coordinator:
         self._ask = ask
         self._election = Election(record, bounds, boot_time_s(), may_found=may_found)
         self._members: dict[int, MemberRecord] = {}
-        """The last known record of each member, for its address."""
+        """The last known records, for their addresses."""
         self._running: frozenset[int] = frozenset()
-        """The members that etcd had last."""
         self._following: tuple[int, LeaderRecord] | None = None
         self._wake = asyncio.Event()
         self._renewed_s = 0.0
@@ -163,11 +144,10 @@ class Coordinator:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to coordinate."""
         self._tasks = [asyncio.create_task(run()) for run in (self._renew, self._watch, self._rounds)]
 
     async def stop(self) -> None:
-        """Leave the group: as master, once the in-sync slaves have caught up, as slave, once no send waits for it."""
+        """Leave the group: a master once in-sync slaves have caught up, a slave once no send waits for it."""
         was_master = self._election.role is Role.MASTER
         self._election.leave()  # before the tasks, which apply the right once more at their end
         self._apply_right()
@@ -194,19 +174,19 @@ class Coordinator:
             await asyncio.sleep(JOINING_WAIT_S)  # reports of slaves arrive on other tasks
 
     async def _leave_in_sync_set(self) -> None:
-        """Have the master take this slave out of the in-sync set, while it still replicates."""
+        """Have the master remove this slave from the in-sync set, while it still replicates."""
         await self._transact(self._keys.announcing(self._election.record, self._election.lease))
         while True:
             view = self._keys.view(await self._etcd.range(self._keys.prefix))
             if view.leader is None or view.state is None or self._me not in view.state.in_sync:
-                await asyncio.sleep(LEAVING_WAIT_S)  # the master gets the answer to its own change a moment later
+                await asyncio.sleep(LEAVING_WAIT_S)  # the master receives the response to its change a moment later
                 return
             await asyncio.sleep(JOINING_WAIT_S)
 
     # A handover.
 
     async def prefer(self) -> None:
-        """Announce that this slave is to be the next master. MQError if etcd does not take that."""
+        """Announce that this slave is to be the next master. MQError if etcd refuses."""
         self._election.prefer()
         if (lease := self._election.lease) == 0 or await self._transact(
             self._keys.announcing(self._election.record, lease)
@@ -214,7 +194,7 @@ class Coordinator:
             raise StoreError("etcd does not know this broker")
 
     async def hand_over(self, timeout_s: float) -> bool:
-        """Give the mastership up; return False if that took too long, and it is kept."""
+        """Resign; return False if that took too long, and this broker remains master."""
         self._election.hand_over()
         self._wake.set()
         deadline_s = boot_time_s() + timeout_s
@@ -226,10 +206,7 @@ class Coordinator:
         return True
 
     def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse:
-        """Respond to the master of an epoch, which asks for a promise.
-
-        A broker that knows no master follows the one that asks.
-        """
+        """Respond to a master's request for a promise; without another master, follow it."""
         has_promised = self._election.promise(boot_time_s(), epoch)
         if has_promised and self._following is None:
             self._promised_master = (epoch, master)
@@ -237,7 +214,6 @@ class Coordinator:
         return PromiseResponse(has_promised, self._election.epoch)
 
     def figures(self) -> CoordinationFigures:
-        """Return the figures of now."""
         election, now_s = self._election, boot_time_s()
         return CoordinationFigures(
             election.role,
@@ -290,7 +266,7 @@ class Coordinator:
         while True:
             try:
                 wait_s = await self._round()
-            except MQError as error:  # of the broker, during a change of its role, or a key of another program
+            except MQError as error:  # of the broker, during a role change, or of a malformed key
                 self._outages.failed("coordination of this broker", error)
                 wait_s = VACANT_WAIT_S
             except Exception:
@@ -307,9 +283,9 @@ class Coordinator:
         """Do one round; return the pause before the next one in seconds."""
         begin_s = boot_time_s()
         is_late = begin_s - self._renewed_s >= self._bounds.loop_wait_s * 1.5
-        # An etcd that lost its data answers, and renews a lease, but not that of the mastership.
+        # An etcd that lost its data renews a lease, but not the mastership's.
         if self._election.role is Role.MASTER and (is_late or not self._election.holds_lease):
-            await self._ask_members()  # of a member that is out of reach, this takes as long as an answer may take
+            await self._ask_members()  # an unreachable member uses the whole timeout
         asked_s = boot_time_s()
         try:
             view = self._keys.view(await self._etcd.range(self._keys.prefix))
@@ -339,7 +315,7 @@ class Coordinator:
         return self._bounds.loop_wait_s
 
     _promised_master: tuple[int, LeaderRecord] | None = None
-    """The master that asked for a promise, if this broker knows no other."""
+    """The master that requested a promise, if this broker has no other."""
 
     async def _carry_out(self, decision: Decision, view: View) -> float:
         keys, lease, bounds = self._keys, self._election.lease, self._bounds
@@ -422,7 +398,6 @@ class Coordinator:
     # Promises.
 
     async def _ask_members(self) -> None:
-        """Ask all other members of the in-sync set for promises."""
         asked_s, epoch = boot_time_s(), self._election.epoch
         members = sorted(self._election.must_ask)
         asked = [self._ask_one(member, epoch) for member in members]
@@ -449,12 +424,12 @@ class Coordinator:
         if record is None:
             return None
         try:
-            # Its own timeout, and no other one around it, closes a connection that is half-open.
+            # Only its own timeout closes a half-open connection.
             return await self._ask(record.address, epoch)
         except MQError:
             return None
 
-    # What the broker may do.
+    # The rights of the broker.
 
     def _apply_right(self) -> None:
         self.lease.set(self._election.right_until_s(boot_time_s()))

@@ -1,4 +1,4 @@
-"""Decisions of an election, which the coordinator carries out one after the other."""
+"""Decisions of an election, carried out one after the other."""
 
 from __future__ import annotations
 
@@ -11,51 +11,37 @@ from rucola.coordination.group_keys import LeaderRecord, MemberRecord
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing. `reason` is worth a log line unless it is empty."""
+    """Do nothing; log `reason` unless it is empty."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Write the own member record."""
-
     record: MemberRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Write `leader` and a new state.
-
-    The conditions are that there is no leader, and that the state has this revision.
-    """
+    """Write `leader` and a new state, if there is no leader and the state has this revision."""
 
     epoch: int
     in_sync: Mapping[int, int]
-    """Members with the incarnations of their logs."""
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Write `leader` and the state again, if nothing has changed meanwhile.
-
-    The conditions are that there is no leader, and that the state has this revision. It gets another one, since the
-    logs will have grown when the next election compares them.
-    """
+    """Write `leader` and the state again, as `Stand`. The new revision invalidates older announcements."""
 
     epoch: int
     in_sync: Mapping[int, int]
-    """Members with the incarnations of their logs."""
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Revoke a lease with the key `leader`.
-
-    It is that of an earlier process of this broker, or of a master that gives up.
-    """
+    """Revoke the lease of `leader`, of an earlier process of this broker or a resigning master."""
 
     lease: int
 
@@ -74,27 +60,24 @@ class ChangeInSync:
 
     epoch: int
     in_sync: Mapping[int, int]
-    """Members with the incarnations of their logs."""
     revision: int
     leader_revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Be a slave of this master."""
-
     epoch: int
     master: LeaderRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Unfollow:
-    """Close the replication connection to the last master, before the log is compared."""
+    """Close the replication connection to the last master, before logs are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the replication connections of a slave; its confirmations over them do not count."""
+    """Close the replication connections of a slave and ignore their confirmations."""
 
     member: int
 

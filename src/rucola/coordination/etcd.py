@@ -1,11 +1,8 @@
 """Client of etcd 3, by its HTTP/JSON gateway: leases, ranges, transactions and watches.
 
-The gateway of a gRPC server takes and returns JSON in which keys and values are base64 and 64-bit integers are text.
-Only what an election needs is here. Every call has a timeout. It is tried at one endpoint after the other, beginning
-with the one that answered last, as long as the outcome is the same if it was executed twice; a transaction whose
-outcome is not known raises `OutcomeUnknown` and is never repeated.
-
-Needs the extra `rucola-mq[etcd]` (httpx), which is imported when a client is made.
+Keys and values are base64 in JSON, and 64-bit integers are text. Calls have a timeout and are tried at one endpoint
+after the other, the last good one first, if that is safe to repeat; a transaction with an unknown outcome raises
+`OutcomeUnknown` and is never repeated. Requires the extra `rucola-mq[etcd]` (httpx), imported when a client is created.
 """
 
 from __future__ import annotations
@@ -27,15 +24,14 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_ANSWER_SIZE: Final = 4 << 20
-"""Bytes of an answer beyond which it is refused: that of a group has some hundred."""
+"""Bytes; a group's response has some hundred."""
 RETRY_PAUSE_S: Final = 0.05
-"""Pause before all endpoints are tried once more within a timeout."""
 
 # Codes of gRPC.
 _NOT_FOUND: Final = 5
 _UNAUTHENTICATED: Final = 16
 _DEFINITE: Final = frozenset({3, _NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})
-"""Codes of requests that etcd has refused. Others, as timeouts, leave open whether it was executed."""
+"""Codes of refused requests. After others, such as timeouts, the outcome is unknown."""
 
 
 class EtcdError(MQError):
@@ -47,24 +43,21 @@ class LeaseNotFound(EtcdError):
 
 
 class OutcomeUnknown(EtcdError):
-    """A transaction without an answer: it may have been executed, or may still be."""
+    """A transaction without a response: it may have been executed, or may still be."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """Key with its value, and the revisions of its creation and its last change."""
-
     key: str
     value: bytes
     create_revision: int
     mod_revision: int
     lease: int
-    """Lease with which the key ends; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Condition of a transaction: revision of a key's last change, 0 for a missing key."""
+    """Condition: revision of a key's last change, 0 for a missing key."""
 
     key: str
     mod_revision: int
@@ -72,8 +65,6 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Change of a transaction: a value, bound to a lease unless that is 0."""
-
     key: str
     value: bytes
     lease: int = 0
@@ -81,18 +72,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys with a prefix at one revision."""
-
     revision: int
     items: tuple[KeyValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Where etcd is, and how to be admitted."""
-
     endpoints: tuple[str, ...]
-    """Addresses such as `http://10.0.0.1:2379`."""
     user: str = ""
     password: str = ""
     ca_file: str = ""
@@ -101,10 +87,7 @@ class EtcdAccess:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Split addresses at `,` or `;`; `http://` is the default scheme.
-
-    Raises ConfigError for a part that is no address.
-    """
+    """Split addresses at `,` or `;`; `http://` is the default scheme. ConfigError if malformed."""
     found = []
     for part in text.replace(";", ",").split(","):
         address = part.strip().rstrip("/")
@@ -121,7 +104,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 
 
 class EtcdClient:
-    """Requests to one etcd cluster. Use `async with`. `timeout_s` bounds every call but the watch."""
+    """Client of one etcd cluster, an async context manager. `timeout_s` bounds every call except `watch`."""
 
     def __init__(self, access: EtcdAccess, timeout_s: float) -> None:
         try:
@@ -136,10 +119,9 @@ class EtcdClient:
         self._access = access
         self._timeout_s = timeout_s
         self._last = 0
-        """Index of the endpoint that answered last."""
         self._token = ""
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
-        # The environment may name a proxy for the way to the Internet; etcd is not there.
+        # Ignores proxies of the environment, which lead to the Internet.
         self._http: httpx.AsyncClient = httpx.AsyncClient(
             verify=_tls_context(access), trust_env=False, timeout=httpx.Timeout(timeout_s)
         )
@@ -151,10 +133,7 @@ class EtcdClient:
         await self._http.aclose()
 
     async def grant(self, ttl_s: int) -> tuple[int, int]:
-        """Make a lease; return its id, and its time to live in seconds.
-
-        etcd may have raised the time to live.
-        """
+        """Create a lease; return its id, and its time to live in seconds, which etcd may have raised."""
         answer = await self._call("/v3/lease/grant", {"TTL": str(ttl_s)})
         return int(answer["ID"]), int(answer["TTL"])
 
@@ -167,14 +146,14 @@ class EtcdClient:
         return ttl_s
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and delete its keys; no error if it has ended already."""
+        """End a lease, and delete its keys; no error if it has already ended."""
         try:
             await self._call("/v3/lease/revoke", {"ID": str(lease)})
         except LeaseNotFound:
             pass
 
     async def range(self, prefix: str) -> KeyRange:
-        """Read all keys with a prefix, as a quorum of etcd has them."""
+        """Read all keys with a prefix, linearizably."""
         begin = prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1])
         answer = await self._call("/v3/kv/range", {"key": _text(begin), "range_end": _text(end)})
@@ -182,10 +161,7 @@ class EtcdClient:
         return KeyRange(int(answer["header"]["revision"]), items)
 
     async def transact(self, compares: Iterable[Compare], puts: Iterable[Put]) -> int | None:
-        """Carry out all puts if all conditions hold; return the new revision, otherwise None.
-
-        OutcomeUnknown without an answer; LeaseNotFound, and nothing has changed, if a lease has ended.
-        """
+        """Do all puts if all conditions hold; return the new revision, or None. OutcomeUnknown, LeaseNotFound."""
         request = {
             "compare": [
                 {"key": _text(each.key), "target": "MOD", "result": "EQUAL", "mod_revision": str(each.mod_revision)}
@@ -200,11 +176,7 @@ class EtcdClient:
         return int(answer["header"]["revision"]) if answer.get("succeeded") else None
 
     async def watch(self, prefix: str, silence_s: float) -> AsyncIterator[None]:
-        """Yield whenever keys with a prefix change, and once when the watch begins.
-
-        Ends with EtcdError, or without it when nothing has come for `silence_s`: etcd sends nothing while nothing
-        changes, and a half-open connection looks the same.
-        """
+        """Yield at the start, and on changes below a prefix, until EtcdError or `silence_s` without data."""
         begin = prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1])
         request = {"create_request": {"key": _text(begin), "range_end": _text(end)}}
@@ -222,7 +194,7 @@ class EtcdClient:
                         timeout=(None, silence_s, None, None),  # of reads
                     )
                     answer = await stack.enter_async_context(answering)
-                async for _ in answer.aiter_lines():  # one JSON object a line
+                async for _ in answer.aiter_lines():  # one JSON object per line
                     yield None
         except self._silent:
             return
@@ -231,7 +203,7 @@ class EtcdClient:
         raise EtcdError(f"the watch at {endpoint} ended")
 
     async def _call(self, path: str, request: Mapping[str, Any], *, is_repeatable: bool = True) -> Any:
-        """Send a request until an endpoint answers it, or the timeout has passed."""
+        """Send a request until an endpoint answers, or the timeout."""
         endpoints = self._access.endpoints
         reason = ""
         try:
@@ -250,7 +222,7 @@ class EtcdClient:
                         self._last = (self._last + 1) % len(endpoints)
                     await asyncio.sleep(RETRY_PAUSE_S)
         except TimeoutError:
-            # The endpoint that is silent: the next call begins with another one.
+            # The silent endpoint: the next call starts with another.
             silent, self._last = endpoints[self._last], (self._last + 1) % len(endpoints)
             reason = reason or f"{silent}: no answer within {self._timeout_s:g} s"
             kind = EtcdError if is_repeatable else OutcomeUnknown
@@ -267,12 +239,12 @@ class EtcdClient:
             body = _decode(answer.content, endpoint)
             if answer.status_code == 200 and "error" not in body:
                 return body
-            # A stream, as that of keepalive, has its error inside.
+            # Streams, such as keepalive, have the error inside.
             error = body["error"] if isinstance(body.get("error"), dict) else body
             code = int(error.get("code", error.get("grpc_code", 0)))
             message = str(error.get("message") or error.get("error") or f"HTTP status {answer.status_code}")
             if attempt == 0 and self._access.user and (code == _UNAUTHENTICATED or "auth token" in message):
-                self._token = ""  # tokens of etcd end after some minutes
+                self._token = ""  # tokens expire after some minutes
                 continue
             if code == _NOT_FOUND and "lease" in message:
                 raise LeaseNotFound(f"{endpoint}: {message}")
@@ -297,14 +269,11 @@ class EtcdClient:
 
 
 class _Unavailable(Exception):
-    """An endpoint that answers without knowing, as one without a quorum does."""
+    """An error of an endpoint that leaves the outcome open, for example without a quorum."""
 
 
 def _tls_context(access: EtcdAccess) -> ssl.SSLContext | bool:
-    """Return the context for https, with the certificates of the files.
-
-    Raises ConfigError if they cannot be used.
-    """
+    """Create the context for https. ConfigError if the files cannot be used."""
     if not any(endpoint.startswith("https") for endpoint in access.endpoints):
         return False
     try:

@@ -19,54 +19,40 @@ from rucola.coordination.etcd import Compare, KeyRange, KeyValue, Put
 from rucola.errors import MQError
 
 NOT_STANDING: Final = -1
-"""`MemberRecord.standing` of a broker that is no candidate."""
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """The master, as it announces itself."""
-
     member: int
     address: str
-    """Address for clients and for promises, "host:port"."""
+    """For clients and for promises, "host:port"."""
     ha_address: str
-    """Address for slaves, "host:port"."""
 
 
 class StateRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """The state from which an election begins."""
-
     epoch: int
     master: int
     in_sync: dict[int, int]
-    """Members that have every acknowledged message, the master included, with the incarnation of their logs.
-
-    One of them becomes the next master.
-    """
+    """Incarnations of the members with every acknowledged message, one of which becomes the next master."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """A running broker."""
-
     member: int
     address: str
     ha_address: str
     priority: int
     incarnation: int
-    """Another number whenever the log may lack what it confirmed: after a power cut, or on an empty disk."""
+    """Changes if the log may lack confirmed messages: after a power cut, or on an empty disk."""
     standing: int = NOT_STANDING
-    """As a candidate: the revision of the state that it wants to follow on. Its log has not grown since."""
+    """The revision of the state that the candidate read; its log has not grown since."""
     epoch: int = 0
-    """As a candidate: the last epoch of its log. Otherwise, 0, unless etcd has lost the state: the last one known."""
+    """The last epoch of a candidate's log, or the last one known if etcd has lost the state; else 0."""
     end: int = 0
-    """As a candidate: the end of its log."""
     leaving: bool = False
-    """Whether it stops, so that the master takes it out of the in-sync set."""
+    """Whether it stops, so that the master removes it from the in-sync set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The key `leader`."""
-
     record: LeaderRecord
     lease: int
     revision: int
@@ -74,22 +60,21 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class ElectedState:
-    """The key `state`. `revision` is that of its last change."""
+    """The key `state`, with the revision of its last change."""
 
     epoch: int
     master: int
     in_sync: Mapping[int, int]
-    """Members with the incarnations of their logs."""
     revision: int
 
     def is_entitled(self, record: MemberRecord) -> bool:
-        """Tell whether a member has every acknowledged message, as far as etcd knows."""
+        """Whether a member has every acknowledged message according to etcd."""
         return self.in_sync.get(record.member) == record.incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All keys of a group at one moment; `leader` and `state` are None if missing."""
+    """All keys of a group at one revision; `leader` and `state` are None if missing."""
 
     leader: Leader | None = None
     state: ElectedState | None = None
@@ -97,22 +82,17 @@ class View:
 
 
 class Transaction(NamedTuple):
-    """Changes of keys, on conditions."""
-
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKeys:
-    """Names of the keys of one group."""
-
     cluster: str
     broker: str
 
     @property
     def prefix(self) -> str:
-        """What all names begin with."""
         return f"/rucola/{self.cluster}/{self.broker}/"
 
     @property
@@ -127,15 +107,10 @@ class GroupKeys:
         return f"{self.prefix}member/{member}"
 
     def announcing(self, record: MemberRecord, lease: int) -> Transaction:
-        """Write the own record, bound to the own lease."""
         return Transaction((), (Put(self.member(record.member), encode(record), lease),))
 
     def leading(self, leader: LeaderRecord, lease: int, revision: int, state: StateRecord) -> Transaction:
-        """Become leader and write the state, if there is none and this is its revision.
-
-        The revision shows that no other leader was elected meanwhile. That of the new state, also if its content is the
-        same, shows how far the announcements of candidates date back.
-        """
+        """Become leader and write the state, if there is no leader and the state has this revision."""
         return Transaction(
             (Compare(self.leader, 0), Compare(self.state, revision)),
             (Put(self.leader, encode(leader), lease), Put(self.state, encode(state))),
@@ -167,7 +142,6 @@ class GroupKeys:
 
 
 def encode(record: LeaderRecord | StateRecord | MemberRecord) -> bytes:
-    """Return the value of a key."""
     return msgspec.json.encode(record)
 
 

@@ -1,16 +1,16 @@
 """Incarnation of a log: a number that changes when the log may lack confirmed messages.
 
-A kill leaves the log in the memory of the machine, so the incarnation stays. After a power cut the end of the log may
-be gone, unless every confirmed message was flushed; on an empty disk all of it is. The in-sync set in etcd names
-members with their incarnations, so that a broker whose log lost something is no longer entitled to be elected by it.
+A kill leaves the log in the page cache, so the incarnation stays. After a power cut the end of the log may be lost,
+unless every confirmed message was flushed; on an empty disk all of it is. The in-sync set in etcd has incarnations, so
+that a broker with such a log is no longer eligible.
 
-`config/coordination.json` in the store directory has the number, and what the next start judges the log by:
+`config/coordination.json` in the store directory:
 
     {"incarnation":4503,"bootId":"1f0e…","isFlushed":false,"leastEnd":27353}
 
-`bootId` is that of the machine at the last start. `isFlushed` is about the run since then, since flushDiskType may have
-been changed after a power cut. The log may be on another disk than this file, so `leastEnd` is its end at the last
-orderly stop. A file of an earlier version has neither of the two, and counts as not flushed.
+`bootId` is the machine's at the last start. `isFlushed` is about the run since then, since flushDiskType may have
+changed after a power cut. `leastEnd` is the end of the log at the last orderly stop, since the log may be on another
+disk. A file of an earlier version has neither, and counts as not flushed.
 """
 
 from __future__ import annotations
@@ -29,26 +29,21 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class IncarnationRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """Content of the file."""
-
     incarnation: int
     boot_id: str
     is_flushed: bool = False
-    """Whether all that the log had confirmed since `boot_id` is on disk, also after a power cut."""
+    """Whether all confirmed messages since `boot_id` are on disk."""
     least_end: int = 0
-    """Physical offset that the log must reach at the next start, or it has lost something."""
+    """A log with a smaller end has lost something."""
 
 
 def boot_id() -> str:
-    """Return a text that changes at every machine start; empty if the system has none."""
+    """Return a text that changes at every start of the machine; empty if the system has none."""
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
 class LogIncarnation:
-    """Incarnation of the log of one broker.
-
-    Every change is on disk on return; all methods raise OSError.
-    """
+    """The incarnation of a broker's log. Changes are on disk on return; all methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,35 +51,29 @@ class LogIncarnation:
 
     @property
     def number(self) -> int:
-        """The incarnation, after `begin_run`."""
         return self._record.incarnation
 
     @property
     def least_end(self) -> int:
-        """The physical offset that the opened log must reach; otherwise `renew` follows."""
+        """If the opened log is shorter, call `renew`."""
         return self._record.least_end
 
     def begin_run(self, *, was_closed: bool, is_flushed: bool, boot: str) -> None:
-        """Judge the log before it is opened. Raises StoreCorrupt.
-
-        `was_closed` is False if the broker did not stop in order, `is_flushed` tells whether from now on it confirms
-        only what is on disk, and `boot` is the boot id of now.
-        """
+        """Judge the log before it is opened. `is_flushed` is about the new run. StoreCorrupt."""
         before = self._read()
         is_on_disk = before is not None and (was_closed or before.is_flushed)
         is_in_memory = before is not None and bool(boot) and before.boot_id == boot
         if before is None or not (is_on_disk or is_in_memory):
             # This number has confirmed nothing yet.
             before, is_on_disk = IncarnationRecord(_new(), boot, least_end=before.least_end if before else 0), True
-        # What is in memory only, of a run that was killed, is not on disk before the first flush of this one.
+        # Unflushed bytes of a killed run are not on disk before this run's first flush.
         self._write(structs.replace(before, boot_id=boot, is_flushed=is_flushed and is_on_disk))
 
     def renew(self) -> None:
-        """Change the incarnation: the opened log does not reach `least_end`, or lacks something otherwise."""
+        """Change the incarnation: the opened log is too short, or lacks something otherwise."""
         self._write(structs.replace(self._record, incarnation=_new(), least_end=0))
 
     def end_run(self, end: int) -> None:
-        """Keep the end of a log that was closed in order."""
         self._write(structs.replace(self._record, least_end=end))
 
     def _read(self) -> IncarnationRecord | None:
