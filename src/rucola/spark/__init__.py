@@ -26,11 +26,9 @@ A write passes through sink, row_messages, message_encoding and delivery. `lag` 
 `catalog_tables` keeps options of `CREATE TABLE`.
 
 Spark finds the data source by itself (see `pyspark_rucola`) if its Python processes run an interpreter that has this
-package. Spark runs PYSPARK_PYTHON, or else the first `python3` on PATH: not that of a virtual environment that
-was not activated, nor of a Jupyter kernel. Therefore importing this package sets PYSPARK_PYTHON and
-PYSPARK_DRIVER_PYTHON to this interpreter unless they are set, for sessions that are created later, and `register` makes
-the data source known to a session that exists already. Under spark-submit, which has its own settings for this, the
-import changes nothing.
+package. Spark runs PYSPARK_PYTHON, or else the first `python3` on PATH. Therefore importing this package sets
+PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to this interpreter unless they are set or spark-submit runs, for sessions
+created later; `register` makes the data source known to an existing session.
 
 Importing the package loads neither Spark nor Arrow.
 """
@@ -52,10 +50,7 @@ if "PYSPARK_GATEWAY_PORT" not in os.environ:
 
 
 def register(spark: SparkSession) -> None:
-    """Register the data source `rocketmq` with a session, whatever interpreter the session was created with.
-
-    Its Python processes then run PYSPARK_PYTHON, which importing this package has set. Repeated calls change nothing.
-    """
+    """Register the data source with an existing session; its Python processes then run PYSPARK_PYTHON."""
     from pyspark.sql.utils import is_remote
 
     from rucola.spark.source.data_source import RocketMQSource

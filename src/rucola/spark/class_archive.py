@@ -1,20 +1,11 @@
-"""Class data archive: a cache of parsed and verified Spark classes.
-
-The Java runtime maps the file when it starts.
-
-A session loads some 15,000 classes. Parsing and verifying them takes a third to a half of the CPU time of a short job.
-AppCDS (JEP 350) stores the result:
+"""Class data archive (AppCDS, JEP 350): Spark's parsed classes, which save up to half of the CPU time of a short job.
 
     $XDG_CACHE_HOME/rucola/spark-<key>.jsa     the archive, some 170 MB; by default below ~/.cache
     $XDG_CACHE_HOME/rucola/spark-<key>.part    claimed by a session without an archive, written when its runtime exits
 
-The key is a hash of the Java release and the Spark installation, so another version has another archive. The runtime
-writes an archive's header last: a `.part` with a header is complete, and the next session renames it. Creating the
-`.part` is the claim, which one session at a time holds; a claim without a result for an hour is taken over. Archives
-not used for 30 days are removed.
-
-An archive is optional. Without a writable cache directory, with a user's class path, or if the runtime rejects the
-file, sessions only start more slowly.
+The key is a hash of the Java release and the Spark installation. The runtime writes an archive's header last: a `.part`
+with a header is complete, and the next session renames it. Creating the `.part` is the claim, which expires after an
+hour. Archives not used for 30 days are removed. An archive is optional: without it, sessions start more slowly.
 """
 
 from __future__ import annotations
@@ -36,17 +27,14 @@ _QUIET: Final = "-Xlog:cds*=off"
 
 
 def java_options(java_home: Path) -> list[str]:
-    """Return runtime options that use the archive or, if missing, write it at exit.
-
-    The list is empty if no archive can be used, or if another session is writing it.
-    """
+    """Return runtime options that use the archive or, if missing, write it at exit; none if neither is possible."""
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     if not _can_archive(java_home, home):
         return []
     try:
         archive = _directory() / f"spark-{_key(java_home, home)}.jsa"
         part = archive.with_suffix(".part")
-        # A session before this one has written the archive when its runtime exited.
+        # The runtime of an earlier session has written the archive at its exit.
         if _is_complete(part):
             part.replace(archive)
         if archive.exists():
@@ -62,10 +50,7 @@ def java_options(java_home: Path) -> list[str]:
 
 
 def _can_archive(java_home: Path, spark_home: Path) -> bool:
-    """Tell whether this runtime can archive the classes of this Spark installation.
-
-    An archive extends the runtime's default archive, and cannot be made if the class path has a non-empty directory.
-    """
+    """Return whether this runtime can archive these classes: not if the class path has a non-empty directory."""
     directories = [os.environ[name] for name in _CONFIGURATION_DIRECTORIES if name in os.environ]
     return (
         (java_home / "lib" / "server" / "classes.jsa").is_file()
@@ -75,20 +60,18 @@ def _can_archive(java_home: Path, spark_home: Path) -> bool:
 
 
 def _directory() -> Path:
-    """Return the cache directory. Raises RuntimeError if the user has no home directory."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "rucola"
 
 
 def _key(java_home: Path, spark_home: Path) -> str:
-    """Return a hash of the Java release and the Spark installation's path and time."""
     jars = spark_home / "jars"
     parts = (java_home / "release").read_bytes(), os.fsencode(jars), str(jars.stat().st_mtime_ns).encode()
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _is_complete(part: Path) -> bool:
-    """Tell whether an archive has its header, whose magic number is not zero."""
+    """Return whether an archive has its header, whose magic number is not zero."""
     try:
         with part.open("rb") as file:
             return any(file.read(4))
@@ -97,7 +80,7 @@ def _is_complete(part: Path) -> bool:
 
 
 def _claim(part: Path) -> bool:
-    """Claim the writing of the archive, and tell whether that succeeded. Also removes unused archives."""
+    """Claim the writing of the archive, and return whether that succeeded. Also removes unused archives."""
     part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = time.time()
     for path in part.parent.glob("spark-*"):

@@ -1,13 +1,8 @@
 """Error translation between Spark's Python processes and the user: one sentence, without a traceback.
 
-Spark plans, reads and writes in Python processes of its own. An error there is sent as text, the formatted traceback,
-and becomes the message of one of Spark's exceptions in the user's process. Two functions restore the sentence:
-
-    without_tracebacks      in a Python process of Spark: a Rucola error is formatted without a traceback, so that its
-                            sentence is in the first lines of Spark's exception, in any session
-    translate_spark_errors  around a job: raises the Rucola error that Spark's exception contains
-
-Other errors are programming errors and keep their traceback.
+Spark sends an error of its Python processes as a formatted traceback, in the message of one of its exceptions.
+`without_tracebacks` formats Rucola errors there without a traceback; `translate_spark_errors`, around a job, raises the
+Rucola error again. Other errors are programming errors and keep their traceback.
 """
 
 from __future__ import annotations
@@ -38,9 +33,7 @@ _MISSING: Final = re.compile(r"error while reading file (?:file:)?/*(/\S+)\. Fil
 """Spark's error for a file that the driver has planned to read and a task does not find."""
 
 _WORKER: Final = "PYTHON_WORKER_FACTORY_"
-"""Prefix of environment variables that Spark sets in each of its Python processes."""
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""The variable that makes `pyspark.util.handle_worker_exception` format errors without a traceback."""
 
 T = TypeVar("T")
 
@@ -70,11 +63,7 @@ def _iterate(items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def _hiding_traceback() -> Iterator[None]:
-    """Let PySpark format an MQError or OSError without a traceback.
-
-    A Python process of Spark ends after an error, so the environment variable affects this error only. It is not set in
-    any other process, such as the user's, whose child processes would inherit it.
-    """
+    """Let PySpark format an MQError or OSError without a traceback, in its own process, which ends then."""
     try:
         yield
     except (errors.MQError, OSError):
@@ -85,10 +74,7 @@ def _hiding_traceback() -> Iterator[None]:
 
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Raise the Rucola error inside one of Spark's errors, or else a StoreError.
-
-    A context manager and decorator for jobs.
-    """
+    """Raise the Rucola error inside one of Spark's errors, or else a StoreError. A decorator for jobs, too."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -99,7 +85,6 @@ def translate_spark_errors() -> Iterator[None]:
 
 
 def _parse_error(text: str) -> errors.MQError | None:
-    """Return the Rucola error in the text of a Spark error, or None."""
     found = _RUCOLA_ERROR.search(text)
     if found is None:
         return None
@@ -112,7 +97,6 @@ def _parse_error(text: str) -> errors.MQError | None:
 
 
 def _missing_file(text: str) -> errors.MQError | None:
-    """Return the error for a file that only the driver sees, or None."""
     found = _MISSING.search(text)
     if found is None:
         return None
@@ -121,7 +105,6 @@ def _missing_file(text: str) -> errors.MQError | None:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the sentence in the text of an error of Spark itself."""
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
         return (

@@ -1,8 +1,7 @@
-"""Ctrl-C during a job: exit code 130 at once, without a traceback.
+"""Ctrl-C during a job: exit code 130 at once, without a traceback. Jobs can be interrupted anywhere.
 
-The Java runtime ends as well. Jobs can be interrupted anywhere: each is complete, or can be run again and continues. An
-orderly exit would go through the connection to the Java runtime, on which a call is waiting, and print a hundred lines.
-The runtime ignores SIGINT, exits when its standard input closes, and stops Spark's Python processes.
+An orderly exit would wait for a call to the Java runtime. The runtime ignores SIGINT, exits when its standard input
+closes, and stops Spark's Python processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Standard error of the Java runtime, without warnings that no option of the runtime silences.
-
-Spark starts the runtime with an incubator module, of which the runtime warns before it reads any configuration. The
-runtime writes to a pipe, and a thread passes on every other line.
-"""
+"""Standard error of the Java runtime, without warnings that no option of the runtime silences."""
 
 from __future__ import annotations
 
@@ -39,7 +35,6 @@ def launch(conf: SparkConf) -> Any:
 
 
 def _pass_on(reader: int) -> None:
-    """Copy lines to this process's standard error until the runtime has ended."""
     with os.fdopen(reader, "rb") as lines:
         for line in lines:
             if not _NOISE.fullmatch(line.strip()):

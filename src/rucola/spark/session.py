@@ -1,8 +1,6 @@
 """Spark sessions with defaults for Rucola: local, on a master, or submitted by spark-submit.
 
-Spark 4 needs Java 17 or newer. The runtime is searched in JAVA_HOME, on PATH, and then in the directories of Linux
-distributions, in which the oldest sufficient version is used; versions are read from the file `release` of each
-runtime.
+The Java runtime, 17 or newer, is searched in JAVA_HOME, on PATH, then in directories of Linux distributions.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ from rucola.spark.interruption import keeping_interrupt_handler
 
 MIN_JAVA: Final = 17
 SMALL_SIZE: Final = 128 * 1024 * 1024
-"""Bytes of records below which a job runs without Spark: those of one Spark task (`log_splits.TARGET_SIZE`)."""
+"""Bytes of records below which a job runs without Spark, as in one Spark task (`log_splits.TARGET_SIZE`)."""
 JVM_DIRECTORIES: Final = (Path("/usr/lib/jvm"), Path("/opt/java"), Path("/Library/Java/JavaVirtualMachines"))
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""The environment variable by which a program knows that spark-submit has started it."""
 _SHORT_LIVED: Final = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
-"""Runtime options for short-lived sessions: only the C1 compiler, because C2 costs more than it gains there. The code
-cache has the size for both: a session of many queries fills the 48 MiB that a runtime reserves for C1 alone."""
+"""Only the C1 compiler, because C2 costs more than it gains in short sessions. The code cache has the size for both: a
+session of many queries fills the 48 MiB that a runtime reserves for C1 alone."""
 _DAEMON: Final = "rucola.spark.worker_daemon"
 _MASTER: Final = re.compile(
     r"local(\[[\d*]+(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*|k8s://\S+|yarn"
@@ -55,15 +52,13 @@ def local_session(
 ) -> SparkSession:
     """Return the session of this process, created if there is none.
 
-    The session runs on `cores` local cores, or on `master`. Under spark-submit it uses the submitted master, and only
-    SQL settings are applied. Times are UTC, data is exchanged by Arrow, there is no web page, and nothing listens
-    beyond the loopback address unless the master is remote. Remote workers run the interpreter at the path of this one,
-    or the one in PYSPARK_PYTHON. `configuration`, in Spark's names, overrides all of this.
+    The session runs on `cores` local cores, or on `master`; under spark-submit only SQL settings are applied. Nothing
+    listens beyond the loopback address unless the master is remote. Remote workers run the interpreter at the path of
+    this one, or PYSPARK_PYTHON. `configuration`, in Spark's names, overrides all of this.
 
-    With `is_short`, for sessions of seconds, the runtime starts and warms up at half the processor time, but is slower
-    in the long run. `keep_interrupt_handler` leaves Ctrl-C to the program; otherwise Spark cancels its jobs and raises
-    KeyboardInterrupt. Raises ConfigError if there is no suitable Java runtime, or if the master is invalid or
-    unreachable.
+    With `is_short` the runtime starts faster, but is slower in the long run. `keep_interrupt_handler` leaves Ctrl-C to
+    the program; otherwise Spark raises KeyboardInterrupt. Raises ConfigError if there is no suitable Java runtime, or
+    if the master is invalid or unreachable.
     """
     if master is not None and _MASTER.fullmatch(master) is None:
         raise ConfigError(f"{master!r} is not a Spark master; give local[4], spark://host:7077, yarn or k8s://address")
@@ -111,7 +106,6 @@ def _spark_configuration(settings: Mapping[str, str]) -> SparkConf:
 
 
 def _settings(runtime_options: Sequence[str], *, is_local: bool) -> dict[str, str]:
-    """Return the default configuration of a session."""
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
         **(loopback if is_local else {}),
@@ -130,10 +124,6 @@ def _settings(runtime_options: Sequence[str], *, is_local: bool) -> dict[str, st
 
 
 def _set_environment(home: Path, *, is_local: bool) -> None:
-    """Set the environment for the Java runtime that is about to start.
-
-    The processes that it starts inherit it.
-    """
     os.environ["JAVA_HOME"] = str(home)
     # The processes that look for data sources and plan reads find this interpreter only by these variables.
     if is_local or "PYSPARK_PYTHON" not in os.environ:
@@ -145,10 +135,7 @@ def _set_environment(home: Path, *, is_local: bool) -> None:
 
 
 def _check_reachable(master: str) -> None:
-    """Raise ConfigError if no standalone master accepts a connection.
-
-    Spark itself would retry for a minute.
-    """
+    """Raise ConfigError if no standalone master accepts a connection; Spark itself would retry for a minute."""
     if not master.startswith("spark://"):
         return
     why: OSError | None = None
@@ -163,15 +150,11 @@ def _check_reachable(master: str) -> None:
 
 
 class LazySession:
-    """A session that is created when a job first needs it, if at all.
+    """A session that is created when a job first needs it, since a Java runtime needs seconds to start.
 
-    A Java runtime takes seconds to start. Before that, a job validates its arguments and determines whether there is
-    anything to do. Jobs over less than `SMALL_SIZE` bytes of messages run in this process, without a session.
-    `use_spark` overrides the size: True runs every job in Spark, False none. With a `master`, or under spark-submit,
-    every job with anything to read runs in Spark.
-
-    `configuration` is passed to `local_session`. Raises ConfigError if a master is given together with
-    `use_spark=False`.
+    Jobs over less than `SMALL_SIZE` bytes of messages run in this process. `use_spark` overrides the size: True runs
+    every job in Spark, False none. With a `master`, or under spark-submit, every job with anything to read runs in
+    Spark. Raises ConfigError for a master together with `use_spark=False`.
     """
 
     def __init__(
@@ -189,12 +172,10 @@ class LazySession:
         self._use_spark = use_spark
         self._configuration = configuration
         self.session: SparkSession | None = None
-        """The session once it was created."""
         self.is_starting = False
-        """Whether the session is being created, which takes seconds."""
 
     def is_needed(self, size: Callable[[], int]) -> bool:
-        """Tell whether a job over messages of `size()` bytes runs in Spark."""
+        """Return whether a job over messages of `size()` bytes runs in Spark."""
         if self._use_spark is not None:
             return self._use_spark
         least = 1 if self._master is not None or _SUBMITTED in os.environ else SMALL_SIZE
@@ -218,7 +199,7 @@ AnySession: TypeAlias = SparkSession | LazySession
 
 
 def runs_in_spark(spark: AnySession, size: Callable[[], int]) -> bool:
-    """Tell whether a job over `size()` bytes of messages runs in Spark, not in-process."""
+    """Return whether a job over `size()` bytes of messages runs in Spark, not in-process."""
     return not isinstance(spark, LazySession) or spark.is_needed(size)
 
 
@@ -228,10 +209,7 @@ def resolve_session(spark: AnySession) -> SparkSession:
 
 
 def java_home() -> Path:
-    """Return the home of a Java runtime that Spark can use.
-
-    Raises ConfigError if there is none.
-    """
+    """Return the home of a Java runtime that Spark can use. Raises ConfigError if there is none."""
     seen = []
     for home in _candidates():
         version = java_version(home)

@@ -1,14 +1,8 @@
-"""Files that driver and tasks share, and the checks that they do.
+"""Checks that driver and tasks see the same files and not those of another machine; they raise DirectoryNotShared.
 
-On another machine the path of a directory may lead to nothing, to a directory of that machine, or to an old copy. What
-a task writes there is lost, and what it reads is not what the driver has planned. Therefore
-
-    a task compares       a piece of a file, as the driver sees it, with its own: of a token that the driver has just
-                          written to a directory (`share`), or of the log that is to be read
-    the driver compares   the rows that Spark's writer has written with those in the files that it finds
-                          (`write_parquet`)
-
-Both raise DirectoryNotShared.
+A task compares a piece of a file as the driver sees it with its own: of a token that the driver has just written
+(`share`), or of the log that is to be read. The driver compares the rows that Spark's writer has written with the rows
+in the files that it finds (`write_parquet`).
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PIECE_SIZE: Final = 4096
-"""Bytes of a log that a task compares at most."""
+"""Maximum bytes of a log that a task compares."""
 
 _NAME: Final = "token"
 _TOKEN_SIZE: Final = 16
@@ -75,7 +69,7 @@ def not_shared(directory: Path, where: str = "a worker") -> DirectoryNotShared:
 
 @contextmanager
 def share(directory: Path) -> Iterator[SharedPiece]:
-    """Write a token to a directory, which tasks check before they use it. Removes it at the end."""
+    """Write a token to a directory, which tasks check before they use it; remove it at the end."""
     path = directory / _NAME
     descriptor = open_inside(directory, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -97,10 +91,7 @@ def write_parquet(
     partition_by: Sequence[str] = (),
     **options: str,
 ) -> int:
-    """Write rows by Spark's own writer, and return their number.
-
-    Raises DirectoryNotShared if the driver does not find all of them in the directory.
-    """
+    """Write rows by Spark's own writer; return their number, or raise DirectoryNotShared if some are not found."""
     import pyarrow.parquet as pq
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - imported here, because lookups need no Spark

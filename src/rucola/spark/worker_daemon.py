@@ -1,14 +1,9 @@
 """Daemon of the Python workers: PySpark's own, with three changes.
 
-1. PySpark is imported from its installation directory. Spark puts `pyspark.zip` first on the module path of every
-worker,
-   and Python caches no bytecode for modules in a zip file, so each daemon and worker would compile PySpark again: 0.5 s
-   of CPU per daemon, against 0.1 s from cached bytecode.
-
+1. PySpark is imported from its installation directory. Python caches no bytecode for modules in `pyspark.zip`, which
+   Spark puts first on the path, so each process would compile PySpark again: 0.5 s of CPU, against 0.1 s.
 2. A worker whose rows are no longer needed ends silently. Once `limit()` or `show()` has enough rows, Spark closes the
-   connections of the workers that still send some. In `pyspark.daemon` such a worker ends with a traceback on stderr
-   (BrokenPipeError), although nothing is wrong. All other errors are reported as before.
-
+   connections of workers, which in `pyspark.daemon` end with a traceback on stderr (BrokenPipeError).
 3. The modules imported by a worker's first task are exempt from garbage collection.
 
 `local_session` sets spark.python.daemon.module to this module if the executors run on this machine: there they have
@@ -29,10 +24,7 @@ def directories_first(path: Sequence[str]) -> list[str]:
 
 
 def _freezing(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
-    """Return a worker that exempts the modules imported by its first task from garbage collection.
-
-    PySpark collects garbage after every task, which takes 25 ms if all modules are examined.
-    """
+    """Exempt modules of a worker's first task from the garbage collection after every task, which costs 25 ms."""
 
     def run(connection: socket, authenticated: bool) -> int:
         code = worker(connection, authenticated)

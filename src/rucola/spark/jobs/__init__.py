@@ -1,6 +1,4 @@
-"""Jobs of the pipeline, one module each.
-
-A module has a pure function over DataFrames or Arrow batches, and `run`, its driver.
+"""Jobs of the pipeline, one module each: a pure function over DataFrames or Arrow batches, and `run`, its driver.
 
     archive      new messages of stores or live brokers into a lake
     compact      small files of a lake into few large ones
@@ -10,6 +8,5 @@ A module has a pure function over DataFrames or Arrow batches, and `run`, its dr
     replay       messages to live brokers again: replay_sender (sending), replay_ledger (acknowledgements)
     rebuild      ConsumeQueues and index of a store
 
-The jobs share `selection` (conditions on messages), `selected_messages` (a store or lake to read), `grouping` (group-by
-and join in numpy) and `progress`. Every job runs with Spark, or in this process if there is little to read.
+Every job runs with Spark, or in this process if there is little to read.
 """

@@ -1,20 +1,13 @@
-"""Archive job: appends new messages of a store or live brokers to the lake.
+"""Archive job: appends new messages of a store or live brokers to the lake, and their keys to the key index.
 
-Their keys are appended to the key index.
+**Stores.** A run archives the complete records from the physical offset after the last archived one to the end of the
+log at its start; the store may be in use. A store is identified by its name, by default its path. To detect a different
+store under the same name, a run compares the last archived record with the log.
 
-**Stores.** The log is one sequence, so its archive progress is one number: the physical offset after the last archived
-record. A run archives the complete records from there to the end of the log at its start; the store may be in use. A
-store is identified by its name, by default the path of its directory. To detect a different store under the same name,
-a run compares the last archived record with the log, as long as the log still has it.
+**Live brokers.** A run archives each queue of a brokerName from its next queue offset to its end at the start of the
+run. deleteOnlyArchived cannot rely on it, because queue offsets say nothing about the broker's log.
 
-**Live brokers.** Each queue is a sequence, and a run archives it from its next queue offset to its end at the start of
-the run. A broker is identified by its brokerName. Queue offsets say nothing about the broker's log, so
-deleteOnlyArchived cannot rely on such an archive. If a broker that is required, or was archived before, is
-unreachable, the run fails unless that is allowed; a later run continues at the offsets the broker's queues had.
-
-A run writes rows and keys to staging (`rucola.spark.jobs.staging`) and publishes both in one commit (see
-`rucola.spark.lake.writer`, which also explains why a killed run archives nothing twice). The lake holds all state: to
-continue, call the job again.
+Rows and keys are published in one commit (`rucola.spark.lake.writer`); to continue after a crash, call the job again.
 """
 
 from __future__ import annotations
@@ -43,19 +36,16 @@ _log = logging.getLogger(__name__)
 _REMEDY = "allow missing brokers"
 
 _MESSAGE_SIZE = 1024
-"""Assumed bytes of a message of a live broker, whose size is unknown before it is pulled."""
+"""Assumed bytes of a live broker's message, whose size is unknown before it is pulled."""
 
 
 @dataclass(frozen=True)
 class ArchiveResult:
     """Messages and files that a run added to the lake.
 
-    Attributes:
-        source: the store directory, or the name servers.
-        begin_physical_offset, end_physical_offset: the archived range of a store's log; None for live brokers.
-        file_count, file_size: number and bytes of the new row files.
-        key_count, key_size: entries and bytes of the new key index files.
-        missing: a sentence for each live broker that was left out.
+    Row files and key index files have a count and a size in bytes; key_count counts entries. `source` is the store
+    directory or the name servers; live brokers have no physical offsets. `missing` has a sentence for each live broker
+    that was left out.
     """
 
     source: str
@@ -71,17 +61,17 @@ class ArchiveResult:
 
     @property
     def rows(self) -> int:
-        """Messages that this run archived."""
+        """Archived messages."""
         return sum(queue.rows for queue in self.queues)
 
     @property
     def size(self) -> int:
-        """Bytes of records that this run archived."""
+        """Bytes of archived records."""
         return sum(queue.size for queue in self.queues)
 
     @property
     def rows_by_topic(self) -> dict[str, int]:
-        """Messages that this run archived, by topic in alphabetical order."""
+        """Archived messages by topic, in alphabetical order."""
         rows: dict[str, int] = {}
         for queue in sorted(self.queues, key=lambda queue: queue.topic):
             rows[queue.topic] = rows.get(queue.topic, 0) + queue.rows
@@ -135,19 +125,17 @@ def run(
     corrupt_records: str = "fail",
     fail_on_data_loss: bool = True,
 ) -> ArchiveResult:
-    """Archive the new messages of a store directory.
+    """Archive the new messages of a store directory, or on an error nothing.
 
-    A second run over the same log adds nothing. The options are those of the data source (see
-    `rucola.spark.source.options`); without `fail_on_data_loss`, messages that were deleted before they were archived
-    only cause a warning. Raises StoreError if `store` is not a store directory, is damaged, or is not the store that
-    was archived under this name before; ConfigError if the lake cannot be used. Nothing is archived on an error.
+    For the options see `rucola.spark.source.options`. Raises StoreError if `store` is no store, is damaged, or is not
+    the store archived under this name before; ConfigError if the lake cannot be used.
     """
     check_store(store)
     directory = local_path(store).absolute()
     name = broker_name or str(directory)
     with open_lake(lake) as target, StoreReader(directory) as reader:
         known = _archived_progress(target, name, is_live=False)
-        # The end is read before any message: records that are appended from now on belong to the next run.
+        # Read the end before any message: later records belong to the next run.
         begin, end = _resume_offset(reader, known, name, target, fail_on_data_loss), log_end(reader)
         result = ArchiveResult(str(directory), str(target.root), begin, end)
         if begin == end:
@@ -162,8 +150,7 @@ def run(
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
         staged = stage_messages(spark, target, options, end - begin)
-        # The progress moves to `end` even if no message was staged: the range may consist of system topics, which the
-        # next run need not read again.
+        # The range may consist of system topics: move the progress to `end` even if no message was staged.
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
         progress = _advance(replace(known or ArchiveProgress(begin), physical_offset=end), ends)
         if staged.last_physical_offset is not None:
@@ -184,11 +171,11 @@ def run_live(
     fail_on_missing_broker: bool = True,
     required_brokers: Collection[str] = (),
 ) -> ArchiveResult:
-    """Archive the new messages of all brokers that are registered at these name servers.
+    """Archive the new messages of all brokers registered at these name servers, or on an error nothing.
 
-    Raises StoreError if messages were deleted before they were archived, or if a queue was recreated; RemotingError if
-    no name server answers, or if a required or previously archived broker is missing. Without
-    `fail_on_missing_broker`, the result names missing brokers instead. Nothing is archived on an error.
+    Raises StoreError if unarchived messages were deleted or a queue was recreated; RemotingError without name servers
+    or for a missing broker (required or archived before), which without `fail_on_missing_broker` is named in the
+    result.
     """
     from rucola.spark.source.live_source import LiveSource  # imported here: archiving a store needs no client
 
@@ -228,7 +215,6 @@ def run_live(
 
 
 def _archived_queues(lake: LakeWriter) -> dict[BrokerQueue, int]:
-    """Return the queues of live brokers in the lake, each with its next queue offset."""
     return {
         BrokerQueue(topic, name, int(queue_id)): offset
         for name, progress in lake.progress().items()
@@ -239,7 +225,6 @@ def _archived_queues(lake: LakeWriter) -> dict[BrokerQueue, int]:
 
 
 def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, int]]) -> dict[str, str]:
-    """Return data source options that read exactly these ranges of live queues."""
     begins: dict[Origin, int] = {origin: begin for origin, (begin, _) in ranges.items()}
     ends: dict[Origin, int] = {origin: end for origin, (_, end) in ranges.items()}
     assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
@@ -267,10 +252,7 @@ def _publish(
 
 
 def _archived_progress(lake: LakeWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:
-    """Return the archive progress of a store or live broker.
-
-    Raises StoreError if it was archived in the other way.
-    """
+    """Return the archive progress of a store or live broker; StoreError if it was archived in the other way."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
         kinds = ("live", "from its store directory") if known.is_live else ("from its store directory", "live")
@@ -284,10 +266,6 @@ def _archived_progress(lake: LakeWriter, name: str, *, is_live: bool) -> Archive
 def _live_ranges(
     bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: LakeWriter, fail_on_data_loss: bool
 ) -> dict[BrokerQueue, tuple[int, int]]:
-    """Return by queue the half-open range of queue offsets to archive.
-
-    Queues without new messages are omitted.
-    """
     # A queue on a broker spans [least, most). With the archived offset `begin`, there are four cases:
     #   begin > most            the queue has fewer messages than the lake: it was deleted and created again
     #   begin < least           messages were deleted before they were archived
@@ -314,10 +292,7 @@ def _live_ranges(
 def _resume_offset(
     reader: StoreReader, known: ArchiveProgress | None, name: str, lake: LakeWriter, fail_on_data_loss: bool
 ) -> int:
-    """Return the physical offset to continue at.
-
-    Raises StoreError if this is not the store that was archived before.
-    """
+    """Return the physical offset to continue at; StoreError if this is not the store that was archived before."""
     begin = reader.min_physical_offset
     if known is None:
         return begin
@@ -329,9 +304,9 @@ def _resume_offset(
         f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
         f"or give this store a name of its own"
     )
-    # A store is recognised by two properties: its log reaches at least to the archived offset, and the record that was
-    # archived last is still at its offset with the same id. Retention may have deleted that record; then only the first
-    # property can be checked.
+    # A store is recognised by two properties: its log reaches at least to the archived offset, and the last archived
+    # record is still at its offset with the same id. Retention may have deleted that record; then only the first can be
+    # checked.
     if known.physical_offset > log_end(reader):
         raise StoreError(other)
     last = known.last_physical_offset
@@ -354,7 +329,6 @@ def _report_loss(what: str, archived: str, lake: LakeWriter, fail_on_data_loss: 
 
 
 def _advance(known: ArchiveProgress, ends: Mapping[tuple[str, int], int]) -> ArchiveProgress:
-    """Return `known` with the next queue offsets of these queues, keyed by (topic, queue id)."""
     queues = {topic: dict(offsets) for topic, offsets in known.queues.items()}
     for (topic, queue_id), end in ends.items():
         queues.setdefault(topic, {})[str(queue_id)] = end

@@ -1,23 +1,17 @@
-"""Audit job: statistics of the messages in a log.
+"""Audit job: statistics of the messages in a log. Each table is a pure function of DataFrames.
 
-Each table is a pure function of DataFrames.
-
-    facts         one narrow row per message, from which all tables are computed; bodies are only hashed
+    facts         one narrow row per message, from which all tables are computed
     topics        by topic: messages, bytes, sizes, born-to-store latency, repeats
     hours         by topic and hour: messages, bytes, rates, born-to-store latency
-    timeline      by topic and a step from a second to a week, as the report draws it
+    timeline      by topic and a step from a second to a week
     failures      by group, kind and hour: retries and dead letters
     sizes         by topic: a histogram of record sizes, by powers of two
     hot_keys      by topic: the most frequent keys
-    consumption   by group and topic: store-to-consumption latency, as far as it is known
+    consumption   by group and topic: store-to-consumption latency
     lags          by group and queue: the backlog in messages, bytes and time
 
-**Repeats** are messages with the same msgId, or the same body, as an earlier message of the topic. A retry topic
-contains a message once per failure, so repeats are not counted in retry and dead letter topics.
-
-**Consumption times** are not stored. They are known for messages whose consumers send traces (topic
-RMQ_SYS_TRACE_TOPIC), and estimated for retried messages (`retried`): the first retry was stored when its delay had
-passed, so the consumption failed that delay before. For all others, `lags` has the waiting time of the oldest message.
+**Repeats** have the msgId or body of an earlier message of the topic; retry and dead letter topics do not count.
+**Consumption times** come from traces, or are estimated for retried messages: one delay before the first retry.
 
 Times are UTC. The current time is not used: waiting times end at the last message of the source.
 """
@@ -75,7 +69,7 @@ def facts(messages: DataFrame) -> DataFrame:
         "reconsumeTimes",
         F.col("storeSize").alias("size"),
         stored.alias("storedMs"),
-        # A message whose born time is no time has no latency: it counts as stored when it was born.
+        # A message whose born time is no time has no latency: it counts as born when it was stored.
         F.coalesce(F.unix_millis("bornTimestamp"), stored).alias("bornMs"),
         # 64 bits: of a billion different bodies, about 0.03 pairs collide and would count as repeats.
         F.xxhash64("body", F.length("body")).alias("bodyHash"),
@@ -108,10 +102,7 @@ def topics(facts: DataFrame) -> DataFrame:
 
 
 def hours(facts: DataFrame) -> DataFrame:
-    """Return one row per topic and hour.
-
-    Columns: messages, bytes, average and peak rate per second, born-to-store latency.
-    """
+    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
     hour = _step("hour", HOUR_MS)
     rows = facts.groupBy("topic", hour).agg(
         F.count("*").alias("messages"),
@@ -123,10 +114,7 @@ def hours(facts: DataFrame) -> DataFrame:
 
 
 def timeline(facts: DataFrame, step_ms: int) -> DataFrame:
-    """Return one row per topic and step of `step_ms`.
-
-    Columns: kind, group, messages, bytes, latency, peak rate per second.
-    """
+    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
     begin = _step("begin", step_ms)
     rows = facts.groupBy("topic", begin).agg(
         F.first("kind").alias("kind"),
@@ -139,19 +127,12 @@ def timeline(facts: DataFrame, step_ms: int) -> DataFrame:
 
 
 def _peaks(facts: DataFrame, step: Column, name: str) -> DataFrame:
-    """Return by topic and step the number of messages in the busiest second.
-
-    Messages are first counted by second.
-    """
     seconds = facts.groupBy("topic", step, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
     return seconds.groupBy("topic", name).agg(F.max("n").alias("peakPerSecond"))
 
 
 def failures(facts: DataFrame) -> DataFrame:
-    """Return one row per group, kind, original topic and hour.
-
-    The kind is `retry` or `dead letter`. Columns: messages, most retries.
-    """
+    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
     return (
         facts.where("kind <> 'message'")
         .groupBy("group", "kind", "originTopic", _step("hour", HOUR_MS))
@@ -160,19 +141,13 @@ def failures(facts: DataFrame) -> DataFrame:
 
 
 def sizes(facts: DataFrame) -> DataFrame:
-    """Return one row per topic and size class.
-
-    A size class has the records of more than `upto` / 2 and at most `upto` bytes.
-    """
+    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
     upto = F.pow(F.lit(2), F.ceil(F.log2("size"))).cast("bigint").alias("upto")
     return facts.groupBy("topic", upto).agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
 
 
 def hot_keys(facts: DataFrame, limit: int = HOT_KEYS) -> DataFrame:
-    """Return the `limit` most frequent keys of each topic that occur more than once.
-
-    There is one row per topic and key.
-    """
+    """Return one row for each of the `limit` most frequent keys of a topic that occur more than once."""
     keys = facts.select("topic", F.explode("keys").alias("key"))
     counted = keys.groupBy("topic", "key").agg(F.count("*").alias("messages")).where("messages > 1")
     rank = F.row_number().over(Window.partitionBy("topic").orderBy(F.desc("messages"), "key"))
@@ -180,14 +155,14 @@ def hot_keys(facts: DataFrame, limit: int = HOT_KEYS) -> DataFrame:
 
 
 def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT_DELAY_LEVELS) -> DataFrame:
-    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `retried`).
+    """Return store-to-consumption latency per group, topic and source: `trace` or `retried`.
 
     `traces` are the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
     plain = facts.where("kind = 'message'").select("topic", "msgId", "offsetMsgId", "storedMs")
-    # Given back: the first retry of a message was stored when its delay had passed, so the consumption failed at its
-    # store time minus the delay of its level. Levels above the last one have the last delay, and level 0 has none.
-    # A retry keeps the offsetMsgId of the original message in a property.
+    # Retried: the first retry was stored when its delay had passed, so the consumption failed at its store time minus
+    # the delay of its level. Levels above the last have the last delay, and level 0 has none. A retry keeps the
+    # offsetMsgId of the original message in a property.
     delays = parse_delay_levels(delay_levels)
     level = F.least(F.coalesce("delayLevel", F.lit(0)), F.lit(len(delays)))
     delay = F.when(level > 0, F.element_at(F.array(*map(F.lit, delays)), level)).otherwise(0)
@@ -212,10 +187,7 @@ def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT
 
 
 def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return the backlog per group and queue: messages, bytes, and the oldest message's waiting time.
-
-    `commits` has the committed offsets: brokerName, group, topic, queueId, committed.
-    """
+    """Return the backlog per group and queue, for `commits` (brokerName, group, topic, queueId, committed)."""
     queue = ["brokerName", "topic", "queueId"]
     last = facts.agg(F.max("storedMs").alias("lastMs"))
     # The left join keeps groups whose queue has no message left; their backlog is 0 and their end the committed offset.
@@ -236,12 +208,10 @@ def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
 
 
 def _step(name: str, step_ms: int) -> Column:
-    """Return the begin of the step that contains the store time."""
     return F.timestamp_millis(F.expr(f"(storedMs DIV {step_ms}) * {step_ms}")).alias(name)
 
 
 def _step_ms(topics: pa.Table) -> int:
-    """Return the step of the timeline, from the table `topics`."""
     if not len(topics):
         return TimeAxis(0, 0).step_ms
     # As integers: Arrow loads pandas to convert a timestamp with a time zone to Python.
@@ -251,21 +221,17 @@ def _step_ms(topics: pa.Table) -> int:
 
 
 def _born_to_store() -> Column:
-    """Born-to-store latency in milliseconds; negative if the producer's clock is ahead of the broker's."""
+    """Return the latency in milliseconds; negative if the producer's clock is ahead of the broker's."""
     return F.col("storedMs") - F.col("bornMs")
 
 
 def _percentiles(value: Column) -> list[Column]:
-    """Return the columns of `PERCENTILES`, and `most`, the maximum.
-
-    Percentiles are accurate to a ten-thousandth of the rank.
-    """
+    """Return the columns of `PERCENTILES`, accurate to a ten-thousandth of the rank, and `most`, the maximum."""
     found = [F.percentile_approx(value, share).alias(name) for name, share in PERCENTILES.items()]
     return [*found, F.max(value).alias("most")]
 
 
 def _repeats(facts: DataFrame, column: str, name: str) -> DataFrame:
-    """Count by topic the messages that repeat an earlier value of `column`."""
     counts = facts.groupBy("topic", column).agg((F.count("*") - 1).alias("more"))
     return counts.groupBy("topic").agg(F.sum("more").alias(name))
 
@@ -280,7 +246,7 @@ TABLES: Final = {
     "consumption": ("group", "topic", "known"),
     "lags": ("group", "topic", "brokerName", "queueId"),
 }
-"""The tables of an audit, each with the columns that its rows are sorted by."""
+"""The tables of an audit, each with its sort columns."""
 
 
 @dataclass(frozen=True)
@@ -321,9 +287,8 @@ def run(
 ) -> AuditResult:
     """Audit store directories and lakes together; write the tables and report.html into `out`, if given.
 
-    `hottest` limits the hot keys per topic; `delay_levels` is the brokers' messageDelayLevel if it is not the default.
-    Consumer offsets come from config/consumerOffset.json of the stores; lakes have none. Raises StoreError if a source
-    is damaged, or neither store nor lake, and ConfigError for invalid options.
+    Consumer offsets come from the stores; lakes have none. Raises StoreError if a source is damaged, or neither store
+    nor lake, and ConfigError for invalid options.
     """
     if not sources:
         raise ConfigError("an audit needs a source: name a store directory or a lake")
@@ -402,7 +367,7 @@ def _in_this_process(
 
 
 def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Sort a table as Spark does, with nulls first; Arrow by itself sorts them last."""
+    """Sort a table with nulls first, as Spark does; Arrow sorts them last by default."""
     keys = {
         f"{column} {name}": made
         for name in names
@@ -417,7 +382,6 @@ def union_all(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None:
-    """Return the messages of the trace topic, or None for a store without it."""
     if is_store(source):
         with StoreReader(source) as store:
             if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
@@ -426,7 +390,6 @@ def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None
 
 
 def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yield the committed offsets of a store by group and queue; none for a lake."""
     if not is_store(source):
         return
     for group, topic, queue_id, committed in store_offsets.read(source):

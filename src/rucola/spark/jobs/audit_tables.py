@@ -1,7 +1,6 @@
-"""Tables of an audit, computed from record batches in this process.
+"""Tables of an audit, computed in this process, for sources that are too small for Spark.
 
-Each function corresponds to the function of the same name in `rucola.spark.jobs.audit` and returns the same columns,
-for sources that are too small for Spark. Memory holds only the `facts`, about 250 bytes per message.
+Each function corresponds to the one in `rucola.spark.jobs.audit`. Memory holds the `facts`, 250 bytes per message.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ COLUMNS: Final = (
     *("brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes", "storeSize"),
     *("storeTimestamp", "bornTimestamp", "body", "properties"),
 )
-"""The columns of a message that `facts` needs."""
 
 HOUR_MS: Final = 3_600_000
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -99,10 +97,7 @@ def topics(facts: pa.Table) -> pa.Table:
 
 
 def hours(facts: pa.Table) -> pa.Table:
-    """Return one row per topic and hour.
-
-    Columns: messages, bytes, average and peak rate per second, born-to-store latency.
-    """
+    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
     stored = ints(facts["storedMs"])
     timed = _with_step(facts, "hour", HOUR_MS)
     groups = Groups(timed, ["topic", "hour"])
@@ -116,10 +111,7 @@ def hours(facts: pa.Table) -> pa.Table:
 
 
 def timeline(facts: pa.Table, step_ms: int) -> pa.Table:
-    """Return one row per topic and step of `step_ms`.
-
-    Columns: kind, group, messages, bytes, latency, peak rate per second.
-    """
+    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
     timed = _with_step(facts, "begin", step_ms)
     groups = Groups(timed, ["topic", "begin"])
     return groups.table(
@@ -133,10 +125,6 @@ def timeline(facts: pa.Table, step_ms: int) -> pa.Table:
 
 
 def _peaks(groups: Groups, timed: pa.Table, step: str) -> Array:
-    """Return the number of messages in each group's busiest second.
-
-    The groups are by topic and the column `step`.
-    """
     seconds = timed.append_column("second", arrow(ints(timed["storedMs"]) // 1000))
     within = Groups(seconds, ["topic", step, "second"])
     # `within` groups within `groups`: each second is assigned to the step of one of its rows, and the step keeps the
@@ -147,20 +135,14 @@ def _peaks(groups: Groups, timed: pa.Table, step: str) -> Array:
 
 
 def failures(facts: pa.Table) -> pa.Table:
-    """Return one row per group, kind, original topic and hour.
-
-    The kind is `retry` or `dead letter`. Columns: messages, most retries.
-    """
+    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
     failed = _with_step(facts.filter(mask(~_is(facts["kind"], "message"))), "hour", HOUR_MS)
     groups = Groups(failed, ["group", "kind", "originTopic", "hour"])
     return groups.table(messages=groups.count(), mostTries=groups.max(ints(failed["reconsumeTimes"])))
 
 
 def sizes(facts: pa.Table) -> pa.Table:
-    """Return one row per topic and size class.
-
-    A size class has the records of more than `upto` / 2 and at most `upto` bytes.
-    """
+    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
     size = ints(facts["size"])
     # The smallest power of two that is not below the size: 1000 and 1024 give 1024, 1025 gives 2048.
     upto = np.int64(1) << np.ceil(np.log2(size)).astype(np.int64)
@@ -169,10 +151,7 @@ def sizes(facts: pa.Table) -> pa.Table:
 
 
 def hot_keys(facts: pa.Table, limit: int) -> pa.Table:
-    """Return the `limit` most frequent keys of each topic that occur more than once.
-
-    There is one row per topic and key.
-    """
+    """Return one row for each of the `limit` most frequent keys of a topic that occur more than once."""
     keys = combined(facts["keys"])
     exploded = pa.table({"topic": facts["topic"].take(pc.list_parent_indices(keys)), "key": keys.flatten()})
     groups = Groups(exploded, ["topic", "key"])
@@ -180,13 +159,13 @@ def hot_keys(facts: pa.Table, limit: int) -> pa.Table:
     order = [("topic", "ascending"), ("messages", "descending"), ("key", "ascending")]
     counted = counted.take(pc.sort_indices(counted, order))
     of_topic = Groups(counted, ["topic"])
-    # Rows are sorted by topic, then by count: the rank is the row number minus that of the topic's first row.
+    # Rows are sorted by topic, then by count: the rank is the distance to the topic's first row.
     rank = np.arange(len(counted)) - np.repeat(np.cumsum(of_topic.count()) - of_topic.count(), of_topic.count()) + 1
     return counted.append_column("rank", arrow(rank.astype(np.int32))).filter(mask(rank <= limit))
 
 
 def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> pa.Table:
-    """Return store-to-consumption latency per group, topic and source of knowledge (`trace` or `retried`).
+    """Return store-to-consumption latency per group, topic and source: `trace` or `retried`.
 
     `traces` are the bodies of the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
     """
@@ -224,11 +203,7 @@ def consumption(facts: pa.Table, traces: Iterable[bytes], delay_levels: str) -> 
 
 
 def _consumed(traces: Iterable[bytes]) -> Iterator[tuple[str, str, int]]:
-    """Yield group, msgId and time of each first consumption in the bodies of trace messages.
-
-    A body has one line per event, ended by \\x02, of fields that are separated by \\x01. A line of type SubBefore has
-    the time in field 1, the group in field 3, the msgId in field 5, and the number of retries in field 6.
-    """
+    """Yield group, msgId and time of first consumptions: fields 3, 5 and 1 of SubBefore lines without retries."""
     for trace in traces:
         for line in trace.decode("utf-8", "replace").split("\x02"):
             fields = line.split("\x01")
@@ -237,10 +212,7 @@ def _consumed(traces: Iterable[bytes]) -> Iterator[tuple[str, str, int]]:
 
 
 def lags(facts: pa.Table, commits: Iterable[tuple[str, str, str, int, int]]) -> pa.Table:
-    """Return the backlog per group and queue: messages, bytes, and the oldest message's waiting time.
-
-    `commits` has the committed offsets: brokerName, group, topic, queueId, committed.
-    """
+    """Return the backlog per group and queue, for `commits` (brokerName, group, topic, queueId, committed)."""
     # 1. Sort all messages by queue and offset, so that queue k is the slice edges[k] to edges[k+1].
     # 2. Find the committed offset in the slice by binary search: everything from there on is backlog.
     # 3. Measure the backlog. Store times need not increase with offsets, so the oldest message is a minimum.
@@ -272,12 +244,10 @@ def _is(column: pa.ChunkedArray, value: str) -> Array:
 
 
 def _percentiles(groups: Groups, values: Array) -> dict[str, Array]:
-    """Return the columns of `PERCENTILES`, and `most`, the maximum."""
     return {name: groups.quantile(values, share) for name, share in PERCENTILES.items()} | {"most": groups.max(values)}
 
 
 def _with_step(facts: pa.Table, name: str, step_ms: int) -> pa.Table:
-    """Add a column with the begin of the step that contains the store time."""
     return facts.append_column(name, _times(ints(facts["storedMs"]) // step_ms * step_ms))
 
 

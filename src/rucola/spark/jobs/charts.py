@@ -1,8 +1,4 @@
-"""Inline SVG charts without scripts, external fonts or images.
-
-Colours are CSS variables of the page. A chart scales with the width of its column. Every mark has a title, which
-browsers show as a tooltip. A chart without data is a sentence instead.
-"""
+"""Inline SVG charts without scripts, external fonts or images; colours are CSS variables of the page."""
 
 from __future__ import annotations
 
@@ -112,10 +108,7 @@ def size_text(size: float) -> str:
 
 
 def duration_text(milliseconds: float | None) -> str:
-    """Format a duration; a dash for None.
-
-    Examples: 12 ms, 3.4 s, 5.0 min, 2.1 h, 3.0 d.
-    """
+    """Format a duration as 12 ms, 3.4 s, 5.0 min, 2.1 h or 3.0 d; a dash for None."""
     if milliseconds is None:
         return "–"
     for limit, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
@@ -125,18 +118,13 @@ def duration_text(milliseconds: float | None) -> str:
 
 
 def _digits(value: float) -> str:
-    """Format a number with about three significant digits."""
     if value == int(value) and abs(value) < 10_000:
         return f"{int(value):,}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _scale(most: float) -> tuple[float, list[float]]:
-    """Return the upper end of an axis that includes `most`, and its round ticks.
-
-    The step is the smallest of 1, 2, 2.5, 5 and 10 times a power of ten that reaches `most` in `_TICKS` steps: for 930
-    it is 250, with ticks at 0, 250, 500, 750 and 1000.
-    """
+    """Return the upper end of an axis that includes `most`, and its round ticks: for 930, 0, 250, 500, 750, 1000."""
     rough = most / _TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
@@ -145,7 +133,6 @@ def _scale(most: float) -> tuple[float, list[float]]:
 
 
 def _y(value: float, top: float) -> float:
-    """Return the vertical coordinate of a value; SVG counts from the top."""
     return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / top
 
 

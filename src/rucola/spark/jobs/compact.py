@@ -4,8 +4,7 @@
             of about `TARGET_SIZE`
     keys    runs of similar size are merged into one run (see `key_index.runs_to_merge`)
 
-Both merges are published by one commit, so a reader sees every message exactly once, in its old file or in its new
-one (see `rucola.spark.lake.writer`). Messages are not changed, and no other file is read.
+Both merges are published by one commit, so a reader sees every message exactly once (see `rucola.spark.lake.writer`).
 """
 
 from __future__ import annotations
@@ -33,21 +32,17 @@ SMALL_SIZE: Final = 16 << 20
 """Row files below this many bytes are candidates for a merge."""
 
 TARGET_SIZE: Final = 128 << 20
-"""Size in bytes at which a merged row file is completed and the next one begins."""
+"""Size in bytes at which a merged row file is completed."""
 
 _ENTRY_SIZE: Final = 64
-"""Approximate bytes of memory for one entry of the key index."""
 
 MIN_FILES: Final = 8
-"""Default for the number of small files of a topic and day, or runs of one size, that makes a merge worthwhile."""
+"""Default of the small files of a topic and day, or runs of one size, that make a merge worthwhile."""
 
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """Numbers of row and key files that a compaction replaced and wrote.
-
-    `rows` is the number of rows it merged.
-    """
+    """Numbers of row and key files that a compaction replaced and wrote, and of merged rows."""
 
     lake: str
     rows: int = 0
@@ -73,11 +68,7 @@ def compact(rows: DataFrame, partitions: int) -> DataFrame:
 
 
 def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
-    """Return the small files of every topic and day with at least `min_files` of them.
-
-    Files below `SMALL_SIZE` are small.
-    """
-    # Files of different topics or days are never merged: both are partition columns, that is, directories.
+    """Return the files below `SMALL_SIZE` of every topic and day with at least `min_files` of them."""
     by_partition: dict[tuple[str, str], list[RowFile]] = {}
     for file in files:
         if file.size < SMALL_SIZE:
@@ -93,11 +84,10 @@ def run(
     min_files: int = MIN_FILES,
     keep_replaced_ms: int = KEEP_REPLACED_MS,
 ) -> CompactionResult:
-    """Merge small files of a lake, and return how many were replaced and written.
+    """Merge small files of a lake, and delete files replaced more than `keep_replaced_ms` ago.
 
-    A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Files that an
-    earlier compaction replaced more than `keep_replaced_ms` ago are deleted. Raises StoreError if there is no lake,
-    and LakeInUse if another run is writing to it.
+    A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Raises
+    StoreError if there is no lake, LakeInUse if another run is writing.
     """
     read_snapshot(lake)  # raises if there is no lake; open_lake would create one
     with open_lake(lake) as target:
@@ -123,15 +113,12 @@ def run(
 
 
 def _size_of(root: Path, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> int:
-    """Estimate the bytes to be merged, which decides whether Spark is worth its start."""
     return row_files.estimate_size(root, rows) + sum(file.entries for file in keys) * _ENTRY_SIZE
 
 
 def _merge(session: SparkSession, lake: LakeWriter, rows: Sequence[RowFile], keys: Sequence[KeyFile]) -> None:
-    """Merge row files by topic and day, and key files into one run, with Spark."""
     if rows:
-        # Spark limits files by rows, not bytes. The average row of the input tells how many rows make TARGET_SIZE:
-        # 1,000,000 rows in 256 MiB give files of 500,000 rows.
+        # Spark limits files by rows, not bytes: estimate the rows of TARGET_SIZE from the average row of the input.
         most_rows = math.ceil(sum(file.rows for file in rows) / sum(file.size for file in rows) * TARGET_SIZE)
         places = {(file.topic, file.date) for file in rows}
         ordered = compact(

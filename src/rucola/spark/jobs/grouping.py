@@ -1,7 +1,4 @@
-"""Group-by and inner join of Arrow tables, implemented with numpy.
-
-Arrow's own versions live in `pyarrow.acero`, whose import also loads pandas; that takes longer than a small job.
-"""
+"""Group-by and inner join in numpy: an import of `pyarrow.acero` loads pandas, which needs longer than a small job."""
 
 from __future__ import annotations
 
@@ -16,16 +13,9 @@ from rucola.spark.source.array_conversions import Array, arrow, combined, ints
 class Groups:
     """The rows of a table, grouped by the values of some columns.
 
-    Groups are numbered 0, 1, ... and every aggregate returns an array with one element per group.
-
-    Attributes:
-        keys: the grouping columns, one row per group.
-        codes: for each row of the table, the number of its group.
-        firsts: for each group, the index of one of its rows.
-        edges: rows of group k are edges[k] to edges[k+1] once the rows are sorted by group.
-
-    For example, the topics [b, a, b] give keys [b, a], codes [0, 1, 0] and edges [0, 2, 3].
-    Construction sorts the rows, in O(n log n) per column.
+    Aggregates return an array with one element per group. `keys` has a row per group, `codes` the group of each row,
+    `firsts` one row of each group; rows of group k are edges[k] to edges[k+1] once the rows are sorted by group. The
+    topics [b, a, b] give keys [b, a], codes [0, 1, 0] and edges [0, 2, 3].
     """
 
     def __init__(self, rows: pa.Table, by: Sequence[str]) -> None:
@@ -70,32 +60,23 @@ class Groups:
         return values.take(arrow(self._order[self.edges[:-1]]))
 
     def count_distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
-        """Count the distinct combinations of the columns `names` of `rows`.
-
-        `rows` is aligned with the grouped table.
-        """
+        """Count the distinct combinations of the columns `names` of `rows`, which is aligned with the grouped table."""
         inner = Groups(rows, names).codes
         both = np.unique(self.codes * (len(rows) + 1) + inner)
         return np.bincount(both // (len(rows) + 1), minlength=len(self.keys))
 
     def quantile(self, values: Array, share: float) -> Array:
-        """Return the smallest value that at least `share` of a group's rows do not exceed.
-
-        `share` is from 0 to 1.
-        """
+        """Return the smallest value that at least `share` (0 to 1) of a group's rows do not exceed."""
         ordered = values[np.lexsort((values, self.codes))]
         return ordered[self.edges[:-1] + np.ceil(share * self.count()).astype(np.int64) - 1]
 
 
 def join(left: pa.Table, right: pa.Table, by: str) -> pa.Table:
-    """Return the inner join of two tables on the column `by`.
+    """Return the inner join of two tables on the column `by`; null matches nothing.
 
-    The result has the columns of both; null matches nothing.
-
-    1. Both columns get one common dictionary, so that equal values have equal integer codes.
-    2. The right rows are sorted by code; each left row finds its matches as the range [begin, end) in that order.
-    3. `left_rows` repeats each left row once per match, and `within` counts the matches: with counts [2, 0, 1] they
-       are [0, 0, 2] and [0, 1, 0].
+    Both columns get one dictionary, and the right rows are sorted by code: each left row matches a range of them.
+    `left_rows` repeats each left row once per match, and `within` counts the matches: with counts [2, 0, 1] they are
+    [0, 0, 2] and [0, 1, 0].
     """
     right = right.filter(right[by].is_valid())
     codes = combined(pa.chunked_array([*left[by].chunks, *right[by].chunks], left[by].type)).dictionary_encode("encode")

@@ -1,7 +1,4 @@
-"""Elements of a self-contained HTML page: style, tiles, sections and tables, without a script.
-
-`charts` draws what is in them. Long tables are cut, and state how many rows were omitted.
-"""
+"""Elements of a self-contained HTML page: style, tiles, sections and tables, without a script."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ from rucola.spark.jobs import charts
 Row = Mapping[str, Any]
 
 Column = tuple[str, Callable[[Row], str], bool]
-"""A column of an HTML table: title, function that formats a cell, and whether cells are numbers."""
+"""Title, function that formats a cell, and whether cells are numbers."""
 
 MOST_ROWS: Final = 50
-"""Limit of rows in a table and bars in a chart; the page states how many were omitted."""
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2433; --soft: #667085; --line: #e4e7ec; --paper: #fff; --page: #f5f6f8;

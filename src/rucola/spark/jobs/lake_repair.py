@@ -1,15 +1,12 @@
 """Repair job: restores a lake whose own files are missing or damaged.
 
-    1. inventory   every file of the lake is read on its own (see `rucola.spark.lake.file_inventory`)
-    2. plan        the content of the restored lake, files to set aside and losses are determined (see
-                   `rucola.spark.lake.repair_plan`)
-    3. verify      if the snapshot was lost, the old key index and the archive progress show which messages are missing
-                   from all files
+    1. inventory   every file of the lake is read by itself (see `rucola.spark.lake.file_inventory`)
+    2. plan        files to keep, files to set aside, and losses (see `rucola.spark.lake.repair_plan`)
+    3. verify      if the snapshot was lost, the old key index and the archive progress show missing messages
     4. index       lost entries of the key index are computed again from the rows
     5. commit      one commit publishes a self-contained snapshot (see `rucola.spark.lake.writer`)
 
-A dry run ends after step 3. Nothing changes before the commit record is written; from then on, the next run that opens
-the lake completes the commit. A repair can therefore be killed at any time and started again. It deletes no file.
+A dry run ends after step 3. A repair deletes no file, and can be killed at any time and started again.
 """
 
 from __future__ import annotations
@@ -48,11 +45,7 @@ _MAX_SENTENCES: Final = 10
 
 @dataclass(frozen=True)
 class LakeRepairResult:
-    """Result of a repair, or of a dry run.
-
-    `findings` are sentences about damage, `losses` about archived messages that are in no file, and `asides` the files
-    to set aside. `is_dry` marks a plan that was not carried out. Paths are relative to the lake.
-    """
+    """Result of a repair, or (`is_dry`) its plan: sentences about damage and lost messages, and files to set aside."""
 
     lake: str
     findings: tuple[str, ...] = ()
@@ -93,11 +86,11 @@ def run(
     stores: Collection[str] = (),
     live: Collection[str] = (),
 ) -> LakeRepairResult:
-    """Restore a damaged lake; an undamaged lake stays unchanged.
+    """Restore a damaged lake, or on an error nothing.
 
-    `stores` and `live` name brokers by the way they were archived, which is needed if no file tells it any more.
-    Raises StoreError if there is no lake, or if messages are lost and `allow_loss` is false; LakeInUse if another run
-    is writing to the lake; ConfigError if it is unknown how a broker was archived. Nothing is changed on an error.
+    `stores` and `live` say how brokers were archived, if no file does. Raises StoreError if there is no lake, or if
+    messages are lost and `allow_loss` is false; LakeInUse if another run is writing; ConfigError if it is unknown how a
+    broker was archived.
     """
     root = local_path(lake).absolute()
     own = root / METADATA_DIRECTORY
@@ -106,7 +99,7 @@ def run(
     check_links(root)
     if not dry_run:
         make_directory(own)
-    # A dry run of a lake without its own directory takes no lock, because the lock file would have to be created.
+    # A dry run of a lake without `_rucola` does not lock, because the lock file would have to be created.
     with locked(root) if own.is_dir() else nullcontext():
         target = LakeWriter(root)
         found = take_inventory(root)
@@ -141,7 +134,6 @@ def run(
 
 
 def _is_interrupted(found: Inventory) -> bool:
-    """Return whether the lake only needs its last commit, possibly a repair, to be completed."""
     # 1. There is no commit record whose files all exist: nothing can be completed.
     # 2. There is no snapshot: the record counts if it is a repair, or the very first commit of the lake.
     # 3. There is a snapshot: the record counts if it is a repair, or the commit that follows the snapshot.
@@ -152,11 +144,7 @@ def _is_interrupted(found: Inventory) -> bool:
 
 
 def _find_losses(spark: AnySession, found: Inventory, plan: RepairPlan) -> tuple[str, ...]:
-    """Return sentences about archived messages that are in no file any more.
-
-    A missing file of a current snapshot is a loss. An old snapshot may name files that were replaced since: if the key
-    index is complete, it shows which messages are really missing.
-    """
+    """Return sentences about messages that are in no file. Missing files of an old snapshot may have been replaced."""
     if not plan.rebuilds_index:
         return tuple(_first_few(plan.missing))
     session = resolve_session(spark)
@@ -197,13 +185,11 @@ def _missing_tails(rows: DataFrame, plan: RepairPlan) -> list[str]:
 
 
 def _first_few(sentences: Sequence[str]) -> list[str]:
-    """Return the first sentences, followed by the number of the others."""
     more = len(sentences) - _MAX_SENTENCES
     return [*sentences[:_MAX_SENTENCES], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> DataFrame:
-    """Read the rows of files, some of which may still be in staging."""
     placed: list[str] = []
     staged: list[str] = []
     for path in paths:
@@ -216,7 +202,6 @@ def _read_rows(spark: SparkSession, found: Inventory, paths: Iterable[str]) -> D
 
 
 def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: RepairPlan) -> Snapshot:
-    """Compute missing entries of the key index, commit the plan, and return the checked snapshot."""
     written = 0
     if plan.rebuilds_index or plan.completes_index:
         session = resolve_session(spark)
@@ -249,7 +234,6 @@ def _restore(spark: AnySession, target: LakeWriter, found: Inventory, plan: Repa
 
 
 def _with_files_of(result: LakeRepairResult, snapshot: Snapshot) -> LakeRepairResult:
-    """Return the result with the numbers of the restored snapshot."""
     return LakeRepairResult(
         result.lake,
         result.findings,

@@ -18,11 +18,7 @@ INTERVAL_S: Final = 0.3
 
 @contextmanager
 def call_periodically(callback: Callable[[], None]) -> Iterator[None]:
-    """Call `callback` every `INTERVAL_S` seconds while the block runs.
-
-    The calls come from one background thread, which is joined before the block is left. An exception in `callback`
-    ends the reports, not the block.
-    """
+    """Call `callback` every `INTERVAL_S` seconds in a thread during the block; its exception ends only the calls."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -43,11 +39,7 @@ def call_periodically(callback: Callable[[], None]) -> Iterator[None]:
 def report_tasks(
     session: LazySession, progress: ProgressCallback, describe: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Report completed and total tasks of Spark's active stages while the block runs.
-
-    `describe` is called with "starting Spark" while the session is created, and with "" when it is ready. Nothing else
-    is reported before that.
-    """
+    """Report tasks of Spark's active stages; `describe` gets "starting Spark", and "" when the session is ready."""
     described = ""
 
     def report() -> None:

@@ -1,16 +1,11 @@
-"""Rebuild job: builds a store's ConsumeQueues and index from its CommitLog in parallel.
-
-The files are byte-identical to a broker's.
+"""Rebuild job: builds a store's ConsumeQueues and index from its CommitLog in parallel, byte-identical to a broker's.
 
     1. units    by log file: the units of its records, in runs of consecutive units, and its number of index entries
     2. queues   by queue: the runs in log order are written as the files of the queue
     3. index    by index file: its entries, read from the one or two log files that contain them
 
-Each step is a function of `rucola.store.tools.parallel_rebuild`; Spark distributes the calls and shuffles the runs to
-their queues. A run takes a few bytes for many messages, so the shuffle is small. A retried task overwrites its files.
-
-Files are written next to the old ones and exchanged at the end, as by `rucola store rebuild`, which uses one process.
-Driver and workers must reach the directory under the same path.
+Each step is a function of `rucola.store.tools.parallel_rebuild`. A retried task overwrites its files. Driver and
+workers must reach the directory under the same path.
 """
 
 from __future__ import annotations
@@ -63,7 +58,7 @@ _UNITS_SCHEMA: Final = pa.schema(
         ("entries", pa.int64()),
     ]
 )
-"""Schema of `UnitRun` and `ScannedLogFile` rows in one DataFrame; the fields of the other are NULL."""
+"""`UnitRun` and `ScannedLogFile` rows in one DataFrame; the fields of the other are NULL."""
 
 _FILE: Final = "number int, begin bigint"
 _INDEX_FILE: Final = "number int, parts array<struct<begin: bigint, first_entry: bigint>>"
@@ -80,9 +75,8 @@ class RebuildTasks:
     target: Path
     settings: StoreConfig
     token: SharedPiece
-    """The driver's token in `target`."""
     first_pieces: Mapping[int, SharedPiece]
-    """The head of the first record of each log file, by the file's begin."""
+    """The head of each log file's first record, by the file's start offset."""
 
     def check_log_file(self, begin: int) -> None:
         """Raise DirectoryNotShared unless this is the driver's log file."""
@@ -90,7 +84,7 @@ class RebuildTasks:
             self.first_pieces[begin].check()
 
     def extract_units(self, batches: Batches) -> Batches:
-        """Extract the units of the log files whose begin offsets are in these rows."""
+        """Extract the units of the log files whose start offsets are in these rows."""
         for row in _rows(batches):
             self.check_log_file(row["begin"])
             items = scan_log_file(self.log, row["begin"], self.settings)
@@ -117,10 +111,7 @@ class RebuildTasks:
 
 
 def extract_units(files: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
-    """Return the unit runs of `count` log files, and one summary row per file.
-
-    A summary row has the topic NULL. `files` has the columns number and begin.
-    """
+    """Return the unit runs of the files (number, begin), and per file a summary row, with the topic NULL."""
     return files.repartitionById(count, "number").mapInArrow(tasks.extract_units, from_arrow_schema(_UNITS_SCHEMA))
 
 
@@ -138,10 +129,7 @@ def write_queues(runs: DataFrame, tasks: RebuildTasks, count: int) -> DataFrame:
 def run(
     spark: AnySession, store: str | Path, out: str | Path | None = None, *, settings: StoreConfig | None = None
 ) -> RebuildResult:
-    """Rebuild ConsumeQueues and index of a store, in place or under `out`.
-
-    Arguments, return value and errors are those of `rucola.store.tools.rebuild.rebuild`.
-    """
+    """Rebuild ConsumeQueues and index, in place or under `out`, as `rucola.store.tools.rebuild.rebuild` does."""
     return rebuild_by(
         local_path(store).absolute(),
         local_path(out).absolute() if out else None,
@@ -162,8 +150,7 @@ def build(
     first_pieces = {
         begin: SharedPiece.of(path, 0, MIN_RECORD_SIZE) for begin, path in begins.items() if _has_record(path)
     }
-    # The rows are read twice, for the summaries here and for the queues below. Keeping them on disk costs far less
-    # than a second scan of the log.
+    # The rows are read twice. Keeping them on disk costs far less than a second scan of the log.
     files = session.createDataFrame(list(enumerate(begins)), _FILE)
     with share(target) as token:
         tasks = RebuildTasks(log, target, settings, token, first_pieces)
@@ -190,11 +177,7 @@ def build(
 
 
 def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[ScannedLogFile]) -> list[str]:
-    """Write all index files in parallel, then rename them in order.
-
-    A file is named after the store time of its first message, or after the previous file if that has the same name.
-    Temporary names keep the tasks independent of each other.
-    """
+    """Write all index files under temporary names, then rename them in order: a name can depend on the one before."""
     work = plan_index_files(taken, tasks.settings)
     if not work:
         return []
@@ -208,17 +191,14 @@ def _write_index(spark: SparkSession, tasks: RebuildTasks, taken: Sequence[Scann
 
 
 def _up_to_log_end(taken: Sequence[ScannedLogFile]) -> list[ScannedLogFile]:
-    """Return the files in order, up to the one with the end of the log.
-
-    Later files are not part of the log.
-    """
+    """Return the files in order, up to the one with the end of the log."""
     ordered = sorted(taken)
     last = next((number for number, each in enumerate(ordered) if each.is_last), len(ordered) - 1)
     return ordered[: last + 1]
 
 
 def _has_record(log_file: Path) -> bool:
-    """Tell whether a log file has been written to; a broker creates the next one in advance."""
+    """Return whether a log file has been written to; a broker creates the next one in advance."""
     with log_file.open("rb") as file:
         return any(file.read(FRAME.size))
 

@@ -5,16 +5,12 @@
     never_received   stored, but an awaited group has neither receipt nor effect
     without_stub     an effect or a message whose stub does not exist
 
-The data is read in an order in which a message that is sent, consumed or confirmed meanwhile is in no list:
+Offsets, receipts, effects and stubs are read first (see `table_export`), then ends of queues and messages: so a message
+that is sent, consumed or confirmed in the meantime is in no list. For `without_stub` the order is wrong: messages
+stored less than a horizon before the stubs were read are left out, as are young stubs from never_stored.
 
-    offsets, receipts, effects, stubs    by `table_export`, which says why
-    ends of queues, messages             last: a position that a stub has is in a log that is read later
-
-For `without_stub` the order is the wrong one, since a message in the log may have a younger stub: messages stored
-less than a horizon before the stubs were read are left out. The same horizon excludes young stubs from never_stored.
-
-`run` writes each list as a directory of Parquet files, and the counts and report.html next to them. `hand_over` makes
-the listed stubs due, so that a relay decides about them again: it never sends because of an outdated list.
+`run` writes each list as Parquet files, and the counts and report.html next to them. `hand_over` makes the listed stubs
+due, so that a relay decides about them again: it never sends because of an outdated list.
 """
 
 from __future__ import annotations
@@ -96,11 +92,9 @@ def run(
     policy: Policy | None = None,
     horizon_ms: int = HORIZON_MS,
 ) -> ReconcileResult:
-    """Reconcile a database, or an export of it, with a log.
+    """Reconcile a database, or an export of it, with a log; write lists, counts and report.html into `out`.
 
-    Writes lists, counts and report.html into `out`. `consumers` are further databases with the `done` rows of consumers
-    that keep them in their own. `policy` is the relay's. Raises SchemaError or ReliableError for a database, StoreError
-    for an incomplete export.
+    Raises SchemaError or ReliableError for a database, StoreError for an incomplete export.
     """
     session = resolve_session(spark)
     out = local_path(out).absolute()  # the Java runtime may have another working directory
@@ -144,7 +138,7 @@ def _of_topics(frame: DataFrame, log: LogSources) -> DataFrame:
 def _exported(
     session: SparkSession, tables: TableSource | Path, consumers: Sequence[TableSource], log: LogSources, out: Path
 ) -> Iterator[Path]:
-    """Give the directory of an export. One that is written here is in `out`, which workers share, and is removed."""
+    """Yield the directory of an export. A new one is in `out`, which workers share, and is removed."""
     if isinstance(tables, Path):
         yield tables
         return
@@ -200,7 +194,7 @@ def _reasons(rows: DataFrame, name: str) -> DataFrame:
 
 @dataclass(frozen=True)
 class HandedOver:
-    """Number of stubs in a list, and of those that were changed."""
+    """Number of stubs in a list, and how many of them were changed."""
 
     listed: int
     changed: int
@@ -209,10 +203,9 @@ class HandedOver:
 def hand_over(
     source: TableSource, out: Path, *, is_dry: bool = True, progress: ProgressCallback | None = None
 ) -> dict[str, HandedOver]:
-    """Make the stubs of a reconciliation due now, 500 per transaction; return counts by list.
+    """Make the stubs of a reconciliation due now, unless they have changed since; return counts by list.
 
-    From `resend` these are the stubs that are not due yet, from `never_stored` the SENT ones, whose position is
-    removed. Stubs that have changed since they were read are left alone, so it can be repeated.
+    From `never_stored` these are the SENT ones, whose position is removed.
     """
     found = {}
     for name, condition, forget in (

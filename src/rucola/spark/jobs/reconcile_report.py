@@ -1,8 +1,4 @@
-"""Report of a reconciliation: one self-contained HTML page with SVG charts and no script.
-
-The page is a pure function of the counts and of the oldest messages of each list (see `rucola.spark.jobs.reconcile`);
-the Parquet files next to it have all rows.
-"""
+"""Report of a reconciliation: a self-contained HTML page, made from the counts and the oldest messages of each list."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ TITLES: Final = {
     "never_received": "Stored, but never received",
     "without_stub": "Without a stub",
 }
-"""The name of each list for people."""
 
 _CAPTIONS: Final = {
     "resend": "Messages that a relay sends at its next check: new ones, and those that a group can no longer receive.",
@@ -134,7 +129,6 @@ def _by_topic(rows: Sequence[Row]) -> str:
 
 
 def _by_day(rows: Sequence[Row], name: str, names: Sequence[str]) -> str:
-    """Return a chart of messages by day; if not all fit, of the latest days."""
     if not rows:
         return charts.no_data()
     last: date = max(row["day"] for row in rows)

@@ -1,7 +1,6 @@
 """Messages, ends of queues and consumer offsets that the job reconcile compares with the tables.
 
-Sources are store directories, lakes and live brokers. Stores and live brokers have **ends**: a message beyond the end
-of its queue does not exist. A lake ends wherever the last archive run ended, and has no consumer offsets.
+A message beyond the end of its queue in a store or live broker does not exist. A lake has neither ends nor offsets.
 """
 
 from __future__ import annotations
@@ -56,11 +55,10 @@ class End(NamedTuple):
 
 
 class LogRead(NamedTuple):
-    """Messages of all sources.
+    """Messages of all sources, with two rows for a message in a store and in a lake.
 
-    The columns of `messages` are number (of the source), brokerName, topic, queueId, queueOffset, storedMs and
-    messageId. A message that is in a store and in a lake has two rows. `brokers` are those whose queues have known
-    ends: one that has no end does not exist. `missing` has a sentence for each live broker that was not read.
+    `brokers` are those whose queues have known ends: a queue without an end does not exist. `missing` has a sentence
+    for each live broker that was not read.
     """
 
     messages: DataFrame
@@ -73,8 +71,8 @@ class LogRead(NamedTuple):
 class LogSources:
     """Stores by the brokerName of the stubs' positions, lakes, and name servers of live brokers.
 
-    `topics` restricts the messages, but not dead letters. Raises StoreError if a source is neither store nor lake, and
-    ConfigError if there is no source.
+    `topics` restricts the messages, but not dead letters. Raises StoreError for other directories, ConfigError for
+    none.
     """
 
     stores: Mapping[str, Path] = field(default_factory=dict)
@@ -95,7 +93,7 @@ class LogSources:
         return [*map(str, (*self.stores.values(), *self.lakes)), *([self.name_server] if self.name_server else [])]
 
     def commits(self) -> list[Commit]:
-        """Return the committed offsets of all groups that stores and live brokers have now."""
+        """Return the current committed offsets of all groups in stores and live brokers."""
         found = [Commit(name, *row) for name, path in self.stores.items() for row in store_offsets.read(path)]
         if self.name_server is not None:
             by_broker = asyncio.run(committed_offsets(self.name_server))
@@ -103,7 +101,7 @@ class LogSources:
         return found
 
     def read(self, session: SparkSession) -> LogRead:
-        """Return the messages as they are now, and the ends of queues."""
+        """Return the current messages, and the ends of queues."""
         frames: list[DataFrame] = []
         ends: list[End] = []
         brokers, missing = {*self.stores}, []
@@ -127,10 +125,7 @@ class LogSources:
 
     @property
     def _pattern(self) -> str:
-        """Regular expression of the topics to read.
-
-        Retry topics are left out: a message of a retry topic is in its own topic, too.
-        """
+        """The topics to read. Retry topics are left out: their messages are in their own topics, too."""
         if self.topics is None:
             return f"(?!{re.escape(RETRY_PREFIX)}).*"
         return "|".join([*map(re.escape, self.topics), f"{re.escape(DLQ_PREFIX)}.*"])
@@ -156,10 +151,7 @@ def log_sources(
     topics: Sequence[str] | None = None,
     corrupt_records: str = "fail",
 ) -> LogSources:
-    """Sort directories into stores and lakes; `broker_names` are those of the stores, in order.
-
-    ConfigError unless there is one name for each store: stubs name the broker of their position.
-    """
+    """Sort directories into stores and lakes. Raises ConfigError unless `broker_names` has one name for each store."""
     paths = [local_path(each).absolute() for each in directories]
     lakes = [path for path in paths if is_lake(path)]
     stores = [path for path in paths if path not in lakes]

@@ -1,16 +1,8 @@
 """Comparison of the tables with the log, as functions of DataFrames.
 
-    checked          stubs that are due or lost, each with the decision of `policy.decide`
-    never_stored     a position was recorded, and the log has no message with the id
-    never_received   in the log, with neither receipt nor effect of an awaited group
-    without_stub     an effect or a message without a stub
-
-Each step that can have many rows is a join or an aggregation. The only Python code per row is `policy.decide`, the
-relay's own, for due stubs and those in a backlog.
-
-Unknown is not lost. A position below the first offset of its queue has expired; one beyond the end of a lake is not
-archived yet; a queue that no source has is not covered; an effect older than the shortest retention of
-stubs may belong to a purged one. These are counted apart.
+Unknown is not lost, and is counted apart: a position below the first offset of its queue has expired; one beyond the
+end of a lake is not archived yet; a queue that no source has is not covered; an effect older than the shortest
+retention of stubs may belong to a purged one.
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ from rucola.reliable.policy import GroupProgress, GroupState, Policy, Position, 
 from rucola.reliable.schema import DEAD, MANUAL, NEW, SENT, STUCK, VOID
 
 SEND: Final = "SEND"
-"""Decision about a NEW stub; those about SENT stubs are of `policy.Decision`."""
+"""Decision about a NEW stub; for SENT stubs see `policy.Decision`."""
 RESEND: Final = "RESEND"
 BLOCKED: Final = "BLOCKED"
 
@@ -59,11 +51,10 @@ _DECIDED: Final = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """The compared data; the order of its reads is explained in `reconcile`.
+    """The compared data; for the order of its reads see `reconcile`.
 
-    `stubs`, `receipts` and `done` are exported tables in camelCase, `log` and `ends` those of `LogSources`, `commits`
-    the consumer offsets. `brokers` are the names of brokers whose queues have known ends. `now_ms` is the database's
-    time when the stubs were read.
+    Exported tables are in camelCase. `brokers` are those whose queues have known ends. `now_ms` is the database's time
+    when the stubs were read.
     """
 
     stubs: DataFrame
@@ -97,10 +88,9 @@ def groups_of(awaiting: Column) -> Column:
 
 
 def checked(evidence: Evidence, policy: Policy) -> DataFrame:
-    """Return stubs with the relay's decision: SEND, BLOCKED, MANUAL, or those about SENT stubs.
+    """Return stubs with the relay's decision: SEND, BLOCKED, MANUAL, or a `policy.Decision` about SENT stubs.
 
-    The rows with `isDue` are what a relay would handle now. The others are SENT stubs that a group's offset has passed
-    although the relay is not going to check them yet; their decision is RESEND.
+    Stubs without `isDue` are SENT ones that a group's offset has passed before the relay's next check.
     """
     is_due = F.coalesce(F.col("dueAt") <= evidence.now_ms, F.lit(False)) & ~_is_held(evidence)
     age_ms = evidence.now_ms - F.coalesce("reopenedAt", "createdAt") - F.col("delayMs")
@@ -118,7 +108,6 @@ def checked(evidence: Evidence, policy: Policy) -> DataFrame:
 
 
 def _is_held(evidence: Evidence) -> Column:
-    """Return whether a stub is a delayed one that is not to be sent yet."""
     return (F.col("status") == NEW) & (F.col("createdAt") + F.col("delayMs") > evidence.now_ms)
 
 
@@ -155,7 +144,6 @@ def _new(evidence: Evidence, due: DataFrame, policy: Policy) -> DataFrame:
 
 
 def _group_states(evidence: Evidence, sent: DataFrame) -> DataFrame:
-    """Return `seq` and `states`, an array with what is known about each awaited group."""
     rows = sent.select(
         *("seq", "messageId", "topic", *_POSITION, "isDue"),
         F.posexplode(groups_of(F.col("awaiting"))).alias("number", "group"),
@@ -181,15 +169,11 @@ def _group_states(evidence: Evidence, sent: DataFrame) -> DataFrame:
 
 
 def _end(evidence: Evidence) -> Column:
-    """Return the end of a stub's queue.
-
-    It is 0 if the stub's broker does not have the queue, and null if the broker is not read.
-    """
+    """Return the end of a stub's queue: 0 if its broker lacks the queue, null if the broker is not read."""
     return F.when(F.col("brokerName").isin(*evidence.brokers), F.coalesce("end", F.lit(0)))
 
 
 def _decide(policy: Policy, now_ms: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Call `policy.decide` for each row."""
     for batch in batches:
         decided = [_decision(row, policy, now_ms) for row in batch.to_pylist()]
         arrays = [pa.array(values, pa.string()) for values in zip(*decided, strict=True)] or [
@@ -220,15 +204,12 @@ def _decision(row: dict[str, Any], policy: Policy, now_ms: int) -> tuple[str, st
 
 
 def missing(evidence: Evidence) -> DataFrame:
-    """Return stubs with a position whose id is in no message.
-
-    `reason` tells lost ones from unknown ones.
-    """
+    """Return stubs with a position whose id is in no message; `reason` separates lost from unknown."""
     placed = evidence.stubs.where(F.col("brokerName").isNotNull() & F.col("queueOffset").isNotNull())
     placed = placed.where(F.col("status") != VOID).where(F.col("createdAt") <= evidence.now_ms - evidence.horizon_ms)
     absent = placed.join(evidence.log.select("messageId"), "messageId", "left_anti")
-    # The offsets that each source has of each queue. With a store and a lake there are two ranges, and whatever was
-    # deleted between them before it was archived is unknown.
+    # The offsets that each source has of each queue. With a store and a lake there are two ranges; messages deleted
+    # between them before they were archived are unknown.
     ranges = evidence.log.groupBy("number", *_QUEUE).agg(
         F.min("queueOffset").alias("first"), F.max("queueOffset").alias("last")
     )
@@ -237,7 +218,7 @@ def missing(evidence: Evidence) -> DataFrame:
     offset = F.col("queueOffset")
     is_covered = F.exists("ranges", lambda each: (each["first"] <= offset) & (offset <= each["last"]))
     end = _end(evidence)
-    # Ends are read after the stubs, so whatever was acknowledged is before them.
+    # Ends are read after the stubs, so every acknowledged position is before them.
     reason = (
         F.when(F.coalesce(is_covered, F.lit(False)), ABSENT)
         .when(offset >= end, BEYOND)
@@ -252,11 +233,9 @@ def missing(evidence: Evidence) -> DataFrame:
 
 
 def never_received(evidence: Evidence) -> DataFrame:
-    """Return a row per message and awaited group that has neither received nor done it.
+    """Return a row per message in the log and awaited group that has neither received nor done it.
 
-    Only messages in the log are included. `state` is `passed` if the group's offset is beyond every copy, so that it
-    will not receive the message; else `waiting`. An offset beyond the end of its queue has passed nothing, as in
-    `policy.is_lost`.
+    `state` is `passed` if the group's offset is beyond every copy, but not beyond the end of the queue; else `waiting`.
     """
     open_stubs = evidence.stubs.where(F.col("status").isin(SENT, MANUAL, STUCK, DEAD))
     rows = open_stubs.select(
@@ -284,11 +263,7 @@ def never_received(evidence: Evidence) -> DataFrame:
 
 
 def without_stub(evidence: Evidence, topics: Sequence[str] | None = None) -> DataFrame:
-    """Return effects and messages without a stub.
-
-    `reason` is null unless the stub may have been purged. Messages are compared in `topics`, by default the topics of
-    the stubs.
-    """
+    """Return effects and messages without a stub; `reason` is null unless the stub may have been purged."""
     ids = evidence.stubs.select("messageId")
     effects = evidence.done.join(ids, "messageId", "left_anti").select(
         F.lit("done").alias("kind"), "messageId", F.lit(None).cast("string").alias("topic"), "group",

@@ -1,16 +1,14 @@
 """Replay job: sends messages of a store directory or a lake to live brokers again.
 
     select   a filter chooses the messages (see `rucola.spark.jobs.selection`)
-    plan     the messages of each source queue are counted, and the last one fixes the end of the replay: messages that
-             are stored later, for example by the replay itself, are not part of it
+    plan     the messages of each source queue are counted, and the last one fixes the end of the replay
     lanes    queues are assigned to tasks with near-equal row counts; each lane gets its share of the rate. A task of a
              store reads its queues in log order; Spark sorts the rows of a lake into that order
     send     each task sends its rows in order (see `rucola.spark.jobs.replay_sender`)
 
 Every message is sent at least once, under its original unique key, so that consumers can drop duplicates. The ledger
-records acknowledged messages (see `rucola.spark.jobs.replay_ledger`); a killed run is continued by the same call with
-the same ledger. Properties that the system has set, such as a delay level, are not sent: a replayed message is stored
-in its queue at once.
+records acknowledged messages (see `rucola.spark.jobs.replay_ledger`): a killed run is continued by the same call.
+System properties, such as a delay level, are not sent: a replayed message is stored in its queue at once.
 """
 
 from __future__ import annotations
@@ -77,10 +75,7 @@ class QueuePlan:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Plan of a replay and its progress.
-
-    `reached` is the acknowledged progress of each queue over all runs; `sent` counts the messages of this run.
-    """
+    """Plan of a replay and its progress: `reached` over all runs; `sent` counts the messages of this run."""
 
     source: str
     topic: str | None
@@ -140,10 +135,7 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class PendingQueue:
-    """The unsent part of a queue: about `rows` messages.
-
-    Their physical offsets are greater than `after` and at most `upto`.
-    """
+    """The unsent part of a queue: about `rows` messages, at physical offsets above `after` and up to `upto`."""
 
     queue: SourceQueue
     after: int
@@ -157,8 +149,8 @@ def pending_queues(queues: Iterable[QueuePlan], reached: Mapping[SourceQueue, Qu
     for plan in queues:
         progress = reached.get(plan.queue, QueueProgress())
         if progress.physical_offset < plan.last_physical_offset:
-            # At least one row is pending until the last one is acknowledged. The counts alone do not tell: messages may
-            # have been deleted from the source since they were counted.
+            # At least one row is pending until the last one is acknowledged: the counts alone do not show it, because
+            # messages may have been deleted from the source since they were counted.
             rows = max(plan.rows - progress.count, 1)
             pending.append(PendingQueue(plan.queue, progress.physical_offset, plan.last_physical_offset, rows))
     return pending
@@ -172,11 +164,7 @@ def count_by_queue(messages: DataFrame) -> DataFrame:
 
 
 def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
-    """Return the messages to send in `count` partitions, each sorted by broker and physical offset.
-
-    `lanes` has for each queue its partition (lane) and its range of physical offsets: greater than `after`, up to and
-    including `upto`.
-    """
+    """Return the messages of each queue's lane, above `after` and up to `upto`, sorted by broker and offset."""
     return (
         messages.join(F.broadcast(lanes), _QUEUE)
         .where("commitLogOffset > after AND commitLogOffset <= upto")
@@ -205,10 +193,7 @@ Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
 
 
 def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-    """Yield the messages within the bounds of their queues, in log order.
-
-    Rows of a lake are sorted in memory.
-    """
+    """Yield the messages within the bounds of their queues, in log order. Rows of a lake are sorted in memory."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
         found, codes = replay_sender.queue_codes(batch)
@@ -231,10 +216,6 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
 def _send_lanes(
     task: ResendTask, messages: SelectedMessages, last: LogSplit | None, tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Read and send lanes of a store in a Spark task.
-
-    Each row carries the pickled bounds of a lane. The task plans its own reads, so `last` is the driver's last split.
-    """
     if last is not None:
         check_log(last)
     for batch in tasks:
@@ -244,11 +225,10 @@ def _send_lanes(
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Destination, ledger and rate of a replay.
+    """Destination, ledger and rate of a replay; without `name_server` and `ledger` a dry run, which only counts.
 
-    Without `name_server` and `ledger` the replay is a dry run, which only counts. Messages are sent to `topic`, or each
-    to its own topic; `rate` limits messages per second over all tasks. `corrupt_records` is the option of the data
-    source. Raises ConfigError if only one of `name_server` and `ledger` is given.
+    Without `topic`, each message is sent to its own topic; `rate` limits messages per second over all tasks. Raises
+    ConfigError if only one of `name_server` and `ledger` is given.
     """
 
     name_server: str | None = None
@@ -276,11 +256,11 @@ def run(
     selection: Selection | None = None,
     progress: ProgressCallback | None = None,
 ) -> ReplayResult:
-    """Send the selected messages of a store directory or lake; without options, only count them.
+    """Send the selected messages of a store directory or lake; `progress` gets acknowledged and planned messages.
 
-    `progress` is called with the acknowledged and the planned number of messages. Raises StoreError if the source is
-    neither store nor lake, is damaged, or is being replayed by another run with this ledger; ConfigError if the ledger
-    belongs to another replay; RemotingError if brokers reject a message, after which the same call continues.
+    Raises StoreError if the source is neither store nor lake, is damaged, or is being replayed with this ledger;
+    ConfigError if the ledger belongs to another replay; RemotingError if brokers reject a message, after which the same
+    call continues.
     """
     options = options or ReplayOptions()
     corrupt = {"corruptRecords": options.corrupt_records}
@@ -318,10 +298,6 @@ def _send(
     pending: Sequence[PendingQueue],
     rate: float | None,
 ) -> int:
-    """Send the pending messages, and return their number.
-
-    There are as many tasks as Spark runs at a time.
-    """
     lanes = assign_lanes(pending, session.sparkContext.defaultParallelism)
     task = replace(task, rates=None if rate is None else _lane_rates(lanes, rate))
     with share(task.ledger) as token, translate_spark_errors():
@@ -358,10 +334,7 @@ def _count_queues(spark: AnySession, messages: SelectedMessages) -> tuple[QueueP
 def _load_plan(
     ledger: ReplayLedger, spark: AnySession, messages: SelectedMessages, target: SinkOptions
 ) -> tuple[QueuePlan, ...]:
-    """Return the plan of the ledger.
-
-    For a new ledger, count the source and write the plan first.
-    """
+    """Return the plan of the ledger; for a new ledger, count the source and write the plan first."""
     wanted = {
         "source": str(messages.source),
         "nameServer": target.name_server,
@@ -383,11 +356,7 @@ def _load_plan(
 
 
 def assign_lanes(queues: Sequence[PendingQueue], count: int) -> list[list[PendingQueue]]:
-    """Assign queues to at most `count` lanes with near-equal numbers of rows.
-
-    Greedy: the largest queue first, always to the lane with the fewest rows. Queues of 5, 3, 3 and 2 rows fill two
-    lanes with 5 + 2 and 3 + 3.
-    """
+    """Assign queues, largest first, to the lane with the fewest rows: 5, 3, 3 and 2 make 5 + 2 and 3 + 3."""
     lanes: list[list[PendingQueue]] = [[] for _ in range(min(count, len(queues)))]
     filled = [0] * len(lanes)
     for each in sorted(queues, key=lambda each: (-each.rows, each.queue)):
@@ -398,19 +367,12 @@ def assign_lanes(queues: Sequence[PendingQueue], count: int) -> list[list[Pendin
 
 
 def _lane_rates(lanes: Sequence[Sequence[PendingQueue]], rate: float) -> list[float]:
-    """Split the rate over the lanes in proportion to their rows.
-
-    All lanes then end at the same time.
-    """
+    """Split the rate in proportion to the lanes' rows, so that all lanes end at the same time."""
     rows = [sum(each.rows for each in lane) for lane in lanes]
     return [rate * count / sum(rows) for count in rows]
 
 
 async def _check_topics(topics: set[str], target: SinkOptions) -> None:
-    """Raise TopicNotFound or RemotingError unless every topic has a route.
-
-    Called before any message is read.
-    """
     async with Producer(target.producer_group, target.name_server) as producer:
         for topic in sorted(topics):
             await producer.queues(topic)
@@ -418,7 +380,6 @@ async def _check_topics(topics: set[str], target: SinkOptions) -> None:
 
 @contextmanager
 def _report_acks(ledger: ReplayLedger, total: int, progress: ProgressCallback | None) -> Iterator[None]:
-    """Report acknowledged messages of all tasks, which only the ledger shows, while the block runs."""
     if progress is None:
         yield
         return

@@ -5,11 +5,9 @@
     <ledger>/lock               locked exclusively by the one run that replays
     <ledger>/senders            locked in shared mode by every task that sends, until the task or its process ends
 
-Each source queue is sent in order, so its progress is one number: the physical offset of its last acknowledged
-message. A killed run leaves at most one incomplete line, which is ignored; the messages of that line are sent again.
-A retried task and a restarted run continue after the offsets that the files of all attempts have reached.
-
-Driver and workers must reach the directory under the same path, as they must a store directory.
+A source queue's progress is the physical offset of its last acknowledged message in the files of all attempts, from
+which retried tasks and restarted runs continue. An incomplete line is ignored; its messages are sent again. Driver and
+workers must reach the directory under the same path.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from rucola.files import check_inside, local_path, make_directory, open_inside, 
 from rucola.system_calls import sync_data
 
 SENDERS_TIMEOUT_S: Final = 60
-"""How long a run waits for orphaned tasks of a killed run; a task ends when it cannot deliver its result."""
+"""Maximum wait for orphaned tasks of a killed run; a task ends when it cannot deliver its result."""
 
 
 class SourceQueue(NamedTuple):
@@ -44,7 +42,7 @@ class SourceQueue(NamedTuple):
 class Ack:
     """Acknowledgement of `count` consecutive messages of one queue, the last one at `physical_offset`.
 
-    `unsafe` of them were stored, but not flushed or replicated in time. `target` is the queue they were sent to.
+    `unsafe` of them were not flushed or replicated in time. `target` is the queue they were sent to.
     """
 
     queue: SourceQueue
@@ -78,10 +76,7 @@ class AckReader:
         return sum(each.count for each in self.reached.values())
 
     def refresh(self) -> Mapping[SourceQueue, QueueProgress]:
-        """Read the lines added since the last refresh.
-
-        Returns the progress of each queue that has begun.
-        """
+        """Read the lines added since the last refresh; return the progress of each queue that has begun."""
         for path in sorted(self._directory.glob("*.acks")):
             begin = self._read.get(path, 0)
             with open(open_inside(self._directory, path), "rb") as file:
@@ -118,8 +113,8 @@ class ReplayLedger:
     def read_plan(self) -> dict[str, Any] | None:
         """Return the plan, or None if the ledger is new.
 
-        Raises StoreCorrupt if the file is damaged, or if it is missing although acknowledgements exist: a new plan must
-        not count the acknowledgements of another replay as its own.
+        Raises StoreCorrupt if it is damaged, or missing although acknowledgements exist, which a new plan must not
+        count.
         """
         advice = "restore the file from a backup, or start with a new directory"
         try:
@@ -144,11 +139,7 @@ class ReplayLedger:
         return acks
 
     def wait_for_senders(self, timeout_s: float = SENDERS_TIMEOUT_S) -> None:
-        """Wait until all tasks of an earlier run have ended.
-
-        Raises StoreError if one is still sending after `timeout_s` seconds. Without this wait, orphaned tasks of a
-        killed run could send the messages that this run is about to send.
-        """
+        """Wait until an earlier run's tasks have ended, which could send the same messages; StoreError on timeout."""
         with _open(self.directory / "senders") as senders:
             deadline = time.monotonic() + timeout_s
             while not _try_lock(senders, fcntl.LOCK_EX):
@@ -161,8 +152,8 @@ class ReplayLedger:
 def open_ledger(directory: str | Path) -> Iterator[ReplayLedger]:
     """Open a ledger exclusively, creating it in a new or empty directory.
 
-    Raises ConfigError if the directory contains other files, StoreError if another run holds the ledger or if there are
-    links in it.
+    Raises ConfigError if the directory contains other files, StoreError if another run holds the ledger or it has
+    links.
     """
     root = local_path(directory).absolute()
     if root.exists() and not os.path.lexists(root / "lock") and (not root.is_dir() or any(root.iterdir())):
@@ -209,13 +200,10 @@ class AckWriter:
 
 @contextmanager
 def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter, AckReader]]:
-    """Open the ledger for a task attempt.
-
-    Yields its writer and the acknowledgements of all earlier attempts.
-    """
+    """Open the ledger for a task attempt: its writer and the acknowledgements of all earlier attempts."""
     with _open(directory / "senders") as senders:
-        # Shared by all tasks, and released by the kernel when a task's process ends, however it ends: an exclusive lock
-        # (`wait_for_senders`) therefore waits for exactly those that may still send.
+        # Shared by all tasks, and released by the kernel when a task's process ends in any way: an exclusive lock
+        # (`wait_for_senders`) therefore waits for exactly the tasks that may still send.
         fcntl.flock(senders, fcntl.LOCK_SH)
         acks = AckReader(directory)
         acks.refresh()

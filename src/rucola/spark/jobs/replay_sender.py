@@ -1,21 +1,12 @@
-"""Sending side of a replay.
+"""Sending side of a replay: rows are sent in order per queue, rate-limited, and recorded in the ledger.
 
-The rows of a partition are sent in order per queue, rate-limited, and recorded in the ledger.
+Rows arrive in log order, with the queues interleaved. Chunks of at most `CHUNK_ROWS` are sorted by queue and encoded in
+a background thread. The queues of a chunk are sent concurrently, the requests of one queue sequentially, so that it
+keeps its order. A completed chunk's acknowledgements are written to the ledger.
 
-Rows arrive in log order, with the queues interleaved, and pass through four steps:
-
-    1. slice    a batch of rows is cut into chunks of at most `CHUNK_ROWS`
-    2. encode   a chunk is sorted by queue and encoded column by column (see `encoding`), in a background thread
-    3. send     the queues of a chunk are sent concurrently; the requests of one queue are sequential, so that the
-                queue keeps its order whatever fails. Up to `MAX_CHUNKS_IN_FLIGHT` chunks are in flight
-    4. record   when a chunk has completed, its acknowledgements are written to the ledger
-
-Small messages share a request (SEND_BATCH_MESSAGE); large messages are sent singly and compressed.
-
-All messages of a source queue go to one queue of the target topic: the queue with the same broker name and id if
-there is one, else the queue at index `queue id mod number of queues`. A failed request is retried for about half a
-minute, because replays are long and brokers may restart meanwhile. A retry may store a message twice; both copies have
-the same unique key.
+All messages of a source queue go to one queue of the target topic: the queue with the same broker name and id, else the
+queue at index `queue id mod number of queues`. A failed request is retried for about half a minute. A retry may store a
+message twice, under the same unique key.
 """
 
 from __future__ import annotations
@@ -48,7 +39,7 @@ from rucola.spark.source.row_messages import message_of
 
 T = TypeVar("T")
 SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
-"""Task that sends the rows of one queue in a chunk; returns the acknowledged part and the error that ended it."""
+"""Sends the rows of one queue in a chunk; returns the acknowledged part and the error that ended it."""
 
 COLUMNS: Final = (
     "brokerName",
@@ -62,17 +53,13 @@ COLUMNS: Final = (
     "bodyError",
     "sysFlag",
 )
-"""Columns that a replay reads: the content to send, and the position of the message in the source."""
 
 CHUNK_ROWS: Final = 4096
-"""Largest number of rows that are sorted and encoded together."""
 
 MAX_CHUNKS_IN_FLIGHT: Final = 2
-"""Chunks that are sent at the same time. With one, throughput halves: a chunk ends with single requests of its longest
-queue while all other queues are idle."""
+"""With one, throughput halves: a chunk ends with single requests of its longest queue while other queues are idle."""
 
 MAX_REQUEST_MESSAGES: Final = 128
-"""Largest number of messages in one SEND_BATCH_MESSAGE request."""
 
 # Pauses of 0.1, 0.2, 0.4 ... 12.8 seconds between nine attempts add up to 25.5 seconds.
 _ATTEMPTS: Final = 9
@@ -100,10 +87,7 @@ class RateLimiter:
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
     async def acquire(self, count: int) -> None:
-        """Wait until `count` more messages may be sent.
-
-        Idle time earns no credit for a later burst.
-        """
+        """Wait until `count` more messages may be sent. Idle time earns no credit for a later burst."""
         if self._per_second is None:
             return
         now = self._clock()
@@ -116,8 +100,7 @@ class RateLimiter:
 class ResendTask:
     """Sender of one run's partitions, pickled to Spark tasks or called in this process.
 
-    `run` identifies the run in the names of its files in the ledger; `rates` are the messages per second of each
-    partition, or None without a limit. Tasks on workers check the `token` in the ledger.
+    `run` is part of the names of its files in the ledger; `rates` are the messages per second of each partition.
     """
 
     run: str
@@ -127,10 +110,7 @@ class ResendTask:
     token: SharedPiece | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send the rows of a partition in a Spark task.
-
-        Yields one row with the number of messages sent.
-        """
+        """Send the rows of a partition in a Spark task; yield one row with the number of messages sent."""
         task = TaskContext.get()
         assert task is not None, "must be called in a Spark task"
         # attemptNumber() restarts at 0 when Spark repeats a stage; taskAttemptId() is unique in the session, and with
@@ -139,9 +119,9 @@ class ResendTask:
         yield pa.RecordBatch.from_pydict({"sent": [sent]})
 
     def send(self, batches: Iterator[pa.RecordBatch], partition: int = 0, attempt: int = 0) -> int:
-        """Send a partition's rows that no earlier attempt has acknowledged, and return their number.
+        """Send a partition's rows without acknowledgement; return their number.
 
-        Raises RemotingError if a message was rejected; acknowledgements up to then are in the ledger.
+        Raises RemotingError if one is rejected.
         """
         if self.token is not None:
             self.token.check()
@@ -163,7 +143,6 @@ class ResendTask:
         in_flight: deque[list[SendTask]] = deque()
 
         async def complete(chunk: list[SendTask]) -> int:
-            """Wait for a chunk, record its acknowledgements, and return the number of messages."""
             done = await asyncio.gather(*chunk)
             acks = [ack for ack, _ in done if ack.count]
             errors.extend(error for _, error in done if error is not None)
@@ -192,7 +171,6 @@ class ResendTask:
 
 @asynccontextmanager
 async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[None]:
-    """Cancel the chunks that are still in flight when the block is left."""
     try:
         yield
     finally:
@@ -204,10 +182,7 @@ async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are sent together, sorted by queue and then by log order.
-
-    `bounds` is the row range of each queue.
-    """
+    """Rows that are sent together, sorted by queue, then by log order; `bounds` is the row range of each queue."""
 
     rows: pa.RecordBatch
     encoded: EncodedMessages
@@ -270,10 +245,7 @@ class _OrderedSender:
         self._last: dict[SourceQueue, SendTask] = {}
 
     def start(self, chunk: Chunk) -> list[SendTask]:
-        """Start one task per queue.
-
-        Each waits until the rows of its queue in the previous chunk are acknowledged.
-        """
+        """Start one task per queue, which waits until the queue's rows in the previous chunk are acknowledged."""
         for queue in chunk.bounds:
             self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
         return [self._last[queue] for queue in chunk.bounds]
@@ -281,11 +253,10 @@ class _OrderedSender:
     async def _send_after(
         self, previous: SendTask | None, chunk: Chunk, queue: SourceQueue
     ) -> tuple[Ack, MQError | None]:
-        """Send a queue's rows after the previous chunk; return the acknowledged part and any error."""
         if previous is not None:
             _, error = await previous
             if error is not None:
-                # Sending later rows would break the order of the queue, so the error stops all chunks behind it.
+                # Sending later rows would break the order of the queue, so the error stops all later chunks.
                 return Ack(queue, -1, 0), error
         return await self._send_in_order(chunk, queue)
 
@@ -317,7 +288,6 @@ class _OrderedSender:
 
 
 async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
-    """Repeat a request until it succeeds; the RemotingError of the last attempt is raised."""
     for attempt in range(_ATTEMPTS - 1):
         try:
             return await request()
@@ -327,12 +297,7 @@ async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> l
 
 
 def _plan_requests(encoded: EncodedMessages, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
-    """Split the rows [begin, end) of one queue into requests (first, end, is_batched).
-
-    Rows alternate between runs that may share a request and runs that may not: with `is_batched` [1, 1, 0, 1] the
-    requests are (0, 2, batched), (2, 3, single), (3, 4, batched). A batch has at most `MAX_REQUEST_MESSAGES` messages
-    and MAX_MESSAGE_SIZE bytes.
-    """
+    """Split the rows [begin, end) of one queue into requests (first, end, is_batched), within the limits of a batch."""
     edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
         is_batched = may_share and bool(encoded.is_batched[first])
@@ -347,7 +312,6 @@ def _plan_requests(encoded: EncodedMessages, begin: int, end: int, may_share: bo
 
 
 def _target_queue(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the target topic that receives all messages of a source queue."""
     for target in targets:
         if (target.broker_name, target.queue_id) == (queue.broker_name, queue.queue_id):
             return target

@@ -1,9 +1,4 @@
-"""Report of an audit: one self-contained HTML page with SVG charts and no script.
-
-The page is a pure function of the audit's tables (see `rucola.spark.jobs.audit`). Time charts have steps from a second
-to a week, as the span of the log needs (`time_axis`). Of many topics only the largest are named; the Parquet files next
-to the page have all rows.
-"""
+"""Report of an audit: one self-contained HTML page with SVG charts and no script, made from the audit's tables."""
 
 from __future__ import annotations
 
@@ -65,7 +60,7 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
 
 
 def _traffic(topics: Sequence[Row], axis: TimeAxis, steps: Sequence[Row]) -> str:
-    # If there are more topics than colours, the last colour is that of all topics that are not named.
+    # If there are more topics than colours, all topics that are not named share the last colour.
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
     labels = axis.labels
     named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]
@@ -229,7 +224,6 @@ _TIMES: Final[list[Column]] = [
 
 
 def _axis(topics: Sequence[Row]) -> TimeAxis:
-    """Return the time axis of all topics."""
     if not topics:
         return TimeAxis(0, 0)
     return TimeAxis.between(min(row["first"] for row in topics), max(row["last"] for row in topics))

@@ -1,16 +1,8 @@
-"""Search job: finds messages of a lake.
+"""Search job: finds messages of a lake by key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
 
-Conditions are key, unique key, offsetMsgId, topic, time, tags and SQL92 filter.
-
-Files are pruned by the snapshot and the key index before anything is read:
-
-    topic, time          files of other topics and days
-    key, unique key      files that contain no message with the hash of the key, by the key index. In the remaining
-                         files Spark filters by physical offset, and skips row groups and pages without those offsets
-    offsetMsgId          files whose range of physical offsets does not include its own
-
-The remaining rows are then compared with every condition, so the index affects speed and never the result. Searches
-by key or offsetMsgId, and searches of few or small files, run in this process with `rucola.spark.lake.lookup`.
+Files are pruned before anything is read: by topic and day, for a key by the hashes in the key index, and for an
+offsetMsgId by the range of physical offsets. The remaining rows are compared with every condition, so the index affects
+only speed. Searches by key or offsetMsgId, or of little data, run in this process with `rucola.spark.lake.lookup`.
 """
 
 from __future__ import annotations
@@ -56,10 +48,7 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
 
 @dataclass(frozen=True)
 class Candidates:
-    """Files of a lake that may contain results, and the physical offsets to find.
-
-    `offsets` is None for all rows.
-    """
+    """Files of a lake that may contain results, and the physical offsets to find, None for all rows."""
 
     files: Sequence[RowFile]
     offsets: Sequence[int] | None = None
@@ -67,8 +56,7 @@ class Candidates:
 
 def candidates_of(lake: Path, selection: Selection, offset_msg_id: str | None = None) -> Candidates:
     """Return the files and offsets that a search has to read. Raises what `run` raises."""
-    # Files are pruned by topic and day first, then by the offsets that the key index has for the keys. For an
-    # offsetMsgId the range of physical offsets of each file decides; ranges of several brokers may overlap, so the row
+    # An offsetMsgId prunes files by their ranges of physical offsets; ranges of several brokers may overlap, so the row
     # filter still compares the whole id.
     snapshot = read_snapshot(lake)
     files, offsets = selection.prune_files(snapshot.rows), None
@@ -102,9 +90,9 @@ def run(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> SearchResult:
-    """Return the newest `limit` matching messages of a lake.
+    """Return the newest matching messages of a lake.
 
-    Raises StoreError if there is no lake, and InvalidMessage if `offset_msg_id` is malformed.
+    Raises StoreError if there is none, InvalidMessage for a wrong id.
     """
     root = local_path(lake).absolute()
     if not runs_in_spark(spark, lambda: _size_of(root, selection, offset_msg_id)):
@@ -117,17 +105,13 @@ def run(
 
 
 def _size_of(lake: Path, selection: Selection, offset_msg_id: str | None) -> int:
-    """Estimate the bytes to read.
-
-    Searches by key or offsetMsgId count as 0, since they read single pages.
-    """
+    """Estimate the bytes to read: 0 for searches by key or offsetMsgId, which read single pages."""
     if offset_msg_id is not None or selection.keys is not None:
         return 0
     return parquet_files.estimate_size(lake, selection.prune_files(read_snapshot(lake).rows))
 
 
 def _run_in_process(lake: Path, selection: Selection, offset_msg_id: str | None, limit: int) -> SearchResult:
-    """Search without Spark."""
     if offset_msg_id is not None:
         found = by_offset_msg_id(lake, offset_msg_id)
         return SearchResult([found] if found is not None and _message_filter(selection)(found.message) else [])

@@ -1,10 +1,6 @@
 """Selected messages of a store directory or lake, as a DataFrame or in-process record batches.
 
-Both forms share one code path. For a store, the driver plans partitions, and `batch_reader.read` decodes them, in
-Spark tasks or sequentially in this process. For a lake, the snapshot names the files, and Spark or Arrow reads them.
-
-Jobs do not read a store through the registered data source: Spark would start three more Python processes, to look up,
-create and plan the source, each of which imports PySpark from its zip file.
+Jobs do not read a store through the registered data source, for which Spark would start three more Python processes.
 """
 
 from __future__ import annotations
@@ -39,11 +35,7 @@ _PARTITION: Final = "number int, partition binary"
 
 
 def check_source(source: str | Path, selection: Selection) -> None:
-    """Validate a source before Spark is started.
-
-    Raises StoreError unless `source` is an intact store directory or lake, and ConfigError if the selection names a
-    topic that a store does not have.
-    """
+    """Raise StoreError unless this is an intact store or lake, ConfigError if a store lacks a selected topic."""
     directory = local_path(source).absolute()
     if is_lake(directory):
         check_files(directory, read_snapshot(directory).rows)
@@ -56,10 +48,9 @@ def check_source(source: str | Path, selection: Selection) -> None:
 
 @dataclass(frozen=True)
 class SelectedMessages:
-    """The selected messages of one store directory or lake.
+    """The selected messages of one store directory or lake; raises the errors of `check_source`.
 
-    `options` and `queue_filter` are passed to the data source and apply to stores only. The constructor raises what
-    `check_source` raises. The end of a store is fixed by the first read, so that all reads of one instance agree;
+    `options` and `queue_filter` apply to stores only. The first read fixes the end of a store, so that all reads agree;
     `dataclasses.replace` returns an instance that looks at the source again.
     """
 
@@ -73,17 +64,15 @@ class SelectedMessages:
 
     @property
     def is_lake(self) -> bool:
-        """Whether the source is a lake; otherwise it is a store directory."""
+        """Whether the source is a lake."""
         return is_lake(self.source)
 
     @cached_property
     def _files(self) -> list[RowFile] | None:
-        """The row files of a lake that may contain selected messages; None for a store."""
         return self.selection.prune_files(read_snapshot(self.source).rows) if self.is_lake else None
 
     @cached_property
     def _store(self) -> tuple[ReadOptions, Sequence[InputPartition]]:
-        """The parsed read options of a store, and its planned partitions."""
         options = parse_read_options({"storePath": str(self.source), **self.selection.read_options(), **self.options})
         options = replace(options, queue_filter=self.queue_filter)
         return options, batch_reader.plan(options)
@@ -106,10 +95,7 @@ class SelectedMessages:
         return sum(_size_of(partition) for partition in partitions)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read the columns `names` in this process, without Spark.
-
-        Messages of a store come in log order.
-        """
+        """Read the columns `names` in this process, without Spark. Messages of a store come in log order."""
         if self._files is not None:
             rows = parquet_files.read_rows(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
             yield from (_filter_batch(batch, self.selection, names) for batch in rows)
@@ -123,10 +109,7 @@ class SelectedMessages:
             yield from (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
-        """Return the messages as a DataFrame with the columns `names`.
-
-        It may also have columns that the selection needs.
-        """
+        """Return a DataFrame with the columns `names`, and possibly columns that the selection needs."""
         if self._files is not None:
             return self.selection.filter(read_lake(session, self.source, self._files))
         options, partitions = self._store
@@ -148,11 +131,7 @@ def partitions_frame(
 
 
 def partition_tasks(session: SparkSession, partitions: Sequence[InputPartition]) -> DataFrame:
-    """Return a DataFrame with one task per partition, for `read_partitions` in `mapInArrow`.
-
-    Partitions travel as pickled rows: a DataFrame of n rows, spread over n tasks by id, is the only way to hand
-    planned work to `mapInArrow` without the data source.
-    """
+    """Return a DataFrame with one pickled partition per task, for `read_partitions` in `mapInArrow`."""
     # repartitionById puts row n into partition n exactly; a hash partitioning could leave tasks without work.
     rows = [(number, pickle.dumps(partition)) for number, partition in enumerate(partitions)]
     return session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
@@ -168,10 +147,7 @@ def read_partitions(
 
 
 def _size_of(partition: InputPartition) -> int:
-    """Return the bytes of records in a partition of a store.
-
-    If a lower bound is large already, it is returned instead.
-    """
+    """Return the bytes of records in a partition of a store, or a lower bound if that is large already."""
     assert isinstance(partition, LogSplit)
     if partition.queues is None:
         return partition.end - partition.begin

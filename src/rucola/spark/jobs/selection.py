@@ -1,12 +1,7 @@
 """Filter that selects the messages of a job, in a store or a lake.
 
-A `Selection` is a conjunction of conditions on the columns of `schema.COLUMNS`; a list of topics, tags or keys is met
-by any one of its elements. It has four equivalent forms:
-
-    read_options    options of the data source, applied while a store is read
-    prune_files     the files of a lake that can contain matches
-    filter          conditions on a DataFrame
-    matches         a mask for a record batch
+A `Selection` is a conjunction of conditions, in four equivalent forms: options of the data source, files of a lake,
+conditions on a DataFrame, and a mask for a record batch.
 """
 
 from __future__ import annotations
@@ -32,11 +27,11 @@ from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
 @dataclass(frozen=True)
 class Selection:
-    """Conditions on messages; None means no condition.
+    """Conditions on messages; None means no condition. Any one of the topics or keys may match.
 
     `tags` is a subscription such as `TagA || TagB`; `keys` are keys or unique keys. Timestamps are store timestamps in
-    milliseconds; the range is half-open. `expression` is an SQL92 filter over the properties (see
-    `rucola.message.sql92`). Raises ConfigError for invalid tags or times, and InvalidExpression for an invalid filter.
+    milliseconds, half-open. Raises ConfigError for invalid tags or times, InvalidExpression for an invalid SQL92
+    filter.
     """
 
     topics: tuple[str, ...] | None = None
@@ -61,11 +56,7 @@ class Selection:
             raise ConfigError(f"tags are {self.tags!r}: {error}") from error
 
     def read_options(self) -> dict[str, str]:
-        """Return options of the data source that apply as many conditions as it can.
-
-        The data source takes one subExpression. Tags have precedence over an SQL92 expression, because tags are
-        compared by hash in the ConsumeQueue, before the message is read.
-        """
+        """Return options of the data source for as many conditions as possible: of tags and SQL92 only the tags."""
         found: dict[str, str | int | None] = {
             "subscribe": None if self.topics is None else ",".join(self.topics),
             "subExpression": self.tags,
@@ -111,10 +102,7 @@ class Selection:
         return tuple(name for name, conditions in _COLUMN_CONDITIONS.items() if given & conditions)
 
     def matches(self, rows: pa.RecordBatch) -> Array:
-        """Return a mask of the matching rows.
-
-        Topics are not compared, since files and queues are pruned by topic.
-        """
+        """Return a mask of the matching rows; topics are not compared, since files and queues are pruned by topic."""
         found = np.ones(rows.num_rows, np.bool_)
         if (tags := self._tag_set()) is not None:
             found &= _is_in(rows["tags"], tags)
@@ -162,7 +150,6 @@ _COLUMN_CONDITIONS: Final = {
     "properties": {"keys", "expression"},
     "storeTimestamp": {"starting_timestamp", "ending_timestamp"},
 }
-"""For each column, the conditions that need it."""
 
 
 def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
@@ -170,7 +157,6 @@ def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
 
 
 def _has_key(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
-    """Return a mask of rows with one of these keys as key or unique key."""
     found = _is_in(values_of(rows["properties"], properties.UNIQ_KEY), wanted)
     # The keys of all rows are compared in one flat array; the parent indices lead from a hit to its row.
     hits = _is_in(rows["keys"].flatten(), wanted)
@@ -179,8 +165,6 @@ def _has_key(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
 
 
 def _property_filter(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:
-    """Return a Spark UDF that applies a predicate to the column of properties."""
-
     @arrow_udf("boolean")  # type: ignore[call-overload,untyped-decorator]  # its types know no plain functions
     def evaluate(maps: pa.Array) -> pa.Array:
         return pa.array([is_wanted(each) for each in maps.to_pylist(maps_as_pydicts="lossy")], pa.bool_())

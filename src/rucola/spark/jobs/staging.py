@@ -1,16 +1,11 @@
 """Staging: messages and their keys become files that a commit of the lake can publish.
 
-Rows are written by Arrow (`rucola.spark.lake.parquet_files`), in this process or in the tasks of Spark. In Spark every
-task writes files of its own:
+Rows are written by Arrow, in this process or in Spark's tasks, because Spark's own writer needs twice as long:
 
-    driver  plans partitions, one for each task
     tasks   check that they see the driver's directory (`shared_files`), read a partition, write its rows to
             `<staged rows>/<attempt>/topic=.../date=.../`, and count them by queue
-    driver  gets the counts with the names of the attempts, and moves the files of these to `<staged rows>/`
+    driver  moves the files of the attempts that it has counts of to `<staged rows>/`, and no others
     Spark   reads the keys of all staged rows, sorts them, and writes them
-
-Rows sent to Spark's own writer would be converted for the JVM, and sorted there by topic and date: it takes twice as
-long (benchmarks/README.md). An attempt that failed or was too late is in no result, so that its files are not moved.
 """
 
 from __future__ import annotations
@@ -46,12 +41,11 @@ ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBat
 
 _QUEUE: Final = ("brokerName", "topic", "queueId")
 _NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset", "keys")
-"""What a task counts of each queue: messages, bytes of their records, the half-open range of queue offsets, the largest
-physical offset, and index entries, or a few more."""
+"""Counts by queue: messages, bytes of records, the half-open range of queue offsets, the largest physical offset, and
+index entries, or a few more."""
 _REPORT: Final = "attempt string, brokerName string, topic string, queueId int, " + ", ".join(
     f"{name} bigint" for name in _NUMBERS
 )
-"""The columns that a task returns, as Spark's DDL."""
 _NO_COUNTS: Final = pa.Table.from_batches(
     [],
     pa.schema(
@@ -63,10 +57,7 @@ _NO_COUNTS: Final = pa.Table.from_batches(
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """Messages of one queue that a run archived.
-
-    Queue offsets are half-open; `size` is bytes of records in the log.
-    """
+    """Archived messages of one queue. Queue offsets are half-open; `size` is bytes of records in the log."""
 
     broker_name: str
     topic: str
@@ -92,10 +83,7 @@ class StagedMessages:
 
 
 def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Read messages by data source options and stage them, with Spark if `size` is large.
-
-    `size` is in bytes.
-    """
+    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
     read = parse_read_options(options)
     partitions, names = batch_reader.plan(read), tuple(COLUMNS)
     if runs_in_spark(spark, lambda: size):
@@ -115,10 +103,7 @@ def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> Sta
 
 
 def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
-    """Write messages and their keys to staging with Spark.
-
-    `read` makes the messages of a task from its rows.
-    """
+    """Write messages and their keys to staging with Spark; `read` makes the messages of a task from its rows."""
     with lake.sharing() as token:
         counts = tasks.mapInArrow(partial(_stage_task, token, read, lake.staged_rows), _REPORT).toArrow()
     if not len(counts):
@@ -133,10 +118,9 @@ def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> Staged
 def _stage_task(
     token: SharedPiece, read: ReadTask, staged_rows: Path, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write one task's messages in a directory of this attempt, and yield its counts."""
     token.check()
     task = TaskContext.get()
-    # In the order of the tasks, which is that of the log.
+    # In the order of the tasks, which is the order of the log.
     attempt = f"{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
     counted = _CountedMessages()
     parquet_files.write_rows(counted.passing(read(rows)), staged_rows / attempt)
@@ -160,7 +144,6 @@ class _CountedMessages:
         self._counts: list[pa.Table] = []
 
     def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the same batches."""
         for batch in batches:
             offsets = ints(batch["queueOffset"])
             numbers = {
@@ -176,23 +159,17 @@ class _CountedMessages:
             yield batch
 
     def counts(self) -> pa.Table:
-        """Return one row for each queue, with the columns of `_NO_COUNTS`."""
         every = pa.concat_tables([_NO_COUNTS, *self._counts])
         return _by_queue(every, {name: ints(every[name]) for name in _NUMBERS})
 
 
 def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
-    """Return one row for each queue of `rows`.
-
-    It has the numbers of the queue's rows added up, their least `begin`, and so on.
-    """
     groups = Groups(rows, _QUEUE)
     combine = {"begin": groups.min, "end": groups.max, "physicalOffset": groups.max}
     return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})
 
 
 def _staged(counts: pa.Table, entries: int) -> StagedMessages:
-    """Return what counts, by queue or by task and queue, tell of all staged messages."""
     if not len(counts):
         return StagedMessages()
     found = _by_queue(counts, {name: ints(counts[name]) for name in _NUMBERS})

@@ -6,17 +6,10 @@
     DIR/stub/*.parquet       read last
     DIR/export.json          the database's clock when the stubs were read; marks a complete export
 
-An export is not a snapshot, because one transaction of that length would keep the database from removing old row
-versions. Its order makes up for that:
-
-1. A message below a group's offset was delivered before: the group has a receipt of it, or it is done.
-2. A consumer deletes the receipt in the transaction that inserts `done` and confirms the stub. Receipts are read before
-   stubs, so a receipt that is missing because the message was just done belongs to a confirmed stub.
-
-Therefore no stub appears unconfirmed, passed by the group's offset and without receipt, unless it is lost.
-
-`write` exports in this process with bounded memory, `write_in_spark` in parallel tasks, which use Spark's JDBC reader
-for a `jdbc:` URL. `load` reads an export.
+An export is not a snapshot, which would keep the database from removing old row versions. Its order makes up for that:
+a message below a group's offset was delivered before, so the group has a receipt of it, or it is done. A consumer
+deletes the receipt in the transaction that inserts `done` and confirms the stub, and stubs are read last. Therefore no
+stub appears unconfirmed, passed by the group's offset and without receipt, unless it is lost.
 """
 
 from __future__ import annotations
@@ -52,7 +45,7 @@ from rucola.spark.jobs.reconciled_log import COMMITS, Commit
 from rucola.spark.shared_files import SharedPiece, write_parquet
 
 ORDER: Final = ("receipt", "done", "stub")
-"""The tables in the order in which they are read."""
+"""The order in which the tables are read."""
 
 OFFSET: Final = "offset"
 
@@ -72,7 +65,7 @@ _TASK: Final = "number int, part binary"
 _ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
 _DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
     "postgresql": (postgresql, {"driver": "org.postgresql.Driver"}),
-    # Spark writes column names in double quotes, which MariaDB takes for texts unless its sql_mode has ANSI_QUOTES.
+    # Spark writes column names in double quotes, which for MariaDB are texts unless its sql_mode has ANSI_QUOTES.
     "mariadb": (
         mysql,
         {
@@ -85,7 +78,7 @@ _DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
 
 _JDBC_TASKS: Final = 8
 _SQLITE_MAGIC_SIZE: Final = 16
-"""Bytes at the begin of SQLite's files that never change."""
+"""Leading bytes of SQLite's files, which never change."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +104,12 @@ class ExportMark(msgspec.Struct, frozen=True, rename="camel"):
     """The contents of export.json."""
 
     read_at: int
-    """Time by the database's clock, in milliseconds since 1970, before the first stub was read."""
+    """The database's time in milliseconds since 1970, before the first stub was read."""
     format: int = 1
 
 
 def source_of(source: TableSource, is_written: bool = False) -> TableSource:
-    """Return a source whose prefix and URL are valid.
-
-    With `is_written`, it can change stubs. Does not connect. Raises ReliableError otherwise.
-    """
+    """Return a valid source, with `is_written` one whose stubs can be changed, or raise ReliableError."""
     source.tables  # noqa: B018 - raises for an invalid prefix
     if not source.is_jdbc:
         engine_of(source.url)
@@ -159,11 +149,9 @@ def write(
     commits: Callable[[], Sequence[Commit]] = list,
     progress: ProgressCallback | None = None,
 ) -> dict[str, int]:
-    """Export the tables in this process; return the number of rows by table.
+    """Export the tables in this process, in bounded memory; return the number of rows by table.
 
-    `commits` reads the consumer offsets; without them, no message counts as passed. Memory is bounded by one
-    fetch of rows. Raises ConfigError if the directory is not empty, SchemaError if the tables are missing or of another
-    version.
+    Raises ConfigError if the directory is not empty, SchemaError if the tables are missing or of another version.
     """
     check_target(directory := local_path(directory))
     if source.is_jdbc:
@@ -198,10 +186,7 @@ def write_in_spark(
     directory: Path,
     commits: Callable[[], Sequence[Commit]],
 ) -> None:
-    """Export tables in Spark tasks, which connect to the databases.
-
-    `sources` has the databases of each table.
-    """
+    """Export tables in Spark tasks, which connect to the databases; `sources` has the databases of each table."""
     read_at = 0
     _write_commits(directory, commits())
     for table in ORDER:
@@ -213,10 +198,7 @@ def write_in_spark(
 
 
 def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], int]:
-    """Return an export's tables and offsets, and the database's time when its stubs were read.
-
-    Raises StoreError if there is no complete export.
-    """
+    """Return a complete export's tables and offsets, and the database's time of the stubs; else StoreError."""
     directory = local_path(directory).absolute()
     mark = directory / MARK
     try:
@@ -286,7 +268,6 @@ def _batches(connection: Connection, tables: Tables, part: TableRange) -> Iterat
 
 
 def _frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
-    """Return a table as a DataFrame with one task per range."""
     parts = [(number, pickle.dumps(part)) for number, part in enumerate(_plan(source, table))]
     tasks = session.createDataFrame(parts, _TASK).repartitionById(len(parts), "number")
     # Workers may run in another directory, and the URL with its password stays out of the rows and of query plans.
@@ -298,8 +279,6 @@ def _frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
 
 @without_tracebacks
 class _RangeReader:
-    """Reader of ranges in Spark's workers."""
-
     def __init__(self, source: TableSource, header: SharedPiece | None) -> None:
         self._source = source
         self._header = header
@@ -321,10 +300,7 @@ def _read_at(session: SparkSession, source: TableSource) -> int:
 
 
 def _loaded(rows: DataFrameReader) -> DataFrame:
-    """Return the rows that Spark reads over JDBC.
-
-    Raises ConfigError if Spark lacks the driver, ReliableError for errors of the driver.
-    """
+    """Return the rows that Spark reads over JDBC; ConfigError if it lacks the driver, else ReliableError."""
     try:
         return rows.load()
     except (Py4JJavaError, PySparkException) as error:
@@ -337,10 +313,6 @@ def _loaded(rows: DataFrameReader) -> DataFrame:
 
 
 def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
-    """Return a table read by Spark's JDBC reader.
-
-    The tasks share the range of its key evenly.
-    """
     whole = TableRange(table, None, None)
     query = table_ranges.query(source.tables, whole)
     key = {"stub": "seq", "receipt": "received_at", "done": "done_at"}[table]

@@ -1,7 +1,4 @@
-"""Time axis of a chart: steps of a round length, from seconds to weeks.
-
-The data's span determines the length. Steps are aligned to UTC: a step of 5 minutes begins at 10:00, 10:05 and so on.
-"""
+"""Time axis of a chart: steps of a round length, from seconds to weeks, aligned to UTC."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 MOST_STEPS: Final = 96
-"""Columns that a chart has room for. Only a span of many years has more, in weeks."""
+"""Columns of a chart. Only a span of many years has more, in weeks."""
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
 _STEPS: Final = (
@@ -26,7 +23,7 @@ class TimeAxis:
 
     def __init__(self, first_ms: int, last_ms: int) -> None:
         self.step_ms = next((step for step in _STEPS if last_ms // step - first_ms // step < MOST_STEPS), _STEPS[-1])
-        """The length of a step: the shortest for which at most `MOST_STEPS` cover the times."""
+        """The shortest step for which at most `MOST_STEPS` cover the times."""
         self._first = first_ms // self.step_ms
         self._count = last_ms // self.step_ms - self._first + 1
 
@@ -45,7 +42,7 @@ class TimeAxis:
 
     @property
     def labels(self) -> list[str]:
-        """The begin of each step, as precise as the steps are long."""
+        """The start of each step, as precise as the steps are long."""
         begins = [_EPOCH + timedelta(milliseconds=(self._first + n) * self.step_ms) for n in range(self._count)]
         if self.step_ms >= _DAY:
             form = "%d %b %Y"

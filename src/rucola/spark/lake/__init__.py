@@ -12,7 +12,7 @@
     key_index       hash index from message key to location
     lookup          messages found by key, id or condition, without Spark
     file_inventory  all files of a lake, damaged ones included
-    repair_plan     what a repair restores from an inventory
+    repair_plan     the restorable content of an inventory
 
 `read_lake` and `read_snapshot` are imported on first use, so that importing the package loads neither Arrow nor Spark.
 """

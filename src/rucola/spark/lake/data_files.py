@@ -1,8 +1,7 @@
 """Data files of a lake: layout, opening, and entries in a snapshot.
 
-A lake has two kinds of Parquet files: row files with messages, partitioned by topic and UTC date, and key files with
-the key index. An entry (`RowFile`, `KeyFile`) is made from the footer alone: row count, file size, and the range of the
-one column by which readers skip files, which is commitLogOffset or hash.
+Row files have messages, partitioned by topic and UTC date; key files have the key index. An entry is made from the
+footer alone. Readers skip files by its range of commitLogOffset or hash.
 """
 
 from __future__ import annotations
@@ -19,21 +18,17 @@ import pyarrow.parquet as pq
 from rucola.spark.lake.snapshot import KeyFile, RowFile, check_file, lake_damage
 
 PARTITION_COLUMNS: Final = ("topic", "date")
-"""Columns that a row file does not contain: they are the names of its directories."""
+"""Columns that are the directory names of a row file, which does not contain them."""
 
 ROW_GROUP_SIZE: Final = 4 << 20
-"""Approximate bytes of a row group. Small, because a search by key reads one row group per message that it finds."""
+"""Approximate bytes. Small, because a search by key reads one row group per message that it finds."""
 ROW_OPTIONS: Final = {"parquet.block.size": str(ROW_GROUP_SIZE)}
-"""Options with which Spark writes row files."""
 FAIL_ON_MISSING_FILES: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
-"""Options with which Spark reads data files, whatever the session's own settings skip."""
+"""Options with which Spark reads data files; they override the session's settings."""
 
 
 def row_file_entry(path: Path, lake_path: str) -> RowFile:
-    """Return the snapshot entry of a row file.
-
-    `path` is its current path, `lake_path` its final path relative to the lake.
-    """
+    """Return the snapshot entry of the row file at `path`, which is going to be at `lake_path` in the lake."""
     topic, date = topic_and_date(Path(lake_path))
     footer = pq.read_metadata(path)
     bounds = column_bounds(footer, "commitLogOffset")
@@ -41,10 +36,7 @@ def row_file_entry(path: Path, lake_path: str) -> RowFile:
 
 
 def key_file_entry(path: Path, lake_path: str, run: int) -> KeyFile:
-    """Return the snapshot entry of a key file.
-
-    `path` is its current path, `lake_path` its final path relative to the lake.
-    """
+    """Return the snapshot entry of the key file at `path`, which is going to be at `lake_path` in the lake."""
     footer = pq.read_metadata(path)
     return KeyFile(lake_path, run, footer.num_rows, path.stat().st_size, *column_bounds(footer, "hash"))
 
@@ -57,9 +49,9 @@ def topic_and_date(path: Path) -> tuple[str, str]:
 
 @contextmanager
 def open_parquet(root: Path, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile]:
-    """Open a data file of the lake at `root`, with page checksums verified.
+    """Open a data file, with checksums verified.
 
-    Raises StoreCorrupt if the file is missing, has another size than its entry, or cannot be read.
+    Raises StoreCorrupt if it is missing, unreadable or of another size.
     """
     path = root / file.path
     check_file(root, path, file.size)

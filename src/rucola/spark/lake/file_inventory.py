@@ -1,9 +1,6 @@
-"""Inventory of a lake: every file, whether it is readable, and its snapshot entry.
+"""Inventory of a lake: every file, whether it is readable, and its snapshot entry. Needs no Spark and writes nothing.
 
-Each file is read by itself, Parquet files by their footers; no file is trusted for the content of another. So the
-inventory shows the damage of any lake, and has the material for a new snapshot if that file is lost.
-
-This module needs no Spark and writes nothing.
+Each file is read by itself, Parquet files by their footers; no file is trusted for the content of another.
 """
 
 from __future__ import annotations
@@ -43,10 +40,9 @@ _COMMIT: Final = re.compile(r"(\d{10})-\d{5,}\.parquet")
 class Inventory:
     """The files of a lake, readable or not. Paths are relative to the lake.
 
-    `snapshot`, `pending` and `progress` are the metadata files, `older_snapshot` and `older_progress` the copies of
-    their previous contents; None if a file does not exist or cannot be read. `rows` and `keys` are the data files with
-    readable footers, `staged_paths` the current paths of those that a pending commit has not moved yet. `damages` has
-    the reason why a file cannot be read; `foreign_files` were not written by any commit.
+    Metadata that does not exist or cannot be read is None; the older ones are copies of previous contents.
+    `staged_paths` are the current paths of files that a pending commit has not moved yet. `damages` has the reason why
+    a file cannot be read; `foreign_files` were not written by any commit.
     """
 
     root: Path
@@ -83,7 +79,7 @@ def take_inventory(root: Path) -> Inventory:
             damages[str(path.relative_to(root))] = error.why.partition(";")[0]
             return None
 
-    # 1. The pending commit tells which files are still staged.
+    # 1. The pending commit has the names of files that are still staged.
     pending = metadata(pending_path(root), PendingCommit)
     staged_paths = {}
     for staged, target in {} if pending is None else dict(pending.moves).items():
@@ -127,10 +123,7 @@ def commit_of(path: str) -> int:
 def _read(
     file: Path, path: str, entry: Callable[[Path, str], T], entries: dict[str, T], damages: dict[str, str]
 ) -> None:
-    """Read the footer of a data file.
-
-    Adds the entry to `entries` or, if the footer cannot be read, the reason to `damages`.
-    """
+    """Read the footer of a data file; add its entry to `entries`, or the error to `damages`."""
     try:
         entries[path] = entry(file, path)
     except FileNotFoundError:
@@ -155,7 +148,7 @@ def brokers_of(found: Inventory, file: RowFile) -> frozenset[str] | None:
 
 
 def queue_offset_bounds(found: Inventory, file: RowFile) -> list[tuple[int, int]]:
-    """Return the least and the greatest queue offset of each row group of a file."""
+    """Return the minimum and maximum queue offset of each row group of a file."""
     return row_group_bounds(pq.read_metadata(found.current_path(file.path)), "queueOffset")
 
 

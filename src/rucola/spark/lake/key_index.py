@@ -1,6 +1,4 @@
-"""Key index of a lake: from message key to the location of the message.
-
-It is the lake's counterpart of IndexFiles.
+"""Key index of a lake: from message key to the location of the message, the counterpart of IndexFiles.
 
     <lake>/_rucola/keys/<commit>-<number>.parquet
         hash             bigint    CRC-32 of the key's UTF-8
@@ -9,16 +7,11 @@ It is the lake's counterpart of IndexFiles.
         brokerName       string    and its address
         commitLogOffset  bigint
 
-A message has one entry for each key, and one for its msgId, which is the unique key if it has one. As in an IndexFile,
-only the hash of a key is stored, so a search must compare the keys of the messages it finds. Spark and Python compute
-the hash alike. It does not include the topic, so that a key can be searched in all topics.
+A message has one entry for each key, and one for its msgId, which is the unique key if it has one. Only the hash of a
+key, without its topic, is stored, so a search must compare the keys of the messages it finds.
 
-**Runs.** A commit adds the entries of its messages as one run: sorted by hash and cut into files with disjoint ranges
-of hashes. A search opens one file per run, and reads the row groups whose statistics include the hash. Delta-encoded
-sorted hashes take two bytes, an entry about eight.
-
-**Compaction** merges runs by size tiers, like a log-structured merge tree: eight runs of a tier become one of the next.
-A thousand million entries are in some twenty runs.
+A commit adds its entries as one run: sorted by hash and cut into files with disjoint ranges of hashes, of which a
+search opens one. Compaction merges eight runs of a size tier into one of the next.
 """
 
 from __future__ import annotations
@@ -48,7 +41,7 @@ KEY_OPTIONS: Final = {
 _DDL: Final = "hash bigint, topic string, date date, brokerName string, commitLogOffset bigint"
 
 _LEAST_TIER: Final = 100_000
-"""Runs of up to this many entries are in the first tier."""
+"""Maximum entries of a run in the first tier."""
 TIER: Final = 8
 """The growth factor between tiers, and the number of runs of a tier that are merged."""
 
@@ -59,10 +52,7 @@ def key_hash(key: str) -> int:
 
 
 def write_keys(entries: DataFrame, count: int, directory: Path) -> int:
-    """Write about `count` entries as one sorted run, and return their exact number.
-
-    The run is cut by hash into files of `ENTRIES_PER_FILE`.
-    """
+    """Write about `count` entries as one run, sorted and cut by hash into files, and return their exact number."""
     from pyspark.sql import functions as F  # noqa: N812 - imported here, because lookups need no Spark
 
     # The file of an entry: equal ranges of hashes, (hash * files) / 2^32.
@@ -73,10 +63,7 @@ def write_keys(entries: DataFrame, count: int, directory: Path) -> int:
 
 
 def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -> DataFrame:
-    """Return the entries of at least one key file.
-
-    Raises StoreCorrupt if a file is missing or truncated.
-    """
+    """Return the entries of at least one key file. Raises StoreCorrupt if a file is missing or truncated."""
     root, chosen = local_path(root).absolute(), list(files)
     check_files(root, chosen)
     reader = spark.read.schema(_DDL).options(**FAIL_ON_MISSING_FILES)
@@ -97,8 +84,7 @@ def key_entries(rows: DataFrame) -> DataFrame:
 def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[int]:
     """Return the runs that compaction merges into one; none if no tier has `least_runs`.
 
-    If the merged run completes the next tier, the runs of that tier are merged as well. Example with `TIER` 8: eight
-    runs in tier 0 and seven in tier 1 become one run of tier 2.
+    If the merged run completes the next tier, the runs of that tier are merged as well.
     """
     entries: dict[int, int] = {}
     for file in files:
@@ -116,5 +102,5 @@ def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset
 
 
 def _tier(entries: int) -> int:
-    """Return the tier of a run: the rounded-up logarithm of its size."""
+    """Return the rounded-up logarithm of a run's size."""
     return 0 if entries <= _LEAST_TIER else math.ceil(math.log(entries / _LEAST_TIER, TIER))

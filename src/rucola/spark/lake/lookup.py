@@ -1,15 +1,8 @@
-"""Lookup of messages in a lake without Spark, whose runtime takes seconds to start.
+"""Lookup of messages in a lake without Spark, whose runtime needs seconds to start.
 
-    by key          the key index tells in which topics and dates, and at which physical offsets, messages with the hash
-                    of the key are
-    by offsetMsgId  the id contains the physical offset, and the snapshot tells which files have such offsets
-    by conditions   the columns of the conditions are read from all files of the chosen topics and dates (`newest`)
-
-By key or id, only row groups whose statistics match are read, offsets and times first. Hashes collide, so the messages
-found are compared with the key itself. Dates are searched from the newest back, and stop as soon as there are enough
-messages.
-
-The job `rucola.spark.jobs.search` gives the same answers through Spark if much is to be read.
+By key, the key index has the topics, dates and physical offsets of messages with the hash of the key; by offsetMsgId,
+the id contains the physical offset. Only row groups whose statistics match are read, offsets and times first. Hashes
+collide, so the messages found are compared with the key itself. Dates are searched from the newest back.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ CandidateOffsets = Mapping[tuple[str, str], Array]
 
 
 DEFAULT_LIMIT = 64
-"""The maximum number of messages if a search gives none; the same as that of brokers."""
+"""The brokers' default as well."""
 
 
 class ArchivedMessage(NamedTuple):
@@ -52,7 +45,7 @@ class ArchivedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The messages that a search found, newest first. `is_cut` tells that there are more."""
+    """The messages that a search found, newest first; `is_cut` if there are more."""
 
     messages: list[ArchivedMessage]
     is_cut: bool = False
@@ -70,9 +63,8 @@ def by_key(
 ) -> SearchResult:
     """Return the newest `most` messages with one of the keys as key or unique key.
 
-    `unique` restricts the comparison: True to unique keys, False to keys. Messages must also be of one of the `topics`,
-    stored from the first to the second of `days` (ISO dates, UTC, inclusive), and satisfy `matches`. Raises StoreError
-    if there is no lake, StoreCorrupt if one of its files is damaged.
+    With `unique`, True compares unique keys only, False keys only. `days` are ISO dates, UTC, inclusive. Raises
+    StoreError if there is no lake, StoreCorrupt if one of its files is damaged.
     """
     wanted = frozenset(keys)
     root, snapshot = local_path(lake).absolute(), read_snapshot(lake)
@@ -85,9 +77,9 @@ def by_key(
 
 
 def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | None:
-    """Return the message with this offsetMsgId, None if the lake does not have it.
+    """Return the message with this offsetMsgId, or None.
 
-    Raises InvalidMessage for an invalid id, StoreError if there is no lake, StoreCorrupt if a file is damaged.
+    Raises InvalidMessage, StoreError without a lake, StoreCorrupt.
     """
     _, physical_offset = parse_offset_msg_id(offset_msg_id)
     root, snapshot = local_path(lake).absolute(), read_snapshot(lake)
@@ -99,10 +91,7 @@ def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | 
 
 
 def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None) -> bool:
-    """Tell whether a message has one of the keys, as key or unique key.
-
-    See `by_key` for `unique`.
-    """
+    """Return whether a message has one of the keys, as key or unique key (see `by_key` for `unique`)."""
     words = set() if unique is False else {message.unique_key}
     if not unique:
         words.update((message.keys or "").split(KEY_SEPARATOR))
@@ -110,10 +99,7 @@ def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None
 
 
 def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> CandidateOffsets:
-    """Return the locations that the index has for the hashes of these keys.
-
-    Messages with other keys may be among them.
-    """
+    """Return the locations of the hashes of these keys; messages with other keys may be among them."""
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
     for file in snapshot.keys:
@@ -141,10 +127,7 @@ def _newest_date_first(files: Iterable[RowFile]) -> list[RowFile]:
 
 
 def messages_of(rows: pa.Table) -> list[ArchivedMessage]:
-    """Return rows of the lake as messages.
-
-    The lake has decompressed bodies, so `stored_size` and `body_crc` are those of the decompressed body.
-    """
+    """Return rows of the lake as messages; `stored_size` and `body_crc` are of the decompressed body."""
     for name in ("bornTimestamp", "storeTimestamp"):
         index = rows.schema.get_field_index(name)
         rows = rows.set_column(index, name, arrow(milliseconds(rows[name])))
@@ -158,8 +141,6 @@ def _at_offsets(
     matches: Callable[[MessageExt], bool],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages at the candidate offsets that match."""
-
     def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
         return _rows_at(root, file, candidates[file.topic, file.date])
 
@@ -173,10 +154,7 @@ def newest(
     matches: Callable[[pa.RecordBatch], Array],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages of these files whose rows match.
-
-    `matches` gets batches of the columns `names`.
-    """
+    """Return the newest messages of these files whose rows match; `matches` gets the columns `names`."""
 
     def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
         needed = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
@@ -195,10 +173,7 @@ def _newest(
     matches: Callable[[MessageExt], bool],
     most: int,
 ) -> SearchResult:
-    """Return the newest messages in the rows that `rows_in` finds, if they match.
-
-    `files` are ordered by date, newest first.
-    """
+    """Return the newest matching messages in the rows that `rows_in` finds; `files` are newest first."""
     found: list[ArchivedMessage] = []
     for _, of_date in groupby(files, key=lambda file: file.date):
         # 1. Order the rows of a date, over all of its files, newest first.
@@ -229,10 +204,7 @@ def _newest(
 
 @dataclass(frozen=True)
 class _MatchingRows:
-    """Rows of one row group that may match.
-
-    `stored` has their store times in milliseconds, `offsets` their physical offsets.
-    """
+    """Rows of one row group that may match, with their store times in milliseconds and physical offsets."""
 
     root: Path
     file: RowFile
@@ -242,14 +214,12 @@ class _MatchingRows:
     offsets: Array
 
     def read(self, rows: Array) -> pa.Table:
-        """Read some of the rows completely, with the topic from the file's path."""
         with open_parquet(self.root, self.file) as opened:
             table = opened.read_row_group(self.group).take(arrow(rows))
         return table.append_column("topic", repeated(self.file.topic, len(table)))
 
 
 def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:
-    """Yield the rows of a file that have one of these physical offsets."""
     names = ["storeTimestamp", "commitLogOffset"]
     for group, rows, table in _matching_groups(root, file, "commitLogOffset", offsets, names):
         stored = milliseconds(table["storeTimestamp"])
@@ -259,10 +229,7 @@ def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRow
 def _matching_groups(
     root: Path, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
 ) -> Iterator[tuple[int, Array, pa.Table]]:
-    """Yield the row groups of a file in which a column has a wanted number.
-
-    `wanted` must ascend. Each group comes as its number, the matching rows, and the columns `names` of these rows.
-    """
+    """Yield number, matching rows and their columns `names` of row groups with one of the ascending `wanted`."""
     with open_parquet(root, file) as opened:
         for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):
             # Read the one column first; the others only if a row matches.
@@ -274,7 +241,6 @@ def _matching_groups(
 
 
 def _has_between(wanted: Array, least: int, most: int) -> bool:
-    """Tell whether one of some ascending numbers is between `least` and `most`, inclusive."""
     index = int(np.searchsorted(wanted, least))
     return index < len(wanted) and int(wanted[index]) <= most
 

@@ -1,10 +1,8 @@
 """Parquet files of a lake, read and written by Arrow in-process or in Spark tasks.
 
-The output equals that of Spark's own writer (see `data_files` and `key_index`): the same columns, partitions and order
-of entries. Timestamps are INT64 microseconds here, and INT96 in files that Spark has compacted; readers accept both.
-
-Memory: `write_rows` buffers up to `_MAX_BUFFERED` bytes of rows, which become one file per topic and date. Entries of
-the key index are sorted in memory, at some 200 bytes per message.
+The output equals files of Spark's own writer. Timestamps are INT64 microseconds here, and INT96 in files that Spark has
+compacted; readers accept both. `write_rows` buffers up to `_MAX_BUFFERED` bytes of rows; entries of the key index are
+sorted in memory, at some 200 bytes per message.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from rucola.spark.source.array_conversions import arrow, ints, mask, millisecond
 _MILLISECONDS_PER_DAY: Final = 86_400_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024
 _MAX_OPENED_FILES: Final = 1000
-"""The number of files that are opened to measure their contents. More files count as large."""
+"""Files that are opened to measure their contents. More files count as large."""
 
 _ROW_COLUMNS: Final = tuple(name for name in columns.SCHEMA.names if name not in PARTITION_COLUMNS)
 _UNIQUE: Final = ("body", "msgId", "offsetMsgId", "queueOffset", "commitLogOffset")
@@ -48,7 +46,7 @@ _ENTRY: Final = pa.schema(
     ]
 )
 _ENTRIES_PER_ROW_GROUP: Final = 128 * 1024
-"""Entries in about 1 MiB of a key file, the row group size of `key_index.KEY_OPTIONS`."""
+"""About 1 MiB of a key file, as in `key_index.KEY_OPTIONS`."""
 
 
 def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -59,16 +57,13 @@ def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Ite
 
 
 def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of one lake file, one batch per row group.
-
-    Raises StoreCorrupt if it is damaged.
-    """
+    """Yield the columns `names` of one lake file, one batch per row group; StoreCorrupt if it is damaged."""
     with open_parquet(root, file) as opened:
         yield from _row_groups(opened, file.topic, names)
 
 
 def read_staged_rows(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of one staged file. The topic is taken from its path."""
+    """Yield the columns `names` of one staged file, with the topic from its path."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:
         yield from _row_groups(opened, topic_and_date(path)[0], names)
 
@@ -94,10 +89,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
 
 
 def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
-    """Estimate the bytes of records, or of columns if these are larger, in lake files.
-
-    Many or large files are not opened; the result is at least `SMALL_SIZE` for them.
-    """
+    """Estimate the bytes of lake files; at least `SMALL_SIZE` for many or large ones, which are not opened."""
     least = max(sum(file.size for file in files), sum(file.rows for file in files) * MIN_RECORD_SIZE)
     if least >= SMALL_SIZE or len(files) > _MAX_OPENED_FILES:
         return max(least, SMALL_SIZE)
@@ -111,10 +103,7 @@ def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
-    """Write messages, with all columns, to `topic=.../date=...` below a directory.
-
-    The date of a message whose storeTimestamp is null is 1970-01-01.
-    """
+    """Write messages to `topic=.../date=...` below a directory; the date without storeTimestamp is 1970-01-01."""
     buffered: dict[tuple[str, date], list[pa.RecordBatch]] = {}
     size = number = 0
 
@@ -149,7 +138,6 @@ def write_row_file(rows: pa.Table, path: Path) -> None:
 
 
 def _leaves(names: Iterable[str]) -> list[str]:
-    """Return the leaf columns of a Parquet file for these columns."""
     nested = {
         "properties": ["properties.key_value.key", "properties.key_value.value"],
         "keys": ["keys.list.element"],
@@ -158,7 +146,6 @@ def _leaves(names: Iterable[str]) -> list[str]:
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordBatch]]:
-    """Yield rows of each topic and date in order, with the columns of row files."""
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
     days = milliseconds(batch["storeTimestamp"]) // _MILLISECONDS_PER_DAY
@@ -174,7 +161,7 @@ _EPOCH: Final = date(1970, 1, 1).toordinal()
 _ESCAPED: Final = {
     ord(character): f"%{ord(character):02X}" for character in [*map(chr, range(1, 0x20)), "\x7f", *"\"#%'*/:=?\\{[]^"]
 }
-"""Characters that Hive, and so Spark, escapes in names of partition directories, with their escapes."""
+"""Characters that Hive and Spark escape in names of partition directories."""
 
 
 def _escaped(topic: str) -> str:
@@ -182,10 +169,7 @@ def _escaped(topic: str) -> str:
 
 
 def merge_rows(root: Path, files: Iterable[RowFile], directory: Path) -> None:
-    """Merge row files into one file per topic and date.
-
-    The files are written below `directory`, ordered by broker and physical offset.
-    """
+    """Merge row files into one file per topic and date below `directory`, ordered by broker and physical offset."""
     partitions: dict[Path, list[RowFile]] = {}
     for file in files:
         partitions.setdefault(Path(file.path).parent, []).append(file)
@@ -203,7 +187,6 @@ def staged_key_entries(paths: Iterable[Path]) -> pa.Table:
 
 
 def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
-    """Return one entry for each distinct key of a message, its msgId included."""
     # 1. Number the distinct words, and hash only these.
     keys = batch["keys"]
     words = pa.concat_arrays([batch["msgId"], keys.flatten()]).dictionary_encode()

@@ -19,11 +19,10 @@ _DDL: Final = f"{ddl(tuple(COLUMNS))}, date date"
 
 
 def read_lake(spark: SparkSession, root: str | Path, files: Sequence[RowFile] | None = None) -> DataFrame:
-    """Return all archived messages, or those in `files`, with the columns of `schema.COLUMNS` and `date`.
+    """Return archived messages of the current snapshot, by default all, with their columns and `date`.
 
-    The rows are those of the current snapshot; later commits and compactions do not change the DataFrame. The schema is
-    given, because Spark would infer topics such as `007` to be numbers. Raises StoreError if there is no lake,
-    StoreCorrupt if a file is missing or truncated.
+    The schema is given, because Spark would infer topics such as `007` to be numbers. Raises StoreError if there is no
+    lake, StoreCorrupt if a file is missing or truncated.
     """
     root = local_path(root).absolute()
     chosen = read_snapshot(root).rows if files is None else files

@@ -1,22 +1,17 @@
-"""Plan of a repair: the lake restorable from its own files, and the losses.
+"""Plan of a repair: the lake restorable from its own files, and the losses. Needs no Spark and writes nothing.
 
-Made from an inventory in these steps:
-
-1. The base is the snapshot or, if that is lost, the copy of the previous one, or else an empty lake.
+1. The base is the snapshot or, if it is lost, the copy of the previous one, or else an empty lake.
 2. A pending commit with all of its files is added. Any other pending commit is dropped: it was never published, so the
    next run archives the same messages again.
 3. Files of commits after the base are added. Progress is published after the files are in place, so a file without any
    published message belongs to a run that was not committed; it is set aside.
 4. Files whose messages are all in other files were replaced by a compaction; the older ones are set aside.
-5. The progress is the maximum over all copies. If the published progress is lost, it is derived from the rows: their
-   last physical offset and queue offsets. A store's progress that is ahead of the rows is a loss; it is set back to the
-   rows, so that the next archive run adds what the store still has.
+5. The progress is the maximum over all copies or, if it is lost, derived from the rows. A store's progress that is
+   ahead of the rows is a loss; it is set back, so that the next archive run adds what the store still has.
 6. The key index is kept if the base is the snapshot itself, except for runs that lack a file. Otherwise it is built
    again from the rows, after the old entries were used to find lost messages (see `rucola.spark.jobs.lake_repair`).
 
 No file is deleted: files that the plan cannot use are moved to `_rucola/aside/<commit>/`.
-
-This module needs no Spark and writes nothing.
 """
 
 from __future__ import annotations
@@ -54,32 +49,24 @@ class RepairPlan:
     """The content of the repaired lake, and the treatment of all other files."""
 
     number: int
-    """The number of the repair's commit."""
     rows: tuple[RowFile, ...]
     keys: tuple[KeyFile, ...]
-    """Key files that are kept."""
     progress: Mapping[str, ArchiveProgress]
     moves: Mapping[str, str]
     """Moves of a pending commit that is completed."""
     asides: tuple[str, ...]
-    """Files that are moved aside."""
     replaced: frozenset[str]
     """Files that are kept for a while for running queries."""
     rebuilds_index: bool
-    """Whether the key index is built again from all rows."""
     completes_index: bool
     """Whether index entries are made for the rows that have none."""
     findings: tuple[str, ...]
-    """The damage, one sentence each."""
     missing: tuple[str, ...]
     """Messages that were in missing or damaged files, and are in no other."""
 
 
 class RepairPlanner:
-    """Planner of one repair.
-
-    `kinds` tells for a broker whether it was archived live, for the case that no file does.
-    """
+    """Planner of one repair. `kinds` says whether a broker was archived live, if no file does."""
 
     def __init__(self, found: Inventory, kinds: Mapping[str, bool]) -> None:
         self._found = found
@@ -125,7 +112,6 @@ class RepairPlanner:
         )
 
     def _name_damage(self) -> None:
-        """Add the damage of the metadata files to the findings."""
         found = self._found
         for path in (_SNAPSHOT, f"{_SNAPSHOT}.bak", _PROGRESS, f"{_PROGRESS}.bak"):
             if path in found.damages:
@@ -151,10 +137,7 @@ class RepairPlanner:
     # Rows
 
     def _rows(self) -> tuple[list[RowFile], list[RowFile]]:
-        """Return the row files of the repaired lake, and the added ones among them.
-
-        Added are those that the base does not have.
-        """
+        """Return the row files of the repaired lake, and those among them that the base does not have."""
         # 1. Files of the base and of a pending commit, if they exist and equal their entries.
         found, known = self._found, self._known
         whole = {file.path for file in known.rows if self._is_whole(file, found.rows)}
@@ -181,14 +164,12 @@ class RepairPlanner:
         return rows, added
 
     def _replaced_by(self, missing: Sequence[RowFile]) -> list[RowFile]:
-        """Return replaced files, still there, whose replacements by a compaction are missing."""
+        """Return existing replaced files whose replacements by a compaction are missing."""
         places = {(file.topic, file.date) for file in missing}
         entries = [self._found.rows.get(each.path) for each in self._known.replaced]
         return [file for file in entries if file is not None and (file.topic, file.date) in places]
 
     def _name_missing(self, missing: Sequence[RowFile], rows: Sequence[RowFile], added: Sequence[RowFile]) -> None:
-        """Tell by row counts which messages of missing files are in no replacement file."""
-
         def count(files: Iterable[RowFile], place: tuple[str, str]) -> int:
             return sum(file.rows for file in files if (file.topic, file.date) == place)
 
@@ -201,7 +182,7 @@ class RepairPlanner:
                 self._findings.append(f"messages of {', '.join(paths)} are in other files, which take its place")
 
     def _is_whole(self, file: RowFile | KeyFile, entries: Mapping[str, RowFile] | Mapping[str, KeyFile]) -> bool:
-        """Tell whether a file exists and equals its snapshot entry; if not, add a finding."""
+        """Return whether a file exists and equals its snapshot entry; if not, add a finding."""
         entry = entries.get(file.path)
         if entry == file:
             return True
@@ -213,7 +194,6 @@ class RepairPlanner:
         return False
 
     def _unnamed(self, paths: Iterable[str]) -> list[str]:
-        """Return the paths that neither the snapshot nor the pending commit names."""
         known = self._known
         named: set[str] = {*(file.path for file in known.rows), *(file.path for file in known.keys)}
         named |= {each.path for each in known.replaced}
@@ -221,10 +201,7 @@ class RepairPlanner:
         return [path for path in paths if path not in named]
 
     def _counts(self, file: RowFile) -> bool:
-        """Tell whether a file belongs to a published commit.
-
-        That is the case if the published progress includes a message of the file, or if all progress is lost.
-        """
+        """Return whether the published progress, unless lost, includes a message of the file."""
         if self._is_dropped and self._found.pending is not None and file in self._found.pending.rows:
             return False
         published = self._found.progress
@@ -232,7 +209,7 @@ class RepairPlanner:
             return True
         # Usually the footer suffices: one broker, archived from its store.
         names = self._brokers(file.path)
-        # One broker, archived from its store: all offsets of the file are of its log, and the least one decides.
+        # One broker, archived from its store: all offsets of the file are of its log, and the smallest decides.
         single = published.get(min(names)) if names is not None and len(names) == 1 else None
         if single is not None and not single.is_live:
             return file.least < single.physical_offset
@@ -252,10 +229,7 @@ class RepairPlanner:
         return False
 
     def _redundant(self, files: Iterable[RowFile]) -> set[RowFile]:
-        """Return the files whose messages are all in other files that are kept.
-
-        These were replaced by compactions; the oldest are found first.
-        """
+        """Return the files whose messages are all in other files that are kept, oldest first."""
         by_place: dict[tuple[str, str], list[RowFile]] = {}
         for file in files:
             by_place.setdefault((file.topic, file.date), []).append(file)
@@ -277,12 +251,10 @@ class RepairPlanner:
         return redundant
 
     def _may_share(self, file: RowFile, other: RowFile) -> bool:
-        """Tell whether two files can have messages of the same broker."""
         one, another = self._brokers(file.path), self._brokers(other.path)
         return one is None or another is None or bool(one & another)
 
     def _are_in(self, file: RowFile, others: Sequence[RowFile]) -> bool:
-        """Tell whether every message of a file is also in one of the others."""
         for name, table in self._addresses(file.path).items():
             tables = [self._addresses(other.path).get(name) for other in others]
             elsewhere = [_ints_of(each["commitLogOffset"]) for each in tables if each is not None]
@@ -306,8 +278,8 @@ class RepairPlanner:
             self._set_aside(damaged, "keys")
             old = {path for path in found.keys if path not in found.staged_paths}
             return [], (replaced | old) - set(self._asides), bool(rows), False
-        # The files of a run have disjoint ranges of hashes: without one of them the run answers for a part of its keys
-        # alone, so the others of the run go as well.
+        # The files of a run have disjoint ranges of hashes: without one of them the run has only a part of its keys, so
+        # the others of the run go as well.
         lost = {file.run for file in self._known.keys if not self._is_whole(file, found.keys)}
         self._set_aside([*damaged, *self._unnamed(found.keys)], "keys")
         kept = [file for file in self._known.keys if file.run not in lost]
@@ -317,7 +289,6 @@ class RepairPlanner:
     # ArchiveProgress
 
     def _progress(self, added: Sequence[RowFile]) -> dict[str, ArchiveProgress]:
-        """Return the furthest known progress, advanced by the added rows."""
         known = dict(self._known.progress)
         if self._found.snapshot is None or added:
             for copy in (self._found.progress, self._found.older_progress):
@@ -334,7 +305,7 @@ class RepairPlanner:
         return known
 
     def _set_back(self, progress: dict[str, ArchiveProgress], rows: Sequence[RowFile]) -> None:
-        """Set progress of stores that is ahead of the rows back to these, and name what is missing."""
+        """Set progress of stores that is ahead of the rows back to these, and name the missing messages."""
         wanted = {
             (name, topic, int(queue_id)): end
             for name, each in progress.items()
@@ -343,7 +314,7 @@ class RepairPlanner:
             if not each.is_live and end
         }
         for file in sorted(rows, key=lambda file: commit_of(file.path), reverse=True):
-            # The last messages are mostly in the newest files; of others the footer tells that they have none.
+            # The last messages are mostly in the newest files; the footers of others show that they have none.
             ends = [end for (_, topic, _), end in wanted.items() if topic == file.topic]
             if ends and self._may_hold(file, ends):
                 for name, table in self._addresses(file.path).items():
@@ -364,12 +335,11 @@ class RepairPlanner:
                     progress[name] = advanced(before, file.topic, self._addresses(file.path)[name])
 
     def _may_hold(self, file: RowFile, ends: Sequence[int]) -> bool:
-        """Tell by a file's footer whether it can have a message just before one of these queue offsets, or after it."""
+        """Return whether, by its footer, a file can have a message just before or after one of these queue offsets."""
         bounds = queue_offset_bounds(self._found, file)
         return any(most >= end - 1 for _, most in bounds for end in ends)
 
     def _is_covered(self, file: RowFile, progress: Mapping[str, ArchiveProgress]) -> bool:
-        """Tell by a file's footer whether all its messages are before their stores' progress."""
         ends = [
             progress[name].physical_offset if name in progress and not progress[name].is_live else 0
             for name in self._brokers(file.path) or ()
@@ -377,10 +347,7 @@ class RepairPlanner:
         return bool(ends) and file.most < min(ends)
 
     def _is_live(self, name: str) -> bool:
-        """Tell whether a broker was archived live.
-
-        A name that is a path is the default name of a store.
-        """
+        """Return whether a broker was archived live. A name that is a path is the default name of a store."""
         if name in self._kinds or name.startswith("/"):
             return self._kinds.get(name, False)
         raise ConfigError(
@@ -396,10 +363,7 @@ class RepairPlanner:
 
 
 def completable(found: Inventory, base: Snapshot) -> PendingCommit | None:
-    """Return the pending commit if a repair can complete it.
-
-    It must not be in the base, and all of its files must exist.
-    """
+    """Return the pending commit if it is not in the base and all of its files exist, so that it can be completed."""
     pending = found.pending
     if pending is None or pending.number <= base.number:
         return None

@@ -1,22 +1,15 @@
-"""Snapshot of a lake: its files, and the archive progress of each store and broker.
+"""Snapshot of a lake: its files, and the archive progress of each store and broker. Does not need Spark.
 
     <lake>/_rucola/snapshot.json    {"number": 7, "rows": [...], "keys": [...], "progress": {...}, "replaced": [...]}
     <lake>/_rucola/pending.json     the commit in progress (see `writer`)
 
-Every commit replaces the snapshot as a whole, so a reader sees all of a commit or nothing. Data files are immutable; a
-commit adds some and removes others. The entry of a file has what readers need to skip it (topic, date, range of
-physical offsets or hashes), and its size, by which a missing or truncated file is detected without opening it.
+Every commit replaces the snapshot as a whole, so a reader sees all of a commit or nothing. Data files are immutable.
+The entry of a file has what readers need to skip it, and its size, by which a missing or truncated file is detected.
 
-A new lake has no snapshot until its first commit. If a lake without one contains any committed file, it is damaged:
-reading it as empty would hide its messages, so `read_snapshot` raises.
+If a lake without a snapshot contains any committed file, it is damaged, and `read_snapshot` raises.
 
-A commit rewrites about 250 bytes per file, so a lake of 100,000 files costs 25 MB per commit. Compaction keeps the
-number of files near that of topics times days.
-
-Commits delete, move and replace the files that the metadata names. Therefore every path is checked when it is read: one
-that leads out of the lake makes the file of metadata unreadable (StoreCorrupt).
-
-This module does not need Spark.
+Commits delete, move and replace the files that the metadata names. Therefore every path is checked when it is read: a
+path out of the lake makes the metadata unreadable (StoreCorrupt).
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ from rucola.errors import StoreCorrupt, StoreError
 from rucola.files import check_inside, local_path, read_inside, size_inside
 
 METADATA_DIRECTORY: Final = "_rucola"
-"""The directory of everything but rows. Spark and similar tools ignore names that begin with an underscore."""
+"""The directory of everything but rows. Spark and similar tools ignore names with a leading underscore."""
 
 T = TypeVar("T")
 
@@ -42,9 +35,7 @@ class ArchiveProgress:
     """The archive progress of one store or live broker.
 
     `queues` has the next queue offset by queue, {topic: {queue id as text: offset}}. All records of a store before
-    `physical_offset` are archived. Address and msgId of the last archived record identify the store, so that another
-    store in the same directory is noticed. A live broker (`is_live`) is archived by queues only, and its
-    `physical_offset` is 0.
+    `physical_offset` (0 if live) are archived; address and msgId of the last one identify the store.
     """
 
     physical_offset: int
@@ -56,11 +47,7 @@ class ArchiveProgress:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of messages of one topic and one UTC date.
-
-    `path` is relative to the lake. `least` and `most` are the minimum and maximum physical offset, inclusive; messages
-    may be from several brokers.
-    """
+    """A file of one topic and UTC date; `least` and `most` are physical offsets (of several brokers), inclusive."""
 
     path: str
     topic: str
@@ -76,10 +63,7 @@ class RowFile:
 
 @dataclass(frozen=True)
 class KeyFile:
-    """A file of the key index, with hashes from `least` to `most`, inclusive.
-
-    Files with the same `run` were written by one commit and have disjoint ranges of hashes.
-    """
+    """A file of the key index, with hashes from `least` to `most`, inclusive; ranges of a `run` are disjoint."""
 
     path: str
     run: int
@@ -94,10 +78,7 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class ReplacedFile:
-    """A file that was replaced, and is kept for running queries.
-
-    `at_ms` is the time of the replacement.
-    """
+    """A file that was replaced at `at_ms`, and is kept for running queries."""
 
     path: str
     at_ms: int
@@ -121,10 +102,8 @@ class Snapshot:
 class PendingCommit:
     """A commit in progress: everything that is needed to complete it after a crash.
 
-    `moves` has the lake paths of staged files, `rows` and `keys` their entries. The files `replaces` leave the
-    snapshot; the files `removes` were replaced earlier and are deleted. The commit of a repair (`is_repair`) does not
-    build on a snapshot: its rows, keys and progress are the whole lake. Only such a commit has `asides`, new paths of
-    rejected files.
+    `moves` has the lake paths of staged files. The files `replaces` leave the snapshot; the files `removes` were
+    replaced earlier and are deleted. A repair (`is_repair`) replaces the whole lake, and sets `asides` aside.
     """
 
     number: int
@@ -157,10 +136,7 @@ class PendingCommit:
 
 
 def _check_inside(*paths: str) -> None:
-    """Raise ValueError for a path that is not below the lake.
-
-    msgspec reports it as a validation error.
-    """
+    """Raise ValueError, for msgspec a validation error, for a path that is not below the lake."""
     for path in paths:
         parts = PurePosixPath(path)
         if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in path:
@@ -168,11 +144,8 @@ def _check_inside(*paths: str) -> None:
 
 
 def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchiveProgress:
-    """Merge two progresses of a broker.
-
-    The result has the larger physical offset, and the maximum offset of each queue.
-    """
-    # The copy with the smaller physical offset may know queues that the other one does not.
+    """Merge two progresses of a broker: the larger physical offset, and the maximum offset of each queue."""
+    # The copy with the smaller physical offset may have queues that the other one lacks.
     ahead, behind = (one, other) if one.physical_offset >= other.physical_offset else (other, one)
     queues = {topic: dict(offsets) for topic, offsets in ahead.queues.items()}
     for topic, offsets in behind.queues.items():
@@ -183,12 +156,12 @@ def furthest_progress(one: ArchiveProgress, other: ArchiveProgress) -> ArchivePr
 
 
 def is_lake(directory: Path) -> bool:
-    """Tell whether a directory is a lake."""
+    """Return whether a directory is a lake."""
     return (directory / METADATA_DIRECTORY).is_dir()
 
 
 def check_links(root: Path) -> None:
-    """Raise StoreError for a link or a special file among a lake's own files, before any of them is written."""
+    """Raise StoreError for a link or a special file among a lake's own files; call it before writing any of them."""
     check_inside(root, lambda name: name == METADATA_DIRECTORY or name.startswith("topic="))
 
 
@@ -208,10 +181,7 @@ def progress_path(root: Path) -> Path:
 
 
 def read_snapshot(root: str | Path) -> Snapshot:
-    """Read the current snapshot of a lake.
-
-    Raises StoreError if there is no lake, StoreCorrupt if the snapshot is missing or cannot be read.
-    """
+    """Read the current snapshot. Raises StoreError if there is no lake, StoreCorrupt if it is missing or unreadable."""
     root = local_path(root)
     if not is_lake(root):
         raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
@@ -226,11 +196,7 @@ def read_snapshot(root: str | Path) -> Snapshot:
 
 
 def committed_files(root: Path) -> list[str]:
-    """Return the files that only a lake with a commit has.
-
-    These are data files, the progress, and copies of an older snapshot. Files of a first commit that is in progress do
-    not count.
-    """
+    """Return files that only a lake with a commit has, without those of a first commit in progress."""
     own = ("snapshot.json.bak", "progress.json", "progress.json.bak")
     small = [f"{METADATA_DIRECTORY}/{name}" for name in own if (root / METADATA_DIRECTORY / name).exists()]
     files = list_data_files(root)
@@ -266,10 +232,7 @@ def check_file(root: Path, path: Path, size: int) -> None:
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """Decode a JSON file of the lake; return None if it does not exist.
-
-    Raises StoreCorrupt if it cannot be read.
-    """
+    """Decode a JSON file of the lake; None if it does not exist. Raises StoreCorrupt if it cannot be read."""
     try:
         return msgspec.json.decode(read_inside(path.parent.parent, path), type=kind)
     except FileNotFoundError:

@@ -30,15 +30,14 @@ Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
 `finish` performs steps 4 to 7. Each of them is idempotent, so the next run completes an interrupted commit by calling
 `finish` first. Progress never exceeds the rows, nor the rows the keys: all three change with one snapshot.
 
-**Readers** (`read_lake`, `lookup`, the job `search`) use the files that the snapshot names, so they see all of a commit
-or nothing. Files replaced by compaction are kept for `KEEP_REPLACED_MS`, for queries that began before. Tools that list
-the directory themselves see a commit file by file, and replaced files beside their replacements until these are
-deleted.
+**Readers** use the files that the snapshot names, so they see all of a commit or nothing. Files replaced by compaction
+are kept for `KEEP_REPLACED_MS`, for running queries. Tools that list the directory themselves see a commit file by
+file, and replaced files next to their replacements until these are deleted.
 
 **Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot, and no commit
-overwrites a file. The job `repair` restores a damaged lake; its commit replaces the snapshot as a whole.
+overwrites a file. The job `repair` restores a damaged lake.
 
-The lake must be on a file system that renames atomically, which driver and workers mount at the same path.
+The lake must be on a file system that renames atomically, mounted by driver and workers at the same path.
 """
 
 from __future__ import annotations
@@ -88,24 +87,19 @@ class LakeInUse(StoreError):
 
 
 class LakeWriter:
-    """Writer of the lake in one directory, made by `open_lake`.
-
-    Its methods require the lock (`locked`).
-    """
+    """Writer of the lake in one directory, made by `open_lake`. Its methods require the lock (`locked`)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        """The lake's directory, an absolute path."""
         self._staging = root / METADATA_DIRECTORY / "staging"
         self._run = run = self._staging / uuid.uuid4().hex
         self.staged_rows = run / "rows"
         """Directory for this run's row files, partitioned by `PARTITION_COLUMNS`."""
         self.staged_keys = run / "keys"
-        """Directory for the key files of those rows."""
 
     @contextmanager
     def sharing(self) -> Iterator[SharedPiece]:
-        """Give a token in this run's directory of staged files, which tasks check before they write there."""
+        """Yield a token in this run's staging directory, which tasks check before they write there."""
         make_directory(self._run)
         with share(self._run) as token:
             yield token
@@ -129,9 +123,8 @@ class LakeWriter:
     ) -> PendingCommit:
         """Commit the staged files, of `rows` messages and `entries` of the key index, and return the commit.
 
-        The commit also removes the files `replaces` from the snapshot and updates the progress of the brokers in
-        `progress`. Files that were replaced more than `keep_replaced_ms` ago are deleted. Raises DirectoryNotShared if
-        the staged files hold less, or more.
+        The files `replaces` leave the snapshot; those replaced more than `keep_replaced_ms` ago are deleted. Raises
+        DirectoryNotShared if the staged files hold less, or more.
         """
         before, now_ms = self.snapshot(), time.time_ns() // 1_000_000
         number = before.number + 1
@@ -145,11 +138,7 @@ class LakeWriter:
         return commit
 
     def _staged_row_files(self, number: int, expected: int) -> tuple[tuple[RowFile, ...], dict[str, str]]:
-        """Return entries for the staged row files, which must have `expected` rows, and their moves.
-
-        The moves are {path below staging: path in the lake}. `number` is that of the commit, which is part of the file
-        names.
-        """
+        """Return entries and moves {path below staging: path in the lake} of the staged row files of a commit."""
         rows, moves = [], {}
         for count, path in enumerate(sorted(self.staged_rows.glob("*/*/*.parquet"))):
             # The second file of commit 12 becomes topic=T/date=2024-05-01/0000000012-00001.parquet.
@@ -161,10 +150,7 @@ class LakeWriter:
         return tuple(rows), moves
 
     def staged_key_files(self, number: int, expected: int) -> tuple[tuple[KeyFile, ...], dict[str, str]]:
-        """Return entries and moves for the staged key files, which must have `expected` entries of the index.
-
-        Raises DirectoryNotShared if they have another number.
-        """
+        """Return entries and moves of the staged key files; DirectoryNotShared unless they have `expected` entries."""
         keys, moves = [], {}
         for count, path in enumerate(sorted(self.staged_keys.glob("*.parquet"))):
             target = f"{METADATA_DIRECTORY}/keys/{number:010d}-{count:05d}.parquet"
@@ -175,10 +161,7 @@ class LakeWriter:
         return tuple(keys), moves
 
     def commit(self, commit: PendingCommit) -> None:
-        """Carry out steps 2 to 7 of the protocol.
-
-        Raises StoreCorrupt if the commit would overwrite a file.
-        """
+        """Carry out steps 2 to 7 of the protocol. Raises StoreCorrupt if the commit would overwrite a file."""
         # Step 2. A file that is not in staging is at its path already.
         for staged, target in commit.moves.items():
             source, path = self._staging / staged, self.root / target
@@ -190,10 +173,7 @@ class LakeWriter:
         self.finish()
 
     def finish(self) -> None:
-        """Complete any pending commit (steps 4 to 7), and clear the staging directory.
-
-        Raises StoreCorrupt if the pending commit does not follow the snapshot, or if one of its files is damaged.
-        """
+        """Complete any pending commit (steps 4 to 7); StoreCorrupt if it does not follow the snapshot or is damaged."""
         path = pending_path(self.root)
         commit = read_json(path, PendingCommit)
         # The commit of a repair is complete in itself; the snapshot that it replaces may be unreadable.
@@ -272,8 +252,8 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
     """Open a lake for writing: create it if needed, lock it, complete an interrupted commit.
 
     Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, StoreError if other
-    users can change it or if there are links in it, and StoreCorrupt if it is damaged: the messages of a missing file
-    must not count as archived.
+    users can change it or it contains links, StoreCorrupt if it is damaged: a missing file's messages must not count as
+    archived.
     """
     root = local_path(root).absolute()
     own = root / METADATA_DIRECTORY

@@ -31,10 +31,7 @@ def source_of(options: ReadOptions) -> MessageSource:
 
 
 def plan(options: ReadOptions) -> Sequence[InputPartition]:
-    """Return the partitions of a batch, which ends where every store or broker ends now.
-
-    Raises RemotingError if brokers are missing; with failOnMissingBroker=false it logs a warning.
-    """
+    """Return the partitions of a batch up to the current ends; RemotingError if brokers are missing, unless allowed."""
     source = source_of(options)
     bounds = source.bounds()
     refuse_missing(options, bounds)
@@ -59,10 +56,7 @@ def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) 
 
 @without_tracebacks
 class RocketMQReader(DataSourceReader):
-    """Planner of a batch on the driver, and reader of its partitions on the workers.
-
-    Workers get a pickled copy.
-    """
+    """Planner of a batch on the driver, and pickled reader of its partitions on the workers."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -77,10 +71,7 @@ class RocketMQReader(DataSourceReader):
 
 @without_tracebacks
 class RocketMQPushdownReader(RocketMQReader):
-    """A reader that evaluates pushed filters.
-
-    Spark refuses it if the setting spark.sql.python.filterPushdown.enabled is false.
-    """
+    """A reader that evaluates pushed filters; requires spark.sql.python.filterPushdown.enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         self._options, left = apply_filters(self._options, filters)

@@ -1,8 +1,4 @@
-"""Vectorised access to byte ranges of a buffer: the record decoder's numpy and Arrow primitives.
-
-Each function handles a whole batch in a constant number of numpy or Arrow calls. Per-row Python would cost about a
-microsecond for every value.
-"""
+"""Vectorised access to byte ranges of a buffer, for a whole batch in a constant number of numpy or Arrow calls."""
 
 from __future__ import annotations
 
@@ -18,11 +14,7 @@ _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().
 
 
 def fields_at(log: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a copy of the fields of type `dtype` at each of `positions`.
-
-    numpy's fancy indexing does the copying: `everywhere` is a view of the log with one element at every byte, elements
-    overlapping (stride 1), so `everywhere[positions]` copies exactly the wanted ones.
-    """
+    """Copy the fields at `positions`; `everywhere` is a view of the log with an element at every byte (stride 1)."""
     if not len(positions):
         return np.empty(0, dtype)
     # As opaque bytes an element is copied three times as fast as field by field.
@@ -34,21 +26,19 @@ def fields_at(log: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
 def gather(log: Array, begins: Array, ends: Array) -> pa.BinaryArray:
     """Return log[begin:end] for each range, as one Arrow array with contiguous data.
 
-    The ranges must be ascending and disjoint. The trick: an Arrow binary array is a data buffer and offsets, and
-    element k is data[offsets[k]:offsets[k+1]]. With the log itself as data and begins and ends as alternating offsets,
-    every second element is a range, and the others are the gaps between them. Ranges [2:4] and [7:9]:
+    The ranges must be ascending and disjoint. Element k of an Arrow binary array is data[offsets[k]:offsets[k+1]]. With
+    the log itself as data and the alternating bounds as offsets, every second element is a range. Ranges [2:4] and
+    [7:9]:
 
         log        . . A A b b b C C .
-        offsets        0   2     5   7        relative to the first begin
+        offsets        0   2     5   7        relative to the first range
         elements       AA  bbb   CC           range, gap, range
         take [0, 2]    AA        CC
-
-    `take` then copies the ranges in C++, without a Python object for each.
     """
     if not len(begins):
         return strings([], pa.binary())
     start, stop = int(begins[0]), int(ends[-1])
-    # Row k of this array is begin and end of range k; flattened, it is the offsets buffer.
+    # Row k of this array has the bounds of range k; flattened, it is the offsets buffer.
     offsets = np.empty((len(begins), 2), np.int32)
     offsets[:, 0], offsets[:, 1] = begins - start, ends - start
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(log[start:stop])]
@@ -66,10 +56,7 @@ def offsets_and_data(strings: pa.BinaryArray) -> tuple[Array, Array]:
 
 
 def hexadecimal(packed: Array) -> pa.StringArray:
-    """Return each element of a packed array, of an even size, as upper-case hexadecimal.
-
-    Two bytes become four digits by one table look-up, in the byte order of the element: b"\\x0a\\x1b" is "0A1B".
-    """
+    """Return each element of a packed array, of an even size, as upper-case hexadecimal: b"\\x0a\\x1b" is "0A1B"."""
     digits = _HEX[packed.view(np.uint16)]
     offsets = np.arange(0, digits.nbytes + 1, packed.itemsize * 2, dtype=np.int32)
     return pa.StringArray.from_buffers(len(packed), pa.py_buffer(offsets), pa.py_buffer(digits))

@@ -1,12 +1,8 @@
 """Tables of Spark's catalog over the data source: `CREATE TABLE messages USING rocketmq OPTIONS (...)`.
 
-Spark passes a table's options to a Python data source only once: when it asks for the columns of a table that is
-created without any. Later reads and writes of the table pass its columns, but only the options of the query itself
-(`SELECT ... FROM messages WITH (...)`). Therefore the options are stored where the catalog keeps them: in the metadata
-of the first column, as JSON.
-
-Columns travel with a DataFrame into other reads and writes, and their metadata with them. So the stored options are
-ignored if a query names a source of its own (`storePath`, `nameServer`).
+Spark passes a table's options to a Python data source only when a table is created without columns. Therefore the
+options are stored as JSON in the metadata of the first column, which later reads and writes pass. Metadata travels with
+a DataFrame, so stored options are ignored if a query names its own source (`storePath`, `nameServer`).
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ from rucola.spark.source.schema import TYPES
 _METADATA: Final = "rocketmq.options"
 _PREFIX: Final = "option."
 _SOURCES: Final = frozenset(name.lower() for name in SOURCE_OPTION_NAMES)
-"""Options that name the source or target, in lower case."""
 
 _TYPES: Final[Mapping[str, DataType]] = {
     "string": StringType(),
@@ -50,10 +45,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 
 def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, str] | None:
-    """Return the options of a table being created, None if Spark's call has another purpose.
-
-    Spark passes the table's own properties as well, which are ignored. Raises ConfigError for unknown options.
-    """
+    """Return options of a table being created, without its properties; None if the call has another purpose."""
     # On creation Spark passes {"provider": "rocketmq", "option.storePath": "/var/...", "owner": ..., "path": ...}.
     lower = {name.lower(): value for name, value in given.items()}
     if lower.get("provider", "").lower() != provider:
@@ -87,10 +79,7 @@ def _within(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> StructType:
-    """Return these columns, with the table's options in the metadata of the first.
-
-    Raises ConfigError if there are no columns.
-    """
+    """Return these columns, with the table's options in the metadata of the first; ConfigError for no columns."""
     if not columns:
         raise ConfigError("a table needs a column; leave out the option columns")
     fields: list[StructField] = []
@@ -101,10 +90,7 @@ def schema_of_table(columns: Sequence[str], options: Mapping[str, str]) -> Struc
 
 
 def options_in(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options in these columns' metadata, unless the options `given` name another source.
-
-    Raises ConfigError for a table without options if none are given.
-    """
+    """Return the stored options, unless `given` names another source; ConfigError if there are neither."""
     if _SOURCES & {name.lower() for name in given}:
         return {}
     kept = next((field.metadata[_METADATA] for field in schema.fields if _METADATA in field.metadata), None)

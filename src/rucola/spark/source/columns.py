@@ -1,17 +1,8 @@
-"""CommitLog records decoded into Arrow columns, thousands at a time.
+"""CommitLog records decoded into Arrow columns, thousands at a time, without a Python step for each row.
 
-Decoding a record in Python takes some ten microseconds, so no step here iterates over the rows of a batch:
-
-    record_layout     the fixed bytes of all records are one numpy structured array, whose fields are the columns
-    byte_ranges       a variable part of all records is gathered by one Arrow call over the untouched log
-    property_columns  one scan for the separators finds the names and values of all properties
-    hosts, topics     few distinct values, so only these are formatted
-    ids               hexadecimal by a table, two bytes per look-up
-
-Irregular values are handled row by row, without slowing the others: compressed bodies by
-`rucola.message.compression.read_body`, malformed properties by `rucola.message.properties.parse`. The CRC of a body is
-the only regular work with a call per record. The result equals that of `rucola.message.record.decode`, which tests
-verify for generated records.
+The fixed bytes of all records are one structured array (`record_layout`), variable parts are gathered by one Arrow call
+(`byte_ranges`), and one scan finds all properties (`property_columns`). Irregular values are handled row by row, by
+`rucola.message.compression.read_body` and `rucola.message.properties.parse`. The result equals `record.decode`.
 
 A record that contradicts the format or whose CRC is wrong is excluded from the batch and reported as a `DamagedRecord`.
 """
@@ -46,7 +37,6 @@ _TYPES: Final = {
 }
 
 SCHEMA: Final = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
-"""The columns of a message (`schema.COLUMNS`) as an Arrow schema."""
 
 _NUMBERS: Final = {
     "flag": "flag",
@@ -60,16 +50,15 @@ _NUMBERS: Final = {
     "reconsumeTimes": "reconsume_times",
     "preparedTransactionOffset": "prepared_transaction_offset",
 }
-"""Columns that are a number in the fixed part of a record, and the name of its field in `record.HEAD`."""
 
 
 def decode(
     records: Records, columns: Sequence[str], *, broker_name: str, check_crc: bool = True
 ) -> Iterator[tuple[pa.RecordBatch, list[DamagedRecord]]]:
-    """Yield the named columns of `SCHEMA`, in that order, together with the records found damaged.
+    """Yield the named columns, in order, together with the records found damaged.
 
-    Yields one batch, or several if the decompressed bodies exceed `record_layout.MAX_BODIES_SIZE`. Bodies are examined
-    only if `body` or `bodyError` is among the columns: a wrong CRC (with `check_crc`) excludes the row.
+    Yields several batches if bodies exceed `record_layout.MAX_BODIES_SIZE`. Without the columns `body` and `bodyError`,
+    bodies are not examined; a wrong CRC (with `check_crc`) excludes the row.
     """
     damaged: list[DamagedRecord] = []
     made: dict[str, pa.Array] = {}
@@ -90,7 +79,7 @@ def decode(
                     yield batch, damaged + found
                     damaged = []
             return
-        # 3. Tell which bodies are as stored.
+        # 3. Find the bodies that are as stored.
         made["bodyError"] = pa.nulls(len(records), pa.string())
         if errors:
             _log.warning(
@@ -107,7 +96,6 @@ def decode(
 
 
 def _column(name: str, records: Records, broker_name: str) -> pa.Array:
-    """Make one column other than `body` and `bodyError`, which `decode` makes because it can find damage."""
     match name:
         case "topic":
             return records.topics.dictionary_decode()
@@ -144,23 +132,19 @@ def _column(name: str, records: Records, broker_name: str) -> pa.Array:
 
 
 def _milliseconds(name: str, records: Records) -> tuple[Array, Array]:
-    """Return the stored numbers of a timestamp column, and which of them are times."""
     number = records.heads[_NUMBERS[name]].astype(np.int64)
     return number, is_time(number)
 
 
 def is_time(milliseconds: Array) -> Array:
-    """Tell which numbers are a time that the timestamp columns can hold."""
+    """Return a mask of the numbers that are a time that the timestamp columns can hold."""
     return (milliseconds >= 0) & (milliseconds <= LAST_TIME_MS)
 
 
 def corrupt_rows(
     damaged: Sequence[DamagedRecord], columns: Sequence[str], *, broker_name: str, with_offsets: bool = True
 ) -> pa.RecordBatch:
-    """Return one row per damaged record: NULL in all columns but brokerName, commitLogOffset and _corrupt.
-
-    Without `with_offsets` commitLogOffset is NULL, too: the positions are not physical offsets then.
-    """
+    """Return one row per damaged record: NULL except brokerName, commitLogOffset (`with_offsets`) and _corrupt."""
     known: dict[str, list[Any]] = {
         "brokerName": [broker_name] * len(damaged),
         CORRUPT: [each.why for each in damaged],
@@ -173,7 +157,6 @@ def corrupt_rows(
 
 
 def _batch(arrays: Sequence[pa.Array], columns: Sequence[str], count: int) -> pa.RecordBatch:
-    """Return a record batch of `count` rows, also if there are no columns."""
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))

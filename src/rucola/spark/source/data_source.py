@@ -3,25 +3,15 @@
     spark.read.format("rocketmq").option("storePath", "/var/rocketmq/store").option("subscribe", "Flights").load()
     spark.readStream.format("rocketmq").option("nameServer", "host:9876").option("subscribe", "Flights").load()
 
-`options` documents the options, `schema.COLUMNS` the columns. The messages of a read are
+`options` documents the options, `schema.COLUMNS` the columns. With topics or queues, or from live brokers, a read has
+the messages in the ConsumeQueues, as consumers see them; otherwise all whole records of the log except half messages,
+dispatched or not, in log order. System topics are read only if they are named or with `includeSystemTopics`.
 
-    with topics or queues,   those in the ConsumeQueues, as consumers see them: no half messages, and nothing that the
-    or from live brokers     broker has not dispatched yet
-    otherwise                all whole records of the log except half messages, dispatched or not, in the order of the
-                             log, which is the fastest way to read a store
+A store may be in use: its ends are determined when a query, or a batch of a stream, is planned.
 
-Half messages of transactions are in a system topic and are read only with `includeSystemTopics`, or if that topic is
-named. System topics are skipped unless they are named or included.
-
-A store may be in use. The ends of its log and queues are determined when a query, or a batch of a stream, is planned.
-Partitions contain addresses and queue offsets, never data. Each worker opens the store again, read-only, or pulls from
-the broker, and decodes records in batches of `record_layout.BATCH_ROWS`.
-
-A record that contradicts the format ends the query with StoreCorrupt, which names file and position. With
-corruptRecords=skip it is skipped, with a warning that counts such records; with corruptRecords=column it becomes a row
-with the reason, whatever the other options select, because its fields are unknown. After a break in the chain of
-records, reading continues at the next record that a ConsumeQueue points at, or with the next file; records in between
-cannot be counted.
+A record that contradicts the format ends the query with StoreCorrupt, unless corruptRecords allows it. After a break in
+the chain of records, reading continues at the next record that a ConsumeQueue points at, or with the next file; records
+in between cannot be counted.
 
 Spark imports this module in several short-lived processes that read nothing. Therefore the methods that make a reader
 or writer import what these need.
@@ -128,10 +118,6 @@ def _refuse_overwriting(overwrite: bool) -> None:
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:
-    """Return the columns of a schema, which a user may have given.
-
-    Raises ConfigError for other columns or types.
-    """
     unknown = set(schema.names) - set(TYPES)
     if unknown:
         raise ConfigError(

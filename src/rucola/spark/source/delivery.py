@@ -1,10 +1,8 @@
 """Delivery of a task's messages to brokers: queue selection, cutting into requests, and retries.
 
-A failed request is retried, with exponentially growing pauses, until `timeout_ms` have passed since its first failure:
-long enough for a broker to be restarted or a master to be replaced. A message may be stored twice then, with the same
-unique key. Errors that a retry cannot change, such as a message that is too large, are raised at once.
-
-Requests for one queue are sent sequentially, so the order of messages holds whatever fails.
+A failed request is retried, with exponentially growing pauses, until `timeout_ms` have passed since its first failure.
+A message may be stored twice then, with the same unique key. Errors that a retry cannot change, such as a message that
+is too large, are raised at once. Requests for one queue are sent sequentially, so messages keep their order.
 """
 
 from __future__ import annotations
@@ -28,11 +26,10 @@ MESSAGES_PER_REQUEST: Final = 128
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5
 _SYSTEM_BUSY: Final = 2
-"""The response code of flow control, which a producer does not retry itself."""
+"""Flow control, which a producer does not retry itself."""
 _NOT_IN_BATCHES: Final = frozenset(
     {properties.DELAY, properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS}
 )
-"""Properties that brokers do not accept in a batch."""
 
 
 async def with_retries(
@@ -44,8 +41,7 @@ async def with_retries(
 ) -> T:
     """Make a request until it succeeds. Raises the last RemotingError after `timeout_ms` of failures.
 
-    TopicNotFound is retried only with `is_known_topic`, when the topic was found before. `before_retry` is awaited
-    before every pause.
+    TopicNotFound is retried only with `is_known_topic`. `before_retry` is awaited before every pause.
     """
     loop = asyncio.get_running_loop()
     deadline, pause_s = None, _FIRST_PAUSE_S
@@ -68,28 +64,20 @@ async def with_retries(
 
 
 def _may_succeed(error: RemotingError, *, is_known_topic: bool) -> bool:
-    """Tell whether a retry may succeed."""
     if isinstance(error, BrokerError):
         return error.code == _SYSTEM_BUSY or error.code in RETRY_CODES
     return is_known_topic or not isinstance(error, TopicNotFound)
 
 
 def matching_queue(queues: Sequence[MessageQueue], queue_id: int, broker_name: str | None) -> MessageQueue:
-    """Return the queue with this id, preferably of this broker.
-
-    If no queue has the id, it is the queue at the id modulo their number. The result is deterministic for the same
-    `queues`, so messages of one queue stay together and in order.
-    """
+    """Return the queue with this id, preferably of this broker, else the queue at the id modulo their number."""
     with_id = [queue for queue in queues if queue.queue_id == queue_id]
     on_broker = [queue for queue in with_id if queue.broker_name == broker_name]
     return (on_broker or with_id or [queues[queue_id % len(queues)]])[0]
 
 
 def split_requests(messages: Sequence[Message], most: int = MESSAGES_PER_REQUEST) -> Iterator[tuple[int, int]]:
-    """Cut one topic's messages into requests of at most `most`; yield their (begin, end).
-
-    A large message, which is worth compressing, and one that brokers do not accept in a batch get their own request.
-    """
+    """Yield (begin, end) of requests; large messages and those not accepted in a batch get their own."""
     begin = 0
     while begin < len(messages):
         end = begin

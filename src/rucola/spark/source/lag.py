@@ -1,8 +1,6 @@
-"""Lag of a stream: messages not read yet when Spark reported its query's progress.
+"""Lag of a stream, with the metrics of Spark's Kafka source: from `endOffset` to `latestOffset` of a query's progress.
 
-Spark's Python data sources report offsets but no metrics. `lag_of` computes the metrics of Spark's Kafka source from
-two offsets: `endOffset`, at which the batch ended, and `latestOffset`, the end of every queue when the batch was
-planned. For a store that is read as one log, offsets are physical, so the lag is in bytes.
+For a store that is read as one log, offsets are physical, so the lag is in bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Lag(NamedTuple):
-    """The lag of one source, in offsets.
-
-    `total` is the sum over its queues; the others are minimum, maximum and mean of a queue.
-    """
+    """The lag of one source, in offsets: sum, minimum, maximum and mean over its queues."""
 
     total: int
     least: int
@@ -25,10 +20,7 @@ class Lag(NamedTuple):
 
 
 def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
-    """Return the lag of each source that reports a latest offset.
-
-    `progress` is `query.lastProgress`, or the progress of a StreamingQueryListener's event.
-    """
+    """Return the lag of each source in `query.lastProgress`, or in the progress of a listener's event."""
     found = []
     for source in progress["sources"]:
         end, latest = (dict(_leaves(json.loads(source[name] or "null"))) for name in ("endOffset", "latestOffset"))
@@ -40,10 +32,7 @@ def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the offsets in nested maps with their paths.
-
-    A list is a range [begin, offset].
-    """
+    """Yield the offsets in nested maps with their paths. A list is a range [begin, offset]."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*path, name))

@@ -1,17 +1,16 @@
 """Live brokers as a message source: queue bounds, missing brokers, offsets at times, and partitions.
 
-The driver asks the name servers for the routes of the chosen topics, and every master for the bounds of its queues. The
-answers freeze the end of a batch. `pull_partitions` packs and reads the partitions.
+The bounds that the masters return freeze the end of a batch.
 
 **Missing brokers.** A name server forgets a broker as soon as its connection closes, so a route contains no queues of a
-stopped broker. Such queues are known from elsewhere: the option requiredBrokers, queues assigned by broker, the offsets
-of a stream, the progress of an archive. A known queue that is in no route is
+stopped broker. They are known from requiredBrokers, assigned queues, a stream's offsets, or an archive's progress. A
+known queue that is in no route is
 
     unavailable  if its master is not registered, or if the route still has the broker but does not let the queue be
                  read (perm, readQueueNums). If the queue is in the route for neither reads nor writes, and was read to
                  its end, the broker does not count as missing: the topic has fewer queues now
     deleted      if its master was registered before and after the route was requested, and the route does not have the
-                 broker: the topic was deleted there. Comparing both times excludes a broker that registered in between.
+                 broker. Comparing both times excludes a broker that registered in between.
 
 Brokers in a route that have no master or do not answer are missing as well.
 """
@@ -46,19 +45,13 @@ _UNREADABLE: Final = "does not let these queues be read now (see perm and readQu
 
 
 class LiveSource:
-    """The queues of live brokers that the options choose.
-
-    Every call opens a client, asks the servers, and closes the client.
-    """
+    """The queues of live brokers that the options choose. Every call opens and closes a client."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
-        """Return the bounds of every chosen queue, and brokers missing for other `known` queues.
-
-        Raises TopicNotFound or ConfigError if the options name topics or queues that do not exist.
-        """
+        """Return bounds of chosen queues, and missing brokers of `known` ones. Raises TopicNotFound or ConfigError."""
         queues = {origin: offset for origin, offset in known.items() if isinstance(origin, BrokerQueue)}
         return asyncio.run(self._bounds(queues))
 
@@ -84,7 +77,7 @@ class LiveSource:
                 registered &= await consumer.registered_masters()
             unreadable = {queue for queue in absent & known.keys() if _has_broker(routes, queue)}
             ends, _ = await _queue_bounds(consumer, sorted(unreadable - writable))
-        # 4. Tell missing brokers from deleted queues.
+        # 4. Distinguish missing brokers from deleted queues.
         unavailable: set[Origin] = {queue for queue in chosen if queue not in ranges}
         for name in options.required_brokers - registered - {origin.broker_name for origin in ranges}:
             missing.setdefault(name, _UNREGISTERED)
@@ -103,7 +96,6 @@ class LiveSource:
         return SourceBounds(ranges, missing, frozenset(unavailable))
 
     async def _routes(self, consumer: PullConsumer, known: Iterable[BrokerQueue]) -> dict[str, TopicRoute]:
-        """Return the existing routes of all topics that are chosen or have a known queue."""
         options = self._options
         topics = self._named_topics() or {topic for topic in await consumer.topics() if is_chosen_topic(options, topic)}
         topics |= {queue.topic for queue in known}
@@ -122,7 +114,6 @@ class LiveSource:
         return set(self._options.topics or ()) | {topic for topic, _, _ in self._options.assigned or ()}
 
     def _check_named(self, origins: Collection[Origin], routes: Mapping[str, TopicRoute]) -> None:
-        """Raise TopicNotFound or ConfigError if the options name topics or queues that no broker has."""
         for topic in sorted(self._named_topics() - routes.keys()):
             raise TopicNotFound(
                 f"no name server knows a route for topic {topic}: start the brokers that have it, "
@@ -155,10 +146,7 @@ class LiveSource:
         return asyncio.run(self._at_times(times, bounds))
 
     async def _at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        """Find offsets by a binary search over messages.
-
-        A broker's own search by time returns the nearest message, which can be the one before.
-        """
+        """Find offsets by a binary search: a broker's own search can return the message before the time."""
         async with consumer_of(self._options) as consumer:
             for topic in sorted({queue.topic for queue in times}):
                 await consumer.queues(topic)
@@ -197,7 +185,6 @@ def _queue_key(queue: MessageQueue) -> BrokerQueue:
 async def _queue_bounds(
     consumer: PullConsumer, queues: Collection[BrokerQueue]
 ) -> tuple[dict[Origin, tuple[int, int]], dict[str, str]]:
-    """Return the bounds of queues, and by broker name the reasons for missing responses."""
     missing: dict[str, str] = {}
 
     async def ends(queue: BrokerQueue) -> tuple[int, int] | None:
@@ -230,7 +217,6 @@ async def _from_time(consumer: PullConsumer, ranges: OffsetRanges, timestamp_ms:
 
 
 async def _store_time(consumer: PullConsumer, queue: BrokerQueue, queue_offset: int) -> int:
-    """Return the storeTimestamp of a message. Raises StoreError if it was deleted."""
     result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
     if not result.records:
         raise StoreError(f"offset {queue_offset} of {queue} was deleted while its store time was read; try again")
@@ -238,10 +224,7 @@ async def _store_time(consumer: PullConsumer, queue: BrokerQueue, queue_offset: 
 
 
 def commit_offsets(options: ReadOptions, offsets: Offsets) -> None:
-    """Commit queue offsets to brokers as those of the consumer group.
-
-    Raises RemotingError if a broker fails.
-    """
+    """Commit queue offsets of the consumer group to brokers. Raises RemotingError if a broker fails."""
 
     async def run() -> None:
         async with consumer_of(options) as consumer:

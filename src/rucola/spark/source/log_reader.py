@@ -1,16 +1,10 @@
 """Reader of log splits: finds, selects and decodes their records.
 
 A split with queues is read by the units of their ConsumeQueues, in the order of the addresses they point at; any other
-split is followed from record to record. Both ways yield `ExpectedRecords`, positions and sizes in one file, which are
-then validated and decoded in batches (see `record_layout` and `columns`).
+split is followed from record to record. To follow it quickly, one numpy comparison confirms that a run of ConsumeQueue
+units is chained without gaps. The units are only a hint: other records are found by following the chain.
 
-**Following the log quickly.** A record's position is known only from the size of the one before, which would make a
-Python step per record. The units of ConsumeQueues tell positions in advance: if a run of them is chained without gaps,
-one numpy comparison confirms all of it, for a tenth of the time of `_follow_chain`. The units are only a hint. Records
-that are not dispatched yet, or that no unit points at, are found by following the chain.
-
-A store may change between planning and reading. Messages deleted in between end the read or, with
-failOnDataLoss=false, are skipped with a warning.
+Messages deleted between planning and reading end the read or, with failOnDataLoss=false, are skipped with a warning.
 """
 
 from __future__ import annotations
@@ -46,14 +40,13 @@ _log = logging.getLogger(__name__)
 
 _FRAME: Final = np.dtype([("size", ">i4"), ("magic", ">u4")])
 MAX_HINT_QUEUES: Final = 64
-"""Units of ConsumeQueues are used as hints up to this number of queues; each costs a quarter of a millisecond."""
+"""Maximum number of queues whose units are used as hints; each costs a quarter of a millisecond."""
 
 
 class ExpectedRecords(NamedTuple):
     """Positions and sizes of records expected in one file, ascending.
 
-    `ranges` and `queue_offsets` tell which message each record must be: the index of a range of the split's queues, and
-    the queue offset. They are None if the log itself is followed.
+    `ranges` (indices of the split's queues) and `queue_offsets` identify the messages; None if the log is followed.
     """
 
     file: LogFile
@@ -70,11 +63,9 @@ class _DamageHandler:
         self._policy = policy
         self._count = 0
         self._first = ""
-        """The first counted error, for the warning."""
         self._rows: list[DamagedRecord] = []
 
     def report(self, file: LogFile, damaged: Sequence[DamagedRecord]) -> None:
-        """Handle damaged records of a file. Raises StoreCorrupt if the policy is to fail."""
         for each in damaged:
             error = StoreCorrupt(file.path, each.physical_offset - file.begin, each.why)
             if self._policy is CorruptRecords.FAIL:
@@ -86,44 +77,37 @@ class _DamageHandler:
             self._count += 1
 
     def rows(self, names: Sequence[str], broker_name: str) -> Iterator[pa.RecordBatch]:
-        """Yield the records collected since the last call as one batch, if there are any."""
         if self._rows:
             rows, self._rows = self._rows, []
             yield columns.corrupt_rows(rows, names, broker_name=broker_name)
 
     def close(self, split: LogSplit) -> None:
-        """Warn of the records that were skipped."""
         if self._count:
             place = f"{split.store} between physical offsets {split.begin} and {split.end}"
             _log.warning("left out %d damaged records of %s; the first: %s", self._count, place, self._first)
 
 
 def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the selected messages of a split as record batches, in log order.
+    """Yield the selected messages of a split in log order.
 
-    The batches have the columns `names`. Raises StoreCorrupt for damage and StoreError for deleted messages, unless the
-    options allow them.
+    Raises StoreCorrupt for damage and StoreError for deleted messages, unless the options allow them.
     """
     handler = _DamageHandler(chosen.corrupt_records)
     check_log(split)
     with StoreReader(split.store) as reader:
-        # 1. Drop what the store no longer has.
         split = _remaining_split(reader, split, chosen)
-        # 2. Find positions of records, file by file.
         find = _follow_log if split.queues is None else _read_units
         for expected in find(reader, split, chosen, handler):
             log = reader.buffer(expected.file)
             for cut in record_layout.batches(expected.positions, expected.sizes):
-                # 3. Validate a batch of records, and that they are the messages which the units promise.
                 positions, sizes = expected.positions[cut], expected.sizes[cut]
                 records, damaged = record_layout.locate(log, expected.file.begin, positions, sizes)
                 if split.queues is not None:
                     records, others = _verify_units(records, expected, split.queues)
                     damaged += others
                 handler.report(expected.file, damaged)
-                # 4. Select by the options, before anything but the fixed part is decoded if possible.
+                # Select by the options, before anything but the fixed part is decoded if possible.
                 records = records.where(selection_mask(records, chosen, whole_log=split.queues is None))
-                # 5. Decode the columns.
                 for batch, damaged in columns.decode(records, names, broker_name=split.broker_name):
                     handler.report(expected.file, damaged)
                     if batch.num_rows:
@@ -141,7 +125,7 @@ def check_log(split: LogSplit) -> None:
     try:
         piece.check()
     except DirectoryNotShared:
-        # A log that begins later has deleted the file meanwhile, which `_remaining_split` reports.
+        # A deleted file is reported by `_remaining_split`.
         with suppress(StoreError), StoreReader(split.store) as reader:
             if reader.min_physical_offset > int(piece.path.name):
                 return
@@ -149,10 +133,7 @@ def check_log(split: LogSplit) -> None:
 
 
 def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) -> LogSplit:
-    """Return the part of a split that the store still has.
-
-    Raises StoreError for a loss, unless it is allowed.
-    """
+    """Return the existing part of a split; StoreError for a loss, unless it is allowed."""
     least = reader.min_physical_offset
     if split.queues is None:
         left = replace(split, begin=min(max(split.begin, least), split.end))
@@ -175,7 +156,6 @@ def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) 
 def _follow_log(
     reader: StoreReader, split: LogSplit, _: ReadOptions, handler: _DamageHandler
 ) -> Iterator[ExpectedRecords]:
-    """Yield the records of a whole-log split, at most a batch at a time."""
     offset = split.begin
     hints = _dispatched_offsets(reader, split)
     while offset < split.end:
@@ -183,7 +163,7 @@ def _follow_log(
         log = reader.buffer(file)
         end = min(split.end - file.begin, file.size)
 
-        # 1. Confirm the positions that ConsumeQueues tell, if they begin where the last batch ended.
+        # 1. Confirm the positions of ConsumeQueue units, if they start where the last batch ended.
         first = int(np.searchsorted(hints, offset))
         positions, position = _confirm_chain(log, hints[first : first + record_layout.BATCH_ROWS] - file.begin, end)
         if len(positions) and positions[0] == offset - file.begin:
@@ -209,10 +189,7 @@ def _follow_log(
 
 
 def _dispatched_offsets(reader: StoreReader, split: LogSplit) -> Array:
-    """Return the addresses in a split that ConsumeQueue units point at, ascending.
-
-    They only save steps, so the result is empty if there are too many queues or if one of them cannot be read.
-    """
+    """Return the ascending addresses in a split that units point at; empty if they are too many or unreadable."""
     queues = reader.queues()
     found = [np.empty(0, np.int64)]
     if len(queues) <= MAX_HINT_QUEUES:
@@ -222,8 +199,6 @@ def _dispatched_offsets(reader: StoreReader, split: LogSplit) -> Array:
 
 
 def _queue_addresses(reader: StoreReader, topic: str, queue_id: int, least: int, most: int, split: LogSplit) -> Array:
-    """Return the addresses in a split that the units of one queue point at."""
-
     def address(queue_offset: int) -> int:
         return int(reader.units(topic, queue_id, queue_offset, queue_offset + 1)["physical_offset"][0])
 
@@ -232,12 +207,7 @@ def _queue_addresses(reader: StoreReader, topic: str, queue_id: int, least: int,
 
 
 def _confirm_chain(log: memoryview, positions: Array, end: int) -> tuple[Array, int]:
-    """Return the leading positions of gapless records, and the position after the last one.
-
-    For positions 0, 100, 250 with sizes 100, 150, 90, the ends are 100, 250, 340: each position but the first equals
-    the end before it, so all three are confirmed. Less than half of the positions confirmed counts as none, which
-    leaves the work to `_follow_chain` and keeps batches large.
-    """
+    """Return the leading positions of gapless records and the end after them; less than half counts as none."""
     positions = positions[(positions < end) & (positions <= len(log) - _FRAME.itemsize)]
     frames = fields_at(np.frombuffer(log, np.uint8), positions, _FRAME)
     sizes = frames["size"].astype(np.int64)
@@ -251,12 +221,7 @@ def _confirm_chain(log: memoryview, positions: Array, end: int) -> tuple[Array, 
 
 
 def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]:
-    """Return the positions of at most a batch of records from `position` to `end`.
-
-    The second value is the position after the last record. That is before `end` if no record begins there. The loop is
-    the only one over single records in a read of the whole log, so it does only what finds the next record; `locate`
-    validates.
-    """
+    """Return positions of up to a batch of records and the end: the only loop over single records."""
     positions: list[int] = []
     append, unpack = positions.append, FRAME.unpack_from
     last = min(end, len(log) - FRAME.size + 1)
@@ -276,10 +241,7 @@ def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]
 def _read_units(
     reader: StoreReader, split: LogSplit, chosen: ReadOptions, handler: _DamageHandler
 ) -> Iterator[ExpectedRecords]:
-    """Yield the records that the units of the split's queues point at.
-
-    They come file by file, in the order of their addresses.
-    """
+    """Yield the records that units of the split's queues point at, file by file, in the order of their addresses."""
     if not split.queues:
         return
     # 1. Read the units of all queues.
@@ -304,10 +266,7 @@ def _read_units(
 
 
 def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRange], ranges: Array) -> Array:
-    """Tell which units can have one of the tags, by their tags codes.
-
-    Units of delayed messages hold their due time instead of a tags code.
-    """
+    """Return a mask of the units that can have one of the tags; codes of delayed messages are their due time."""
     # Another tag with an equal hash passes here; `selection_mask` compares the tags themselves.
     wanted = string_hashes(sorted(tags)).astype(np.int64)
     delayed = np.array([each.topic in DUE_TIME_TOPICS for each in queues])[ranges]
@@ -351,10 +310,7 @@ def _verify_units(
 
 
 def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) -> Array:
-    """Tell which records the options select. With `whole_log` they were not found through their queues.
-
-    Cheap conditions come first: fields of the fixed part, then single properties, then SQL92 on what is left.
-    """
+    """Return a mask of the records that the options select, by cheap conditions first and SQL92 last."""
     stored = records.heads["store_timestamp"]
     found = np.ones(len(records), np.bool_)
     if chosen.starting_timestamp is not None or chosen.ending_timestamp is not None:
@@ -378,10 +334,6 @@ def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) ->
 
 
 def _queue_mask(records: Records, chosen: ReadOptions) -> Array:
-    """Tell which records of the whole log the options and the queue filter select.
-
-    Half messages are excluded.
-    """
     queues = chosen.queue_filter
     # Topics are compared once per distinct topic.
     names = records.topics.dictionary.to_pylist()
@@ -398,7 +350,6 @@ def _queue_mask(records: Records, chosen: ReadOptions) -> Array:
 
 
 def _key_mask(records: Records, keys: frozenset[str]) -> Array:
-    """Tell which records have one of `keys` as a key or unique key."""
     wanted = pa.array(sorted(keys), pa.string())
     unique = records.properties.values_of(properties.UNIQ_KEY)
     found: Array = pc.is_in(unique, wanted).to_numpy(zero_copy_only=False).copy()

@@ -1,15 +1,14 @@
 """Splits of a CommitLog: the Spark partitions of a read from store directories.
 
-A split is a range of one log, read in physical order, whatever the options choose. There are two ways to plan splits:
+A split is a range of one log, read in physical order. There are two ways to plan splits:
 
-    whole log   follows records by their sizes. A split must begin at a record, so cuts are made at file beginnings and
-                at addresses that ConsumeQueue units point at.
+    whole log   follows records by their sizes, so cuts are made at the first record of a file and at addresses that
+                ConsumeQueue units point at.
     by queue    reads the records that the units of the chosen queues point at. The log is divided into `_SLICES` equal
-                slices, the chosen bytes in each are counted, and consecutive slices are joined into splits of nearly
-                equal bytes. A split carries the queue offsets between which its records are.
+                slices, and consecutive slices are joined into splits of nearly equal chosen bytes. A split carries the
+                queue offsets between which its records are.
 
-With `keys`, the index tells which messages of the queues can have one of them (`restrict_to_keys`). Splits outside the
-chosen times are dropped (`drop_other_times`). Both only save reading: each row is compared again when it is read.
+`restrict_to_keys` and `drop_other_times` only save reading: each row is compared again when it is read.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ CLOCK_SLACK_MS: Final = 10 * 60 * 1000
 _SLICES: Final = 4096
 """Resolution of cuts by queue, and the maximum number of splits of one store."""
 _UNITS_AT_ONCE: Final = 300_000
-"""ConsumeQueue units counted at once: 6 MB of a file, which bounds memory for large queues."""
+"""6 MB of a file, which bounds memory for large queues."""
 _QUEUES_TO_SEARCH: Final = 16
-"""Queues that are searched for a record near a cut of the whole log."""
 _MAX_HITS: Final = 10_000
 """Index hits above which looking at each message costs more than reading the queues."""
 
@@ -62,11 +60,10 @@ class QueueRange(NamedTuple):
 
 @dataclass
 class LogSplit(InputPartition):
-    """One partition: a store's log from physical offset `begin` to `end`, half-open.
+    """One partition: a store's log from physical offset `begin` to `end`, half-open. Pickled to a worker.
 
-    It is pickled to a worker. With `queues`, only the records of these ranges are read; all of them are inside the
-    split. Without, every record is read, and one begins exactly at `begin`. `last_piece` is of the split's end, by
-    which a worker recognises the driver's log.
+    With `queues`, only the records of these ranges are read; otherwise every record, and one starts exactly at `begin`.
+    By `last_piece`, of the split's end, a worker recognises the driver's log.
     """
 
     broker_name: str
@@ -78,7 +75,7 @@ class LogSplit(InputPartition):
 
 
 def with_last_piece(reader: StoreReader, split: LogSplit) -> LogSplit:
-    """Return a split with its `last_piece`. Its end is removed last by retention, and no longer written to."""
+    """Return a split with its `last_piece`: its end is removed last by retention, and no longer written to."""
     file = next((file for file in reader.commit_log_files if file.begin < split.end <= file.begin + file.size), None)
     if file is None:
         return split
@@ -95,7 +92,6 @@ def partition_count(size: int) -> int:
 
 
 def _split_count(size: int, options: ReadOptions) -> int:
-    """Return the number of splits for `size` bytes of one of the stores."""
     return max(-(-options.min_partitions // len(options.stores)), min(partition_count(size), _SLICES))
 
 
@@ -114,10 +110,7 @@ def split_whole_log(
 def split_queues(
     reader: StoreReader, broker_name: str, ranges: list[QueueRange], options: ReadOptions
 ) -> Iterator[LogSplit]:
-    """Yield splits that hold the records of these queue ranges.
-
-    The splits have nearly equal bytes of chosen records.
-    """
+    """Yield splits with nearly equal bytes of chosen records that hold the records of these queue ranges."""
     log_begin = reader.min_physical_offset
     log_size = max([queue_log_end(reader, *queue) for queue in reader.queues()], default=log_begin) - log_begin
     slice_size = max(1, -(-log_size // _SLICES))
@@ -149,7 +142,6 @@ def split_queues(
 def _count_slices(
     reader: StoreReader, ranges: list[QueueRange], log_begin: int, slice_size: int
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
-    """Return the bytes of chosen records by slice, and message counts by range and slice."""
     sizes = np.zeros(_SLICES, np.int64)
     counts = np.zeros((len(ranges), _SLICES), np.int64)
     for number, (topic, queue_id, begin, end) in enumerate(ranges):
@@ -165,8 +157,7 @@ def _count_slices(
 def restrict_to_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozenset[str]) -> list[QueueRange]:
     """Return the parts of these ranges that can hold messages with one of the keys.
 
-    The index covers the log from its first to its last entry; messages outside are kept. If there is no index, if it is
-    damaged, or if it has too many hits, all messages are kept.
+    Messages outside the index are kept, and all if there is no index, if it is damaged, or if it has too many hits.
     """
     indexed = _index_hits(reader, {each.topic for each in ranges}, keys)
     if indexed is None:
@@ -187,11 +178,7 @@ def restrict_to_keys(reader: StoreReader, ranges: list[QueueRange], keys: frozen
 def _index_hits(
     reader: StoreReader, topics: Iterable[str], keys: frozenset[str]
 ) -> tuple[int, int, dict[tuple[str, int], set[int]]] | None:
-    """Return the part of the log that the index covers, and the index's hits.
-
-    The part is in physical offsets; the hits are queue offsets by queue. The first and the last indexed message are not
-    covered: some of their keys may be in a deleted or a future file.
-    """
+    """Return the covered physical offsets and hits by queue; keys of the first and last message may be elsewhere."""
     hits: dict[tuple[str, int], set[int]] = {}
     try:
         files = reader.index.files
@@ -214,8 +201,7 @@ def _index_hits(
 def drop_other_times(reader: StoreReader, splits: list[LogSplit], options: ReadOptions) -> list[LogSplit]:
     """Return the splits that can hold messages of the chosen times.
 
-    A log is ordered by storeTimestamp unless the broker's clock was set back, so the times between the beginnings of
-    two splits bound the first one, give or take `CLOCK_SLACK_MS`.
+    Times at the starts of two splits bound the first one, give or take `CLOCK_SLACK_MS` for a clock that was set back.
     """
     begin, end = options.starting_timestamp, options.ending_timestamp
     if begin is None and end is None:

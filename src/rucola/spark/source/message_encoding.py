@@ -1,15 +1,11 @@
 """Rows encoded as messages of batch requests, thousands at a time.
 
-A message of SEND_BATCH_MESSAGE is a head, the body, the size of the properties and the property string (see
-`rucola.message.batch`):
+A message of SEND_BATCH_MESSAGE (see `rucola.message.batch`):
 
     | size 4 | unused 8 | flag 4 | body size 4 | body | properties size 2 | properties |
 
-Each part is made as an Arrow array over all rows, and one element-wise join of the arrays yields the messages,
-contiguous in memory. A request is a slice of them. This takes a tenth of the time of a `Message` per row.
-
-The result equals that of `row_messages.message_of` and `rucola.message.batch` for each row. Rows that these refuse, or
-that cannot be in a batch, are left to them (`EncodedMessages.is_batched`).
+Each part is an Arrow array over all rows, and one element-wise join yields the contiguous messages. The result equals
+`row_messages.message_of` for each row. Rows that it refuses, or that cannot be in a batch, are not `is_batched`.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ _UNIQ_KEY: Final = scalar(properties.UNIQ_KEY)
 _NAME_VALUE: Final = scalar(NAME_VALUE_SEPARATOR)
 _PAIR: Final = scalar(PROPERTY_SEPARATOR)
 _LEFT_OUT: Final = strings([name.encode() for name in sorted(properties.RESERVED - COPIED_PROPERTIES)])
-"""System properties, which are not copied."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +75,7 @@ def encode_rows(rows: pa.RecordBatch) -> EncodedMessages:
 
 
 def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryArray, Array]:
-    """Return property strings with the unique keys, and which of them are regular.
-
-    A regular string parses back to the same properties.
-    """
+    """Return property strings with the unique keys, and a mask of those that parse back to the same properties."""
     # 1. Flatten the maps to pairs, each with its row; drop null values and system properties.
     offsets = np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4) if len(maps) else [0, 0]
     names, values = maps.keys[offsets[0] : offsets[-1]], maps.items[offsets[0] : offsets[-1]]
@@ -112,10 +104,7 @@ def _joined(maps: pa.MapArray, unique_keys: pa.StringArray) -> tuple[pa.BinaryAr
 
 
 def _regular(joined: pa.StringArray, counts: Array, names: pa.Array, values: pa.Array, row: Array) -> Array:
-    """Tell which strings have separators for exactly `counts` pairs, and no empty name or value.
-
-    A name or value that contains a separator adds one, so counting them finds it.
-    """
+    """Return a mask of strings with separators for exactly `counts` pairs, and no empty name or value."""
     found = np.ones(len(counts), np.bool_)
     found[row[(_sizes(names) == 0) | (_sizes(values) == 0)]] = False
     for separator, expected in ((NAME_VALUE_SEPARATOR, counts), (PROPERTY_SEPARATOR, counts - 1)):
@@ -124,12 +113,10 @@ def _regular(joined: pa.StringArray, counts: Array, names: pa.Array, values: pa.
 
 
 def _sizes(strings: pa.Array) -> Array:
-    """Return the size of each string in bytes. None may be null."""
     return ints(pc.binary_length(strings)).astype(np.int64)
 
 
 def _binary(elements: np.ndarray[Any, Any]) -> pa.BinaryArray:
-    """Return the bytes of each element of a packed array as a binary array."""
     offsets = np.arange(0, elements.nbytes + 1, elements.itemsize, dtype=np.int32)
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(elements), [None, pa.py_buffer(offsets), pa.py_buffer(elements)]

@@ -3,8 +3,8 @@
     assign                           {"topic":[0,1]} for every broker, or {"topic":{"broker":[0,1]}}
     startingOffsets and similar      {"topic":{"broker":{"0":23}}}, or {"topic":{"0":23}} if one broker has the topic
 
--2 is the earliest and -1 the latest offset. Functions raise ValueError, TypeError or AttributeError for text
-that they cannot parse; `options` turns these into a ConfigError that names the option.
+-2 is the earliest and -1 the latest offset. Functions raise ValueError, TypeError or AttributeError for text that they
+cannot parse; `options` turns these into a ConfigError that names the option.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ QueueOffsets = Mapping[tuple[str, str | None, int], int]
 
 
 def parse_queues(text: str) -> Iterator[tuple[str, str | None, int]]:
-    """Yield the queues of the option `assign` as (topic, broker name, queue id).
-
-    None as broker is every broker.
-    """
+    """Yield the queues of the option `assign` as (topic, broker name, queue id); None as broker is every broker."""
     for topic, brokers in json.loads(text).items():
         by_broker: dict[str | None, Any] = brokers if isinstance(brokers, dict) else {None: brokers}
         for broker, queue_ids in by_broker.items():

@@ -1,8 +1,7 @@
-"""Parsers of single option values.
+"""Parsers of single option values; `offset_options` has the parsers of JSON values.
 
-Each takes the text of one option and returns its value. They raise ValueError (or TypeError, AttributeError) with a
-reason, which `options` completes to a ConfigError that names the option. `offset_options` has the parsers of JSON
-values.
+They raise ValueError (or TypeError, AttributeError) with a reason, which `options` completes to a ConfigError that
+names the option.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def is_skip(text: str) -> bool:
 
 
 def parse_tags(text: str) -> frozenset[str] | None:
-    """Parse a tag expression `TagA || TagB`. Return None for `*`, all tags. Tags may have blanks in them."""
+    """Parse a tag expression `TagA || TagB`, in which tags may have blanks; None for `*`, all tags."""
     tags = frozenset(tag.strip() for tag in text.split("||"))
     if tags == {"*"}:
         return None

@@ -118,14 +118,10 @@ DELIVERY_TIMEOUT_MS: Final = 30_000
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 
 _CHECKPOINT: Final = "checkpointlocation"
-"""An option of the streaming query, which Spark passes to the sink as well."""
 
 
 class CorruptRecords(Enum):
-    """The policy for damaged records.
-
-    FAIL fails the query, SKIP omits the record, COLUMN returns a row with the column `_corrupt`.
-    """
+    """The policy for damaged records: fail the query, omit them, or return rows with the column `_corrupt`."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -134,10 +130,7 @@ class CorruptRecords(Enum):
 
 @dataclass(frozen=True)
 class QueueFilter:
-    """A selection of queues and queue offsets, in addition to the options.
-
-    `topics` and `queue_ids` are None for all. Pushed filters and jobs narrow a read by it.
-    """
+    """A selection of queues and queue offsets, in addition to the options; None is all."""
 
     topics: frozenset[str] | None = None
     queue_ids: frozenset[int] | None = None
@@ -161,7 +154,7 @@ class QueueFilter:
         )
 
     def matches(self, topic: str, queue_id: int) -> bool:
-        """Tell whether messages of this queue can match."""
+        """Return whether messages of this queue can match."""
         takes_topic = self.topics is None or topic in self.topics
         return takes_topic and (self.queue_ids is None or queue_id in self.queue_ids)
 
@@ -174,12 +167,11 @@ def _intersection(known: frozenset[T] | None, further: Iterable[T] | None) -> fr
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of a read, validated one by one and against each other.
+    """Options of a read, validated one by one and against each other (see the module docstring).
 
-    See the module docstring for each. `stores` is {broker name: store directory}, empty for live brokers. At most one
-    of `topics`, `pattern` and `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is
-    EARLIEST or LATEST for these words, and None if the option is not given. `queue_filter` narrows the selection
-    further.
+    `stores` is {broker name: store directory}, empty for live brokers. At most one of `topics`, `pattern` and
+    `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is None if the option is not
+    given.
     """
 
     stores: Mapping[str, str]
@@ -286,10 +278,7 @@ SINK_OPTION_NAMES: Final = (
 
 
 class _OptionParser:
-    """Options as Spark passes them, each parsed on request. Names ignore case.
-
-    Raises ConfigError for a name that is not among `names`; `what` is "a read" or "a write".
-    """
+    """Options as Spark passes them, each parsed on request. Names ignore case; unknown ones raise ConfigError."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str], what: str) -> None:
         self._given = {name.lower(): value for name, value in options.items() if name.lower() != _CHECKPOINT}
@@ -301,7 +290,6 @@ class _OptionParser:
                 )
 
     def take(self, name: str, read: Callable[[str], T], default: T) -> T:
-        """Return the option parsed by `read`, or the default. Raises ConfigError with the parser's reason."""
         text = self._given.get(name.lower())
         if text is None:
             return default
@@ -311,7 +299,6 @@ class _OptionParser:
             raise ConfigError(f"option {name} is {text!r}: {error}") from error
 
     def exclude(self, *names: str) -> None:
-        """Raise ConfigError if more than one of these options is given."""
         found = [name for name in names if name.lower() in self._given]
         if len(found) > 1:
             raise ConfigError(f"options {' and '.join(found)} contradict each other; give one of them")
@@ -321,10 +308,7 @@ SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
 
 
 def with_default_source(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options, with the name servers in the environment by default.
-
-    They become nameServer if the options name neither store nor brokers.
-    """
+    """Return options with the environment's name servers as nameServer, if they name neither store nor brokers."""
     default = name_servers_in_environment()
     if default is None or {name.lower() for name in SOURCE_OPTION_NAMES} & {name.lower() for name in options}:
         return dict(options)
@@ -358,10 +342,7 @@ def connection_of(options: ReadOptions | SinkOptions) -> ConnectionOptions:
 
 
 def _credentials(given: _OptionParser) -> Credentials | None:
-    """Return the credentials of the options, or else of this process.
-
-    Workers get them with the options.
-    """
+    """Return the credentials of the options, or else of this process; workers get them with the options."""
     access_key, secret_key = given.take("accessKey", str, ""), given.take("secretKey", str, "")
     given.exclude("accessKey", "credentialsFile")
     if access_key or secret_key:
@@ -379,14 +360,10 @@ _EXCLUSIVE: Final = (
     *(("nameServer", name) for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset")),
     *(("storePath", name) for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup", "tlsConfigFile")),
 )
-"""Options of a read of which only one may be given."""
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Parse the options of a read.
-
-    Raises ConfigError for an option that does not exist, has an invalid value or contradicts another one.
-    """
+    """Parse the options of a read; ConfigError for an option that is unknown, invalid or contradicts another."""
     # 1. Names: unknown options, and options that exclude each other.
     given = _OptionParser(options, READ_OPTION_NAMES, "a read")
     take, exclude = given.take, given.exclude
@@ -470,7 +447,6 @@ def check_for_stream(options: ReadOptions) -> None:
 
 
 def _check_consistency(options: ReadOptions) -> None:
-    """Raise ConfigError for options that contradict each other by their option_values."""
     offsets = options.starting_offsets, options.ending_offsets, options.starting_times, options.ending_times
     if any(isinstance(each, Mapping) for each in offsets) and not options.by_queue:
         raise ConfigError(
@@ -495,18 +471,11 @@ def _check_consistency(options: ReadOptions) -> None:
 
 
 def is_store(directory: Path) -> bool:
-    """Tell whether a directory is a store.
-
-    Before the first message it has no CommitLog, but other files.
-    """
+    """Return whether a directory is a store, which has no CommitLog before the first message, but other files."""
     return (directory / "commitlog").is_dir() or any((directory / name).is_file() for name in ("lock", "checkpoint"))
 
 
 def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
-    """Return store directories by broker name.
-
-    Raises ConfigError if one is not a store, or names do not match.
-    """
     if not paths:
         raise ConfigError(
             "neither option storePath nor nameServer is given: storePath names a store directory, which holds "
@@ -524,7 +493,6 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
 
 
 def _columns(names: list[str] | None, include_body: bool | None, corrupt_records: CorruptRecords) -> tuple[str, ...]:
-    """Return the columns to read. Raises ConfigError for unknown, repeated or contradicting ones."""
     additional = (CORRUPT,) if corrupt_records is CorruptRecords.COLUMN else ()
     if names is None:
         of_bodies = {"body", "bodyError"} if include_body is False else set()

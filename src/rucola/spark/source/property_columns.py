@@ -1,9 +1,8 @@
 """Properties of a batch of records as Arrow arrays.
 
-A property string is `name 0x01 value`, pairs separated by 0x02: `KEYS\\x01k1\\x02TAGS\\x01a`. One scan for the two
-separators over all strings of the batch finds every name and value. The result equals that of
-`rucola.message.properties.parse` for each string; the strings that the scan cannot handle (malformed, with a repeated
-name, or not UTF-8) are passed to that function one by one.
+A property string is `name 0x01 value`, pairs separated by 0x02. One scan for the separators over all strings of the
+batch finds every name and value. Strings that are malformed, have a repeated name, or are not UTF-8, are passed to
+`rucola.message.properties.parse` one by one.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ _PAIR: Final = 2
 
 @dataclass(frozen=True)
 class PropertyColumns:
-    """Properties of a batch, column by column.
-
-    Row k has the pairs from offsets[k] to offsets[k+1]. `names` are dictionary-encoded, since a batch has few distinct
-    names: a look-up compares integers, not strings.
-    """
+    """Properties of a batch: row k has the pairs from offsets[k] to offsets[k+1]. `names` are dictionary-encoded."""
 
     offsets: Array
     names: pa.DictionaryArray
@@ -45,7 +40,6 @@ class PropertyColumns:
 
     @cached_property
     def _codes(self) -> dict[str, int]:
-        """The dictionary code of each name."""
         return {name: code for code, name in enumerate(self.names.dictionary.to_pylist())}
 
     def as_map(self) -> pa.MapArray:
@@ -63,18 +57,14 @@ class PropertyColumns:
 
     def rows_with_repeats(self) -> Array:
         """Return the rows in which a name occurs more than once."""
-        # With 3 names, name 1 of row 2 is 7; a second 7 beside it is a repeat in row 7 // 3 = 2.
-        # One integer per pair, unique for (row, name): repeats are equal neighbours after sorting.
+        # With 3 names, name 1 of row 2 is 7; a second 7 next to it is a repeat in row 7 // 3 = 2.
         pair = np.sort(self.rows * len(self.names.dictionary) + ints(self.names.indices))
         repeated = pair[1:][pair[1:] == pair[:-1]]
         return np.unique(repeated // len(self.names.dictionary)) if len(repeated) else repeated
 
 
 def parse_properties(log: Array, begins: Array, ends: Array) -> PropertyColumns:
-    """Parse the property strings log[begin:end].
-
-    The ranges must be ascending and disjoint, and the byte before each must belong to no other range.
-    """
+    """Parse log[begin:end], ascending and disjoint ranges; the byte before each must belong to no other range."""
     if (columns := _parse_in_c(log, begins, ends)) is not None:
         parsed, irregular = columns
         return _with_irregular(parsed, irregular, [log[begins[row] : ends[row]].tobytes() for row in irregular])
@@ -128,7 +118,6 @@ def _parse_in_c(log: Array, begins: Array, ends: Array) -> tuple[PropertyColumns
 
 
 def _with_irregular(parsed: PropertyColumns, irregular: Array, plain: Sequence[bytes]) -> PropertyColumns:
-    """Return the properties with those of the irregular rows, whose strings are `plain`."""
     if not len(irregular):
         return parsed
     maps = replace_rows(parsed.as_map(), irregular, _maps([properties.parse(string) for string in plain]))
@@ -136,10 +125,7 @@ def _with_irregular(parsed: PropertyColumns, irregular: Array, plain: Sequence[b
 
 
 def _gather_pairs(data: Array, begin: Array, end: Array, of_row: Array, irregular: Array) -> PropertyColumns:
-    """Return the pairs of all rows that are not `irregular`, which get none.
-
-    `begin` and `end` bound the text after each separator; the separators of row k are of_row[k] to of_row[k+1].
-    """
+    """Return the pairs of rows that are not `irregular`; the separators of row k are of_row[k] to of_row[k+1]."""
     chosen: slice | Array = slice(None)
     pairs = of_row // 2
     if len(irregular):
@@ -157,11 +143,7 @@ def _gather_pairs(data: Array, begin: Array, end: Array, of_row: Array, irregula
 
 
 def _malformed_rows(kinds: Array, empty: Array, of_row: Array) -> Array:
-    """Return the rows that are not sequences of 0x02, name, 0x01, value.
-
-    Names and values must not be empty. `kinds` are the separators, `empty` tells which of them no text follows,
-    `of_row` where each row begins among them.
-    """
+    """Return the rows that are not 0x02, name, 0x01, value, ...; `empty` marks separators that no text follows."""
     # Usually all rows are regular, which three passes over `kinds` confirm.
     if len(kinds) % 2 == 0 and (kinds[0::2] == _PAIR).all() and (kinds[1::2] == _NAME_VALUE).all() and not empty.any():
         return np.empty(0, np.int64)
@@ -172,10 +154,6 @@ def _malformed_rows(kinds: Array, empty: Array, of_row: Array) -> Array:
 
 
 def _undecodable_rows(offsets: Array, data: Array) -> Array:
-    """Return the rows that are not UTF-8.
-
-    ASCII and valid batches are recognised as a whole.
-    """
     if not len(data) or data.max() < 0x80:
         return np.empty(0, np.int64)
     strings = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
@@ -188,7 +166,7 @@ def _undecodable_rows(offsets: Array, data: Array) -> Array:
 
 
 def is_utf8(data: bytes) -> bool:
-    """Tell whether bytes are valid UTF-8."""
+    """Return whether bytes are valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -197,7 +175,6 @@ def is_utf8(data: bytes) -> bool:
 
 
 def _maps(plain: Sequence[Mapping[str, str]]) -> pa.MapArray:
-    """Return parsed properties as an array of maps."""
     offsets = np.cumsum([0, *map(len, plain)], dtype=np.int32)
     names = strings([name.encode() for pairs in plain for name in pairs])
     values = strings([value.encode() for pairs in plain for value in pairs.values()])

@@ -1,14 +1,10 @@
 """Partitions of live brokers: packing of queues, and pulling and decoding by workers.
 
-Workers pull without joining the consumer group: they take no queue from the group's members and commit nothing.
+Workers pull without joining the consumer group: they own no queue and commit nothing.
 
-**Packing.** A task costs Spark some 30 ms, and the client in it about as much, so a partition holds ranges of many
-queues, all of one broker. The queues of a broker are put in a row, each weighted by message count times sampled record
-size, and the row is cut into parts of equal weight; a queue that crosses a cut is divided. 256 queues of four messages
-each become one task instead of 256: 0.3 s of CPU instead of 12 s.
-
-**Pulling.** One pull brings few records. While a queue is read, the first pulls of the following queues are in flight.
-Records are collected until they make a batch worth decoding. The order within a queue is preserved.
+A task costs some 60 ms, so a partition holds ranges of many queues of one broker: its queues are put in a row, weighted
+by message count times sampled record size, and cut into parts of equal weight. While a queue is read, the first pulls
+of the following queues are in flight. The order within a queue is preserved.
 
 Brokers filter by tags code; the tags themselves are compared here.
 """
@@ -43,20 +39,18 @@ from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 _log = logging.getLogger(__name__)
 
 _MESSAGES_PER_PULL: Final = 1024
-"""Messages requested per pull. Brokers return fewer, by limits of their own."""
+"""Brokers return fewer, by their own limits."""
 
 _IN_FLIGHT: Final = 8
 """Pulls in flight. Each brings at most what the broker allows, 256 KiB by default, or one message."""
 
 _SAMPLES: Final = 8
-"""Topics whose record size is sampled while planning."""
 _USUAL_SIZE: Final = 1024
-"""Assumed record size if no sample could be pulled."""
 
 
 @dataclass
 class PullPartition(InputPartition):
-    """One partition: ranges of queues of one broker, read in sequence. Pickled to a worker."""
+    """Ranges of queues of one broker, read in sequence. Pickled to a worker."""
 
     broker_name: str
     ranges: tuple[QueueRange, ...]
@@ -68,11 +62,7 @@ def consumer_of(options: ReadOptions) -> PullConsumer:
 
 
 async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tuple[str, str], int]:
-    """Estimate the record size by (topic, broker name).
-
-    Pulls one message from the middle of the largest queue, for each of the `_SAMPLES` largest topics; the others get
-    the mean of the samples.
-    """
+    """Estimate record sizes by (topic, broker name), from one message of each of the `_SAMPLES` largest topics."""
     counts: dict[tuple[str, str], int] = {}
     largest: dict[tuple[str, str], tuple[int, BrokerQueue, int]] = {}
     for queue, (begin, end) in ranges.items():
@@ -95,11 +85,7 @@ async def record_sizes(consumer: PullConsumer, ranges: OffsetRanges) -> dict[tup
 
 
 def pack(ranges: OffsetRanges, sizes: Mapping[tuple[str, str], int], min_partitions: int) -> list[PullPartition]:
-    """Pack ranges into partitions of nearly equal bytes.
-
-    There are at least `min_partitions` if there are that many messages. `sizes` has the record size by (topic, broker
-    name). Queues are packed in the order of their names.
-    """
+    """Pack ranges into partitions of nearly equal bytes, at least `min_partitions` if there are enough messages."""
     by_broker: dict[str, list[QueueRange]] = {}
     for queue, (begin, end) in sorted(ranges.items()):
         assert isinstance(queue, BrokerQueue)
@@ -123,11 +109,7 @@ def pack(ranges: OffsetRanges, sizes: Mapping[tuple[str, str], int], min_partiti
 
 
 def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list[list[QueueRange]]:
-    """Cut a row of ranges into `count` parts of equal weight.
-
-    Parts can be empty, because no message is divided. Ranges of 6 and 4 messages of size 1, cut into 2 parts: the cut
-    is at weight 5, inside the first range, so the parts are [0:5] and [5:6] plus [0:4].
-    """
+    """Cut a row of ranges into `count` parts of equal weight, which can be empty: no message is divided."""
     total = sum((each.end - each.begin) * size for each, size in zip(ranges, sizes, strict=True))
     parts: list[list[QueueRange]] = [[]]
     passed = 0
@@ -147,11 +129,7 @@ def _cut(ranges: Sequence[QueueRange], sizes: Sequence[int], count: int) -> list
 
 
 class _PulledRecords(NamedTuple):
-    """The whole records, end to end, that one pull returned.
-
-    They are from queue offsets `begin` to `end` of a range. The broker may have left out messages by tags code, so
-    there can be fewer records than offsets.
-    """
+    """Whole records of one pull; fewer than the offsets `begin` to `end` if the broker filtered by tags code."""
 
     range: QueueRange
     records: bytes
@@ -160,10 +138,7 @@ class _PulledRecords(NamedTuple):
 
 
 def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the selected messages of a partition as record batches, in each queue's order.
-
-    The event loop runs only while a batch is pulled; it is idle while Spark consumes the rows.
-    """
+    """Yield a partition's selected messages in each queue's order; the event loop is idle between batches."""
     with asyncio.Runner() as runner:
         consumer = consumer_of(chosen)
         batches = _batches(consumer, partition, chosen)
@@ -185,7 +160,6 @@ def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) ->
 async def _batches(
     consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
 ) -> AsyncGenerator[list[_PulledRecords], None]:
-    """Yield the results of several pulls at a time, enough for a batch."""
     await consumer.open()
     await _check_routes(consumer, partition)
     pulled: list[_PulledRecords] = []
@@ -216,7 +190,6 @@ async def _check_routes(consumer: PullConsumer, partition: PullPartition) -> Non
 async def _pull_ranges(
     consumer: PullConsumer, partition: PullPartition, chosen: ReadOptions
 ) -> AsyncGenerator[_PulledRecords, None]:
-    """Pull every range completely, in sequence, with first pulls of the next ranges in flight."""
     ranges = iter(partition.ranges)
     ahead: deque[asyncio.Task[_PulledRecords]] = deque()
     try:
@@ -263,10 +236,7 @@ async def _pull(
 
 
 def _subscription(chosen: ReadOptions) -> str:
-    """Return the subscription by which the broker filters.
-
-    It is `*` if a subscription cannot express the chosen tags.
-    """
+    """Return the subscription by which the broker filters; `*` if none can express the chosen tags."""
     if chosen.tags is None:
         return "*"
     subscription = " || ".join(sorted(chosen.tags))
@@ -279,7 +249,6 @@ def _subscription(chosen: ReadOptions) -> str:
 def _decode(
     pulled: Sequence[_PulledRecords], broker_name: str, chosen: ReadOptions, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of the selected messages among the pulled records."""
     positions, sizes, counts = _positions(pulled, broker_name)
     begins = np.repeat([each.range.begin for each in pulled], counts)
     ends = np.repeat([each.range.end for each in pulled], counts)
@@ -300,10 +269,7 @@ def _decode(
 
 
 def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Array, Array, list[int]]:
-    """Return positions and sizes of the records in the concatenated pulls.
-
-    The third value is the number of records of each pull. Raises RemoteProtocolError if a pull has a partial record.
-    """
+    """Return positions, sizes and counts of records in these pulls; RemoteProtocolError for a partial record."""
     positions: list[int] = []
     counts: list[int] = []
     before = 0
@@ -325,7 +291,6 @@ def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Arra
 def _report(
     damaged: Sequence[DamagedRecord], broker_name: str, chosen: ReadOptions, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Apply the option corruptRecords to damaged records: raise RemoteProtocolError, warn, or yield rows."""
     if damaged and chosen.corrupt_records is CorruptRecords.COLUMN:
         yield columns.corrupt_rows(damaged, names, broker_name=broker_name, with_offsets=False)
         return

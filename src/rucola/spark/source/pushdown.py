@@ -1,19 +1,12 @@
 """Filter pushdown: conditions of a query that the source evaluates, to read less.
 
-Spark offers a reader the conditions of a query on single columns. A read uses those on
+Conditions on topic, queueId, queueOffset, storeTimestamp and tags skip queues, splits and units, and drop rows before
+they are decoded. The source evaluates them exactly and claims them: Spark does not evaluate them again. All other
+conditions are left to Spark, and with corruptRecords=column all conditions.
 
-    topic, queueId, queueOffset     reads by queue skip queues and cut ranges; reads of a whole log drop rows before
-                                    more than the fixed part of their records is decoded
-    storeTimestamp                  like startingTimestamp and endingTimestamp: splits of the log are skipped
-    tags                            like subExpression: units with another tags code are skipped
-
-The source evaluates these exactly, row by row where a range does not suffice, and claims them: Spark does not evaluate
-them again, and `explain("formatted")` shows them as PushedFilters. All other conditions are left to Spark, and with
-corruptRecords=column all conditions.
-
-Pushdown needs the option pushFilters, and is correct only for a DataFrame that is queried once. Up to 4.3 Spark caches
-a DataFrame's plan with its last filters, and reuses it for the next query without filters: a program that counts
-`df.where(...)` and then `df` gets the same number twice.
+Pushdown is correct only for a DataFrame that is queried once. Up to 4.3 Spark caches a DataFrame's plan with its last
+filters, and reuses it for the next query without filters: a program that counts `df.where(...)` and then `df` gets the
+same number twice.
 """
 
 from __future__ import annotations
@@ -73,17 +66,14 @@ def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[Read
                 options = _with_time(options, None, _milliseconds(time) + 1)
             case _:
                 left.append(each)
-    # Rows of damaged records are returned whatever the filters are, so Spark must evaluate all of them.
+    # Rows of damaged records are returned regardless of the filters, so Spark must evaluate all of them.
     if options.corrupt_records is CorruptRecords.COLUMN:
         left = list(filters)
     return replace(options, queue_filter=queue_filter), left
 
 
 def filter_ranges(queue_filter: QueueFilter, ranges: OffsetRanges) -> dict[Origin, tuple[int, int]]:
-    """Return the parts of the ranges that match a queue filter.
-
-    Ranges of logs are not changed.
-    """
+    """Return the parts of the ranges that match a queue filter; ranges of logs are not changed."""
     left: dict[Origin, tuple[int, int]] = {}
     for origin, (begin, end) in ranges.items():
         if isinstance(origin, BrokerQueue):
@@ -100,7 +90,6 @@ def _with_tags(options: ReadOptions, tags: Iterable[str]) -> ReadOptions:
 
 
 def _with_time(options: ReadOptions, begin: int | None, end: int | None) -> ReadOptions:
-    """Return the options restricted to store times from `begin` to `end`, half-open, in milliseconds."""
     if begin is not None and options.starting_timestamp is not None:
         begin = max(begin, options.starting_timestamp)
     if end is not None and options.ending_timestamp is not None:

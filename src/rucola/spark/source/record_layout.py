@@ -7,13 +7,8 @@ A record has 88 fixed bytes with IPv4 hosts, or up to 112 with IPv6 hosts, then 
     | fixed  | bornHost | stored  | storeHost | fixed  | body | n | topic n | p | properties p |
              | 8 or 20  |         | 8 or 20   |                 1 byte        2 bytes
 
-`locate` copies the fixed bytes of all records into one numpy structured array (`heads`), whose big-endian fields are
-the number columns, and computes where the variable parts begin (`layout`), every step over all records of the batch.
-
-Logs are not trusted. A record that contradicts the format (size, magic, own address, part sizes that do not add up) is
-excluded and reported as a `DamagedRecord`.
-
-Callers keep a batch near `BATCH_ROWS` and `BATCH_SIZE`; `batches` cuts record positions accordingly.
+`locate` copies the fixed bytes into one structured array (`heads`), and computes where the variable parts start
+(`layout`). Logs are not trusted: a record that contradicts the format is excluded and reported as a `DamagedRecord`.
 """
 
 from __future__ import annotations
@@ -38,13 +33,13 @@ from rucola.spark.source.byte_ranges import fields_at, gather, hexadecimal, repl
 from rucola.spark.source.property_columns import PropertyColumns, is_utf8, parse_properties
 
 BATCH_ROWS: Final = 16 * 1024
-"""Rows per batch: enough to amortise the calls per batch, few enough for the processor's caches."""
+"""Enough to amortise the calls per batch, few enough for the processor's caches."""
 
 BATCH_SIZE: Final = 32 * 1024 * 1024
 """Bytes of log per batch, which bounds a batch of large messages."""
 
 MAX_BODIES_SIZE: Final = 512 * 1024 * 1024
-"""Bytes of decompressed bodies in one array. Arrow's limit is 2 GiB; this bounds memory well below it."""
+"""Bytes of decompressed bodies in one array, far below Arrow's limit of 2 GiB."""
 
 _BORN_HOST: Final = 48
 _STORE_HOST: Final = 64
@@ -58,8 +53,7 @@ _HOST: Final = np.dtype([("address", ">u4"), ("port", ">u4")])
 _LAYOUT: Final = np.dtype(
     [(name, np.int64) for name in ("begin", "store_host", "body", "topic", "properties_size", "properties", "end")]
 )
-"""File positions at which the parts of a record begin. `topic` is after its length byte, `properties` after its
-size."""
+"""File positions of the parts of a record. `topic` is after its length byte, `properties` after its size."""
 
 _SMALL_BODY: Final = 512
 """Mean body size below which copies of all bodies cost less than views: 80 ns against 170 ns at 100 bytes."""
@@ -81,9 +75,8 @@ class DamagedRecord:
 class Records:
     """Valid records of one CommitLog file, in ascending order of their addresses.
 
-    `log` holds the file's bytes and is borrowed; every column made from it is a copy. `heads` has the fixed fields
-    (dtype `record.HEAD`), `layout` the positions of the variable parts (`_LAYOUT`), `topics` the topics,
-    dictionary-encoded.
+    `log` holds the file's bytes and is borrowed; every column made from it is a copy. `heads` has the dtype
+    `record.HEAD`.
     """
 
     log: Array
@@ -95,13 +88,13 @@ class Records:
         return len(self.heads)
 
     def where(self, kept: Array) -> Records:
-        """Return the records for which the boolean array `kept` is true."""
+        """Return the records selected by a mask."""
         if kept.all():
             return self
         return Records(self.log, self.heads[kept], self.layout[kept], self.topics.filter(mask(kept)))
 
     def addresses(self, rows: Array) -> Array:
-        """Return the physical offsets of the records for which the boolean array `rows` is true."""
+        """Return the physical offsets of the records selected by a mask."""
         return self.heads["physical_offset"][rows]
 
     @property
@@ -115,10 +108,7 @@ class Records:
         return parse_properties(self.log, self.layout["properties"], self.layout["end"])
 
     def body_crcs(self) -> Array:
-        """Compute the CRC-32 of each stored body, cut to 31 bits as in the record.
-
-        Without the accelerator it is the only step with one call per record: `crc32` accepts one buffer at a time.
-        """
+        """Compute the CRC-32 of each stored body, cut to 31 bits as in the record."""
         begins, ends = self.layout["body"], self.layout["topic"] - 1
         if speed.crc32_of_ranges is not None or (ends - begins).sum() >= _SMALL_BODY * len(self):
             return body_crcs(self.log, begins, ends)  # type: ignore[arg-type]  # an array is a buffer
@@ -126,10 +116,7 @@ class Records:
         return np.fromiter(map(crc32, bodies), np.uint32, len(self)) & np.uint32(0x7FFFFFFF)
 
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:
-        """Return the bodies, and for each row whose body cannot be decompressed and is as stored the reason.
-
-        Raises BodiesTooLarge if several bodies exceed `MAX_BODIES_SIZE` together.
-        """
+        """Return the bodies, and by row why a body is as stored. Raises BodiesTooLarge above `MAX_BODIES_SIZE`."""
         stored = gather(self.log, self.layout["body"], self.layout["topic"] - 1)
         flags = self.heads["sys_flag"]
         compressed = np.flatnonzero(flags & sysflag.COMPRESSED)
@@ -149,11 +136,7 @@ class Records:
         return replace_rows(stored, compressed, strings(plain, pa.binary())), errors
 
     def hosts(self, field: str) -> pa.StringArray:
-        """Return `born_host` or `store_host` of each record as address:port.
-
-        A batch has few distinct hosts, so an IPv4 host with its port is read as one int64, dictionary-encoded, and only
-        the dictionary is formatted. IPv6 hosts are formatted one by one.
-        """
+        """Return `born_host` or `store_host` of each record as address:port, formatted once per distinct IPv4 host."""
         v6 = sysflag.BORN_HOST_V6 if field == "born_host" else sysflag.STORE_HOST_V6
         is_v6 = (self.heads["sys_flag"] & v6) != 0
         # Rows with an IPv6 host get a host of zeros here, and their own below.
@@ -198,11 +181,10 @@ class Records:
 
 
 def locate(log: Buffer, log_offset: int | None, positions: Array, sizes: Array) -> tuple[Records, list[DamagedRecord]]:
-    """Validate the records expected at `positions` of a file; return valid and damaged ones.
+    """Validate the records expected at `positions` of a file, except their bodies; return valid and damaged ones.
 
-    `log` holds the bytes of a CommitLog file that begins at physical offset `log_offset`; it is None for records that
-    were taken out of their log: own addresses are not checked, and damage is reported by position. `positions` must be
-    ascending, and records must not overlap. Everything but the body is checked.
+    `log` starts at physical offset `log_offset`; None for records taken out of their log: own addresses are not
+    checked, and damage is reported by position. `positions` must be ascending, and records must not overlap.
     """
     locator = _Locator(np.frombuffer(log, np.uint8), log_offset, positions, sizes)
     locator.read_heads()
@@ -224,7 +206,7 @@ class _Locator:
         self._log_offset = log_offset
 
     def _reject(self, wrong: Array, why: str) -> Array | None:
-        """Exclude and report the wrong records; return which were kept, None if all."""
+        """Exclude and report the wrong records; return a mask of the kept ones, None if all."""
         if not wrong.any():
             return None
         begins = self.layout["begin"][wrong].tolist()
@@ -249,10 +231,7 @@ class _Locator:
         )
 
     def find_bodies(self) -> Array:
-        """Step 2: find storeHost and body.
-
-        Returns both ports of each record, combined by a bitwise or.
-        """
+        """Step 2: find storeHost and body; return both ports of each record, combined by a bitwise or."""
         if (self.heads["sys_flag"] & sysflag.HOSTS_V6).any():
             return self._find_bodies_after_ipv6()
         begin = self.layout["begin"]
@@ -261,10 +240,7 @@ class _Locator:
         return ports
 
     def _find_bodies_after_ipv6(self) -> Array:
-        """Perform step 2 for records with IPv6 hosts.
-
-        The fields after such a host were copied from the wrong bytes, so they are copied again.
-        """
+        """Perform step 2 for IPv6 hosts: fields after them were copied from the wrong bytes and are copied again."""
         flags, begin = self.heads["sys_flag"], self.layout["begin"]
         store_host = begin + _BORN_HOST + np.where(flags & sysflag.BORN_HOST_V6, 20, 8) + 8
         after_hosts = store_host + np.where(flags & sysflag.STORE_HOST_V6, 20, 8)
@@ -284,11 +260,7 @@ class _Locator:
         return ports
 
     def find_topics_and_properties(self, ports: Array) -> None:
-        """Step 3: find topic and properties, and check that the sizes add up.
-
-        The sizes are unverified while they are followed, so every position is clipped into the record: a wrong size may
-        lead to a wrong byte, but never outside. The final comparison then rejects the record.
-        """
+        """Step 3: find topic and properties, by positions clipped into the record, until the sizes are compared."""
         file, rows, body_size = self.file, self.layout, self.heads["body_size"]
         # topic = body + body size + its length byte; properties = topic + topic size + their two length bytes.
         last = rows["end"] - 1
@@ -320,10 +292,7 @@ class _Locator:
 
 
 def batches(positions: Array, sizes: Array) -> Iterator[slice]:
-    """Cut records into slices of at most `BATCH_ROWS` rows and `BATCH_SIZE` bytes.
-
-    A record that is larger than `BATCH_SIZE` is a slice of its own.
-    """
+    """Cut records into slices of at most `BATCH_ROWS` rows and `BATCH_SIZE` bytes; a larger record is one slice."""
     # For example, sizes of 10, 20 and 15 MiB have the ends 10, 30 and 45: the first slice is 0:2, the second 2:3.
     # `ends` are the cumulated sizes; a binary search finds the last record that fits.
     ends = np.cumsum(sizes, dtype=np.int64)

@@ -17,8 +17,7 @@ Columns of a row, of which only `body` is required:
     bodyError    string; if it is not null, the body is sent as it was stored, compressed as `sysFlag` says
     sysFlag      int or bigint
 
-Other columns of `schema.COLUMNS` describe a stored message and are ignored, so that rows can be written as they were
-read.
+Other columns of `schema.COLUMNS` are ignored, so that rows can be written as they were read.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ def check_schema(options: SinkOptions, schema: StructType) -> None:
 
 
 def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:
-    """Return the name of a row for errors.
-
-    It has the number of the row in the task, and its keys or msgId if there are any.
-    """
+    """Return the name of a row for errors: its number in the task, and its keys or msgId."""
     keys = row.get("keys")
     words = keys if isinstance(keys, str) else " ".join(key for key in keys or () if key is not None)
     known = f"keys {words!r}" if words else f"msgId {row['msgId']}" if row.get("msgId") else ""
@@ -80,10 +76,7 @@ def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:
 
 
 def message_of(row: Mapping[str, Any], topic: str | None, number: int, partition: int) -> Message:
-    """Return the message of a row, for `topic` or else the row's topic.
-
-    Raises InvalidMessage, which names the row.
-    """
+    """Return the message of a row, for `topic` or else the row's topic; InvalidMessage names the row."""
     topic, body = topic or row.get("topic"), row["body"]
     if topic is None or body is None:
         missing = "topic" if topic is None else "body"

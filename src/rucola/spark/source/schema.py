@@ -1,7 +1,7 @@
 """The columns of a message, as Spark SQL types.
 
-This module imports neither Arrow nor numpy nor a session, so that Python processes in which Spark only asks for the
-schema start quickly. `columns` makes the columns.
+This module imports neither Arrow nor numpy nor a session, so that Python processes in which Spark only reads the schema
+start quickly.
 """
 
 from __future__ import annotations
@@ -37,20 +37,19 @@ COLUMNS: Final[Mapping[str, str]] = {
 """Name and type of every column, in order.
 
 `body` is decompressed; if that is impossible it is as stored, and `bodyError` says why. `tags` is null without a tag,
-`keys` without keys. `msgId` is the producer's unique key, or the offsetMsgId of a message without one. Timestamps
-are UTC with millisecond resolution. A number that is no time from 1970 to 2262, which Spark, pandas and Python all
-have, is a null timestamp and is in `bornTimestampRaw` or `storeTimestampRaw`. The last three columns are null for every
-other message.
+`keys` without keys. `msgId` is the producer's unique key, or the offsetMsgId of a message without one. Timestamps are
+UTC with millisecond resolution. A number that is no time from 1970 to 2262, which Spark, pandas and Python all have, is
+a null timestamp and is in `bornTimestampRaw` or `storeTimestampRaw`. The last three columns are null for every other
+message.
 """
 
 LAST_TIME_MS: Final = (2**63 - 1) // 10**6
-"""The last time of pandas, in 2262. Earlier than 1970 or later than this, a number of milliseconds is no time here."""
+"""The last time of pandas, in 2262. A number of milliseconds outside 0 to this is no time here."""
 
 CORRUPT: Final = "_corrupt"
 """The additional column of corruptRecords=column: NULL for a message, the reason for a damaged record."""
 
 TYPES: Final[Mapping[str, str]] = {**COLUMNS, CORRUPT: "string"}
-"""Name and type of all possible columns."""
 
 
 def ddl(names: Sequence[str]) -> str:

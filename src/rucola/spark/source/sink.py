@@ -1,16 +1,14 @@
 """Sink: rows of batches and streams sent as messages (see `row_messages` for the columns).
 
-**At least once.** Every message is sent at least once. Spark repeats a task that failed and a batch that it does not
-know to be complete, including messages already sent; a failed request is retried for `deliveryTimeoutMs`. So that
-consumers can drop duplicates, a row without `msgId` gets a unique key that is the same at every attempt: the hash of
-the query, the batch, the partition and the number of the row in it. This requires that the rows of a partition are
-produced in the same order again, as those of files and of the source `rocketmq` are.
+**At least once.** Spark repeats a task that failed and a batch that it does not know to be complete, and failed
+requests are retried. So that consumers can drop duplicates, a row without `msgId` gets a unique key that is the same at
+every attempt: the hash of the query, the batch, the partition and the number of the row in it. This requires that the
+rows of a partition are produced in the same order again, as from files and the source `rocketmq`.
 
 **Order** is preserved within a partition and queue: rows with the same shardingKey or queueId are stored in the order
 in which they come. Rows with neither are distributed over all queues.
 
-**Failure.** A task that fails reports how many of its messages brokers have acknowledged. These stay sent, and up to
-`CHUNK_ROWS` more may have been stored.
+**Failure.** A task that fails reports its acknowledged messages; up to `CHUNK_ROWS` more may have been stored.
 """
 
 from __future__ import annotations
@@ -54,13 +52,10 @@ class SinkTaskResult(WriterCommitMessage):
     """The result of a task, which Spark passes to the driver."""
 
     topics: dict[str, int] = field(default_factory=dict)
-    """Acknowledged messages by topic."""
     unsafe: int = 0
     """Acknowledged messages that were not flushed or replicated in time."""
     skipped: int = 0
-    """Invalid rows that were left out."""
     first_skip_reason: str = ""
-    """The reason for one of the skipped rows."""
 
     @property
     def count(self) -> int:
@@ -75,13 +70,10 @@ class TaskWriter:
         check_schema(options, schema)
         self._options = options
         self._run = uuid.uuid4().hex
-        """Stands for the query in the unique keys of a batch write, which has no query id."""
+        """Identifies a batch write, which has no query id, in unique keys."""
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> SinkTaskResult:
-        """Send all rows of a task and return the result.
-
-        Raises RemotingError, or InvalidMessage for a row; the message counts the messages acknowledged before.
-        """
+        """Send all rows of a task. Raises RemotingError or InvalidMessage, with the number acknowledged before."""
         task = TaskContext.get()
         assert task is not None, "writers are called in a task"
         # Streams have a query id and a batch id, which are the same after a restart.
@@ -111,8 +103,6 @@ class TaskWriter:
 
 
 class _RowMessage(NamedTuple):
-    """A row as a message, and its name in errors."""
-
     name: str
     message: Message
 
@@ -127,7 +117,6 @@ class _ChunkSender:
         self._origin = origin
         self._partition = partition
         self._number = 0
-        """Number of the next row, for its name and its unique key."""
         # Looked up once: if the number of queues changed within the task, a sharding key would change its queue.
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._in_flight = asyncio.Semaphore(IN_FLIGHT)
@@ -174,7 +163,6 @@ class _ChunkSender:
         return _RowMessage(name, message)
 
     async def _queue_of(self, row: Mapping[str, Any], made: _RowMessage) -> MessageQueue | None:
-        """Return the queue that a row selects, None if it selects none."""
         key, queue_id = row.get("shardingKey"), row.get("queueId")
         if key is not None:
             return select_by_hash(key)(await self._queues_of(made.message.topic))
@@ -191,10 +179,7 @@ class _ChunkSender:
         return self._queues[topic]
 
     async def _in_order(self, rows: Sequence[_RowMessage], queue: MessageQueue | None) -> None:
-        """Send rows of one topic in sequential requests.
-
-        All go to `queue`, or each request to the next queue if it is None.
-        """
+        """Send rows of one topic in sequential requests to `queue`, or each to the next queue if it is None."""
         for piece in _cut(rows, MESSAGES_PER_REQUEST):
             request = partial(self._request, [row.message for row in piece], queue)
             try:
@@ -208,7 +193,6 @@ class _ChunkSender:
                     await self._in_order([row], queue)
 
     async def _persist(self, topic: str, request: Callable[[], Awaitable[T]], *, is_known_topic: bool = True) -> T:
-        """Retry a request about a topic until it succeeds or the delivery timeout has passed."""
         before_retry = partial(self._before_retry, topic)
         timeout_ms = self._options.delivery_timeout_ms
         return await with_retries(request, timeout_ms, is_known_topic=is_known_topic, before_retry=before_retry)
@@ -233,7 +217,6 @@ class _ChunkSender:
         self.sent.unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
 
     def _skip(self, error: InvalidMessage) -> None:
-        """Count an invalid row, or raise the error if invalidRows is fail."""
         if not self._options.skip_invalid_rows:
             raise error
         self.sent.skipped += 1
@@ -280,10 +263,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
 
 
 def report_result(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Log what the tasks of a batch sent.
-
-    `what` names the batch; a failed task has no result.
-    """
+    """Log what the tasks of the batch `what` sent; a failed task has no result."""
     topics: dict[str, int] = {}
     unsafe = failed = skipped = 0
     first_skip_reason = ""

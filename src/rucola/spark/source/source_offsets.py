@@ -1,9 +1,7 @@
 """Origins of messages, their offsets, and the ranges of offsets that batches and streams read.
 
-An `Origin` is a queue on a broker, with queue offsets, or the CommitLog of a store, with physical offsets. Batches and
-streams treat stores and live brokers alike, by the protocol `MessageSource`.
-
-Two things can be wrong with an origin:
+An `Origin` is a queue on a broker, with queue offsets, or the CommitLog of a store, with physical offsets. Two things
+can be wrong with it:
 
     lost         messages to be read no longer exist: brokers delete their oldest files, a store was replaced, a topic
                  was deleted. `failOnDataLoss` decides whether the read fails or skips them.
@@ -53,7 +51,7 @@ class BrokerLog(NamedTuple):
 Origin: TypeAlias = BrokerQueue | BrokerLog
 Offsets: TypeAlias = Mapping[Origin, int]
 OffsetRanges: TypeAlias = Mapping[Origin, tuple[int, int]]
-"""Offsets of each origin from begin to end, half-open."""
+"""Start and end offset (exclusive) of each origin."""
 
 
 NO_OFFSETS: Final[Offsets] = {}
@@ -61,18 +59,14 @@ NO_OFFSETS: Final[Offsets] = {}
 
 @dataclass(frozen=True)
 class SourceBounds:
-    """The current bounds of a source.
-
-    A known origin that is neither in `ranges` nor `unavailable` was deleted.
-    """
+    """The current bounds of a source. A known origin that is neither in `ranges` nor `unavailable` was deleted."""
 
     ranges: OffsetRanges
     """The first and the next offset of every chosen origin that can be read."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """The reason why a broker cannot be read now, by broker name."""
     unavailable: frozenset[Origin] = frozenset()
-    """Origins on missing brokers that are known from routes, options or the offsets of earlier batches, and queues that
-    were read to their end and are no longer in the route."""
+    """Known origins on missing brokers, and queues that were read to their end and are no longer in the route."""
 
     def describe_missing(self) -> list[str]:
         """Return one sentence per missing broker, with its known queues."""
@@ -107,35 +101,23 @@ class MessageSource(Protocol):
     """Store directories or live brokers to read from."""
 
     def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
-        """Return the bounds of every chosen origin, and the state of `known` origins.
-
-        `known` has the origins of earlier batches, with the offsets up to which they were read.
-        """
+        """Return the bounds of every chosen origin, and the state of `known` ones, read up to their offsets."""
 
     def plan(self, ranges: OffsetRanges) -> Sequence[InputPartition]:
-        """Return partitions that hold the chosen messages of these ranges.
-
-        The ranges must be within the bounds.
-        """
+        """Return partitions that hold the chosen messages of these ranges, which must be within the bounds."""
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
-        """Return offsets by queue for times in milliseconds.
-
-        The offset is that of the first message stored at the time or later, or the end of the queue.
-        """
+        """Return by queue the offset of the first message stored at a time (ms) or later, or the queue's end."""
 
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
-        """Return the beginnings of ranges with at most `count` messages together.
-
-        There is at least one message if the ranges have any.
-        """
+        """Return the first parts of ranges, at most `count` messages together, but at least one if there are any."""
 
     def count(self, ranges: OffsetRanges, most: int) -> int:
         """Return the number of messages in the ranges. Counting may stop at `most`."""
 
 
 def is_chosen(options: ReadOptions, queue: BrokerQueue) -> bool:
-    """Tell whether the options choose a queue."""
+    """Return whether the options choose a queue."""
     if options.topics is not None:
         return queue.topic in options.topics
     if options.assigned is not None:
@@ -144,7 +126,7 @@ def is_chosen(options: ReadOptions, queue: BrokerQueue) -> bool:
 
 
 def is_chosen_topic(options: ReadOptions, topic: str) -> bool:
-    """Tell whether options that name no topics choose this one, by pattern and system topics."""
+    """Return whether options that name no topics choose this one, by pattern and system topics."""
     if is_system_topic(topic) and not options.include_system_topics:
         return False
     return options.pattern is None or options.pattern.fullmatch(topic) is not None
@@ -177,10 +159,6 @@ def resolve_offsets(options: ReadOptions, source: MessageSource, bounds: SourceB
 
 
 def _with_brokers(given: QueueOffsets, bounds: SourceBounds) -> dict[BrokerQueue, int]:
-    """Return values by queue, with the broker filled in.
-
-    Raises ConfigError if several brokers have the topic.
-    """
     brokers: dict[str, set[str]] = {}
     for origin in (*bounds.ranges, *bounds.unavailable):
         if isinstance(origin, BrokerQueue):
@@ -202,7 +180,6 @@ def _with_brokers(given: QueueOffsets, bounds: SourceBounds) -> dict[BrokerQueue
 
 
 def _by_queue(given: QueueOffsets | int | None) -> dict[Origin, int]:
-    """Return offsets by queue, for options in which `resolve_offsets` has filled in the brokers."""
     return {
         BrokerQueue(topic, broker, queue_id): offset
         for (topic, broker, queue_id), offset in (given if isinstance(given, Mapping) else {}).items()
@@ -213,7 +190,7 @@ def _by_queue(given: QueueOffsets | int | None) -> dict[Origin, int]:
 def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tuple[int, int]]:
     """Return the ranges that a batch reads, for options returned by `resolve_offsets`.
 
-    Raises ConfigError for offsets out of bounds; with failOnDataLoss=false they are cut to the bounds, with a warning.
+    Raises ConfigError for offsets out of bounds; with failOnDataLoss=false they are cut, with a warning.
     """
     starting, ending = _by_queue(options.starting_offsets), _by_queue(options.ending_offsets)
     _check_queues_exist(options, {**starting, **ending}, bounds)
@@ -237,10 +214,7 @@ def batch_ranges(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, tup
 
 
 def _check_queues_exist(options: ReadOptions, queues: Iterable[Origin], bounds: SourceBounds) -> None:
-    """Raise ConfigError for queues with given offsets that the read does not include.
-
-    Queues on missing brokers are not checked.
-    """
+    """Raise ConfigError for queues with given offsets that the read lacks, unless their brokers are missing."""
     brokers = sorted(options.stores or {origin.broker_name for origin in bounds.ranges})
     for queue in queues:
         if queue in bounds.unavailable:
@@ -281,10 +255,7 @@ def initial_offsets(options: ReadOptions, bounds: SourceBounds) -> dict[Origin, 
 
 
 def uniform_start(options: ReadOptions) -> int | None:
-    """Return EARLIEST or LATEST if a new stream begins all origins there.
-
-    The result is None if offsets or times are given.
-    """
+    """Return EARLIEST or LATEST if a new stream begins all origins there, None if offsets or times are given."""
     if options.starting_times is not None or isinstance(options.starting_offsets, Mapping):
         return None
     if options.starting_offsets is None:
@@ -294,11 +265,10 @@ def uniform_start(options: ReadOptions) -> int | None:
 
 
 def available_ranges(options: ReadOptions, known: Offsets, bounds: SourceBounds) -> dict[Origin, tuple[int, int]]:
-    """Return the ranges that the next batch of a stream can read.
+    """Return the ranges that the next batch of a stream can read, after the last one's offsets `known`.
 
-    Called before the batch is logged, with the offsets `known` from the last one. An unavailable origin keeps its
-    offset, and a new one is read from its beginning. Raises StoreError for lost messages; with failOnDataLoss=false
-    they are skipped with a warning.
+    Call it before the batch is logged. An unavailable origin keeps its offset, and a new one is read from its start.
+    Lost messages raise StoreError or, with failOnDataLoss=false, are skipped with a warning.
     """
     ranges = {}
     for origin in sorted(known.keys() - bounds.ranges.keys()):
@@ -315,11 +285,10 @@ def available_ranges(options: ReadOptions, known: Offsets, bounds: SourceBounds)
 def logged_ranges(
     options: ReadOptions, start: Offsets, end: Offsets, bounds: SourceBounds
 ) -> dict[Origin, tuple[int, int]]:
-    """Return the ranges of a logged batch, from `start` to `end`, that still exist.
+    """Return the existing ranges of a logged batch; an origin that `start` does not have is read from its start.
 
-    An origin that `start` does not have is read from its beginning. Raises StoreError for lost messages; with
-    failOnDataLoss=false they are skipped with a warning. Raises RemotingError if an origin of the batch is unavailable:
-    its end is logged, so leaving it out now would lose its messages.
+    Lost messages raise StoreError or, with failOnDataLoss=false, are skipped with a warning. Raises RemotingError if an
+    origin of the batch is unavailable: its end is logged, so leaving it out now would lose its messages.
     """
     # 1. Every origin with messages in the batch must be available.
     # For example, start {a: 5, b: 7} and end {a: 5, c: 2}: c has messages, b lacks its end, and a has nothing to read.
@@ -354,18 +323,12 @@ def logged_ranges(
 
 
 def _first_offset(origin: Origin, least: int) -> int:
-    """Return the first offset of a new origin.
-
-    A queue begins at 0, so that messages deleted before are noticed; a log begins with its oldest file.
-    """
+    """Return a new origin's first offset: 0 for a queue, so that deleted messages are noticed, else `least`."""
     return 0 if isinstance(origin, BrokerQueue) else least
 
 
 def _resume_offset(options: ReadOptions, origin: Origin, begin: int, upto: int, bounds: tuple[int, int]) -> int:
-    """Return the offset at which a stream continues after `begin`.
-
-    Messages between `begin` and `upto` that are lost are reported.
-    """
+    """Return the offset at which a stream continues after `begin`; report messages lost up to `upto`."""
     least, most = bounds
     if begin < min(least, upto):
         _report_loss(options, f"offsets {begin} to {min(least, upto)} of {origin} were deleted unread", StoreError)
@@ -382,17 +345,13 @@ def _report_deleted(options: ReadOptions, origin: Origin, offset: int) -> None:
 
 
 def _report_loss(options: ReadOptions, what: str, error: type[ConfigError] | type[StoreError]) -> None:
-    """Raise `error`, or warn if failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise error(f"{what}; failOnDataLoss=false reads what there is")
     _log.warning("%s; reading what there is", what)
 
 
 def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, int]]:
-    """Return the beginnings of ranges, `count` offsets in all, in proportion to their sizes.
-
-    Rounding errors are carried over, so that the sum is exact: 5 offsets of ranges of 3, 3 and 3 are 1, 2 and 2.
-    """
+    """Return the first parts of ranges, exactly `count` offsets in all, in proportion to their sizes."""
     total = sum(end - begin for begin, end in ranges.values())
     if total <= count:
         return dict(ranges)
@@ -409,8 +368,7 @@ def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, in
 def to_json(offsets: Offsets, begins: Offsets | None = None) -> dict[str, Any]:
     """Return offsets as a stream logs them: {"broker":n} for logs, {"topic":{"broker":{"0":n}}} for queues.
 
-    An origin in `begins` is written as [begin, offset]: the batch reads it from `begin`, although the start offset of
-    the batch does not contain the origin (see `stream_reader`).
+    An origin in `begins` is [begin, offset]: the batch's start offset lacks it, but it is read from there.
     """
     begins = begins or {}
     found: dict[str, Any] = {}
@@ -424,21 +382,16 @@ def to_json(offsets: Offsets, begins: Offsets | None = None) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, int]:
-    """Return the offsets given to `to_json`.
-
-    Raises ConfigError if a stream was restarted with other options.
-    """
+    """Return the offsets given to `to_json`; ConfigError if a stream was restarted with other options."""
     return {origin: offset for origin, (_, offset) in _pairs_from_json(value, by_queue).items()}
 
 
 def begins_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, int]:
-    """Return the begins given to `to_json`. Raises ConfigError as `from_json` does."""
+    """Return `begins` given to `to_json`. Raises ConfigError as `from_json` does."""
     return {origin: begin for origin, (begin, _) in _pairs_from_json(value, by_queue).items() if begin is not None}
 
 
 def _pairs_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, tuple[int | None, int]]:
-    """Return (begin or None, offset) by origin."""
-
     def pair(value: Any) -> tuple[int | None, int]:
         # 7 is an offset; [3, 7] is the offset 7 of an origin that the batch reads from 3 on.
         begin, offset = value if isinstance(value, list) else (None, value)

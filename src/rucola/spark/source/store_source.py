@@ -1,7 +1,4 @@
-"""Store directories as a message source: bounds, offsets at times, and partitions (see `source_offsets.MessageSource`).
-
-Every call opens the stores again, read-only, and freezes their ends; a running broker appends in the meantime.
-"""
+"""Store directories as a message source. Every call opens the stores again, read-only, and freezes their ends."""
 
 from __future__ import annotations
 
@@ -37,19 +34,13 @@ from rucola.store.directory_reader import StoreReader
 
 
 class StoreSource:
-    """The logs or queues of store directories that the options choose.
-
-    Holds no open files between calls.
-    """
+    """The logs or queues of store directories that the options choose. No file stays open between calls."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
-        """Return the bounds of every log or chosen queue.
-
-        Nothing in a store that can be opened is unavailable.
-        """
+        """Return the bounds of every log or chosen queue; nothing in a store that can be opened is unavailable."""
         bounds: dict[Origin, tuple[int, int]] = {}
         present: set[tuple[str, int]] = set()
         for broker_name, path in self._options.stores.items():
@@ -57,7 +48,7 @@ class StoreSource:
                 if not self._options.by_queue:
                     bounds[BrokerLog(broker_name)] = reader.min_physical_offset, log_end(reader)
                     continue
-                # The messages of light message queues are those of other topics.
+                # Messages of light message queues are in other topics.
                 queues = {name: ends for name, ends in reader.queues().items() if not is_lmq(name[0])}
                 present |= queues.keys()
                 for (topic, queue_id), (least, most) in queues.items():
@@ -128,13 +119,11 @@ class StoreSource:
 
 
 def _store_time(reader: StoreReader, queue: BrokerQueue, queue_offset: int) -> int:
-    """Return the storeTimestamp of a message. Raises StoreError if its record cannot be read."""
     units = reader.units(queue.topic, queue.queue_id, queue_offset, queue_offset + 1)
     return reader.record(int(units["physical_offset"][0]), decompress=False).store_timestamp
 
 
 def _check_topics_exist(options: ReadOptions, queues: set[tuple[str, int]]) -> None:
-    """Raise ConfigError for a topic or queue that the options name and no store has."""
     wanted: set[tuple[str, int | None]] = {(topic, None) for topic in options.topics or ()}
     wanted |= {(topic, queue_id) for topic, _, queue_id in options.assigned or ()}
     present: set[tuple[str, int | None]] = queues | {(topic, None) for topic, _ in queues}

@@ -1,27 +1,23 @@
 """Streaming reads for Structured Streaming, from stores and live brokers.
 
-A stream's offset contains the offset of every origin that is read (see `source_offsets`): the physical offset of each
-store's log, or the queue offset of each queue. Spark writes offsets to the query's checkpoint and passes them back, so
-a restarted query continues from them and repeats the batch that it had begun. Spark's calls:
+A stream's offset contains the offset of every origin that is read (see `source_offsets`). Spark writes offsets to the
+query's checkpoint and passes them back, so a restarted query continues from them and repeats the batch that it had
+begun. Spark's calls:
 
     initialOffset       startingOffsets and similar options; called until the first batch is committed
     latestOffset        the end of the next batch: the end of every origin or, with maxOffsetsPerTrigger, as many
-                        messages as this allows, in proportion to the backlogs. With minOffsetsPerTrigger it returns the
-                        start, which makes no batch, until the backlog is large enough or maxTriggerDelay has passed.
-                        New origins are read from their beginning
+                        messages as this allows. With minOffsetsPerTrigger it returns the start, which makes no batch,
+                        until the backlog is large enough or maxTriggerDelay has passed. New origins are read from
+                        their start
     reportLatestOffset  the end of every origin at the last latestOffset, for the progress that Spark reports
     partitions          the partitions between two offsets, packed as for a batch
 
 **A logged offset is final.** Spark logs the end of a batch before reading it, and repeats exactly that batch until it
 succeeds. Therefore latestOffset detects lost messages and missing brokers before the end is logged. The end has every
-origin of the start: an unavailable origin keeps its offset, because without one it would later be read from its
-beginning.
+origin of the start: an unavailable origin keeps its offset, because without one it would later be read from its start.
 
 Checkpoints of earlier versions lack such origins. A batch whose end lacks them is repeated as soon as they can be read,
-and the next batch continues at the offsets that the start of that batch had. Its own start lacks them, so its end
-carries both (see `source_offsets.to_json`).
-
-A query with Trigger.AvailableNow records the end of every origin when it starts, and stops there.
+and the end of the next batch carries their offsets from the start of that one (see `source_offsets.to_json`).
 
 Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query. The start offset
 passed to latestOffset is the end of a finished batch, so that call commits to the commitGroup.
@@ -72,11 +68,7 @@ _log = logging.getLogger(__name__)
 
 @without_tracebacks
 class RefusedStreamReader(DataSourceStreamReader):
-    """A stream reader for invalid options, whose first call raises the error.
-
-    An error raised by `DataSource.streamReader` itself would be lost: PySpark's runner then fails in its own cleanup,
-    and reports that failure (UnboundLocalError) instead.
-    """
+    """Raises the error of invalid options at its first call; PySpark's runner hides those of `streamReader`."""
 
     def __init__(self, error: MQError) -> None:
         self._error = error
@@ -96,10 +88,7 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 @without_tracebacks
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Planner of a query's batches on the driver, and reader of their partitions on workers.
-
-    Workers get a pickled copy. Spark calls a reader from one thread at a time.
-    """
+    """Planner of batches on the driver, called from one thread at a time, and pickled reader on workers."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -114,7 +103,6 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s: float | None = None
         """Monotonic time of the last batch that did not wait, for maxTriggerDelay."""
         self._group_offsets: dict[Origin, int] = {}
-        """Offsets already committed to the commitGroup."""
         self._warned: set[str] = set()
         """Missing brokers of the last warning, which is repeated only if the set changes."""
 
@@ -183,10 +171,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch_reader.read(partition, self._options, self._columns)
 
     def _refuse_missing(self, bounds: SourceBounds) -> None:
-        """Raise RemotingError if brokers are missing.
-
-        If that is allowed, warn whenever the missing brokers change.
-        """
+        """Raise RemotingError if brokers are missing or, if that is allowed, warn whenever they change."""
         refuse_missing(self._options, bounds)
         if bounds.missing.keys() != self._warned:
             self._warned = set(bounds.missing)
@@ -196,7 +181,6 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _up_to_target(
         self, ranges: OffsetRanges, target: OffsetRanges, known: Offsets, bounds: SourceBounds
     ) -> OffsetRanges:
-        """Return the ranges cut at the ends recorded when the query was started with Trigger.AvailableNow."""
         capped = {}
         for origin, (begin, end) in ranges.items():
             if origin in target:
@@ -211,10 +195,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return capped
 
     def _waits_for_more(self, waiting: OffsetRanges, limit: ReadLimit) -> bool:
-        """Tell whether a batch waits for minOffsetsPerTrigger.
-
-        The first batch of a run and batches with Trigger.AvailableNow do not wait.
-        """
+        """Return whether a batch waits for minOffsetsPerTrigger; the first of a run and AvailableNow do not."""
         least = self._options.min_offsets_per_trigger
         if least is None or not waiting or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -228,10 +209,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _commit_to_group(self, offsets: Offsets, bounds: SourceBounds) -> None:
-        """Commit the offsets of finished batches to the commitGroup.
-
-        A failure is logged and does not fail the stream.
-        """
+        """Commit the offsets of finished batches to the commitGroup; a failure is only logged."""
         if self._options.commit_group is None:
             return
         changed = {
