@@ -1,4 +1,1 @@
-"""Command line of Rucola: one module or package per family of commands.
-
-Each calls the library and prints results.
-"""
+"""Command line of Rucola: one module or package per family of commands."""

@@ -22,7 +22,6 @@ _DERIVED = {"storeHost", "brokerIP1", "brokerIP2", "brokerName", "bindAddress", 
 
 
 def log_broker(broker: Broker) -> None:
-    """Log what a broker that has just started is, in three lines."""
     config, store = broker.config, broker.store_config
     _log_version("broker")
     logger.info(
@@ -39,7 +38,6 @@ def log_broker(broker: Broker) -> None:
 
 
 def log_namesrv(server: Namesrv, config: NamesrvConfig) -> None:
-    """Log what a name server that has just started is, in two lines."""
     _log_version("name server")
     logger.info(
         "name server at %s:%d, key-value table %s; settings that differ from the defaults: %s",

@@ -1,6 +1,4 @@
-"""Certificates for a first try of TLS: an authority, a server and a client.
-
-Needs the extra `security`.
+"""Certificates to try TLS: an authority, a server and a client. Needs the extra `security`.
 
     ca.pem ca.key              the certificate authority; ca.key signs, and should be kept off the servers
     server.pem server.key      for brokers and name servers, with their names and addresses
@@ -8,7 +6,7 @@ Needs the extra `security`.
     server.properties          settings of a broker or name server, also of Apache's
     client.properties          settings of clients, also of Apache's
 
-Keys are of the curve P-256, which costs a server a tenth of RSA's handshake. Files are readable by their owner only.
+Keys are of the curve P-256: a handshake costs a tenth of RSA's. Files are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -53,15 +51,13 @@ tls.client.keyPath={directory}/client.key
 
 
 class CertificateDirectory:
-    """A directory of certificates, and the authority in it."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
 
     def create(self, hosts: Iterable[str], days: int) -> list[str]:
         """Make an authority, certificates and settings; return the names in the server's certificate.
 
-        ConfigError if there is an authority already, since certificates of the old one would no longer be accepted.
+        ConfigError if there is an authority already: its certificates would no longer be accepted.
         """
         if (self.directory / "ca.key").exists():
             raise ConfigError(f"{self.directory} has an authority already; `rucola tls renew` makes new certificates")
@@ -84,10 +80,7 @@ class CertificateDirectory:
         return self._issue([*_own_names(), *hosts], days)
 
     def renew(self, hosts: Iterable[str], days: int) -> list[str]:
-        """Make new certificates of the same authority; return their names.
-
-        The names are those of the old certificates and `hosts`.
-        """
+        """Make new certificates of the same authority; return the old names and `hosts`."""
         try:
             old = x509.load_pem_x509_certificate((self.directory / "server.pem").read_bytes())
         except (OSError, ValueError):
@@ -131,7 +124,7 @@ class CertificateDirectory:
         return certificate, key
 
     def _write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically: a server sees either the old or the new one."""
+        """Replace a file atomically."""
         temporary = self.directory / f"{name}.tmp"
         temporary.unlink(missing_ok=True)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -166,7 +159,7 @@ def _builder(subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x
         .subject_name(subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # A clock that is a little behind accepts the certificate, too.
+        # Accept a clock that is slightly slow.
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)

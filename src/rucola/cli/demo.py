@@ -1,4 +1,4 @@
-"""`rucola demo`: runs the demonstration of `rucola.demo`."""
+"""`rucola demo`: run the demonstration of `rucola.demo`."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from rucola.errors import missing_extra
 
 @contextmanager
 def require_spark() -> Iterator[None]:
-    """Wrap imports of `rucola.spark`, so that a missing extra is reported in one sentence.
+    """Report a missing extra for `rucola.spark` in one sentence.
 
-    Commands import it when they run, because loading PySpark takes about a second; a terminal shows that.
+    Import it when the command runs: loading PySpark takes about a second, which a terminal shows.
     """
     is_shown = sys.stderr.isatty()
     if is_shown:
@@ -31,7 +31,7 @@ def require_spark() -> Iterator[None]:
 
 @contextmanager
 def require_security() -> Iterator[None]:
-    """Wrap imports of `cryptography`, so that a missing extra is reported in one sentence."""
+    """Report a missing extra for `cryptography` in one sentence."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -40,7 +40,7 @@ def require_security() -> Iterator[None]:
 
 @contextmanager
 def require_reliable() -> Iterator[None]:
-    """Wrap imports of `rucola.reliable`, so that a missing extra is reported in one sentence."""
+    """Report a missing extra for `rucola.reliable` in one sentence."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,10 +1,8 @@
 """Log of the servers: its level, and its format.
 
-The format is plain text, or one JSON object per line (`--logFormat json`):
+The format is plain text, or one JSON object per line (`--logFormat json`), with the traceback, if any, as `error`:
 
     {"time":"2013-01-01T05:15:00.000Z","level":"WARNING","logger":"rucola.broker.background.group_commit","message":"...","error":"..."}
-
-`error` is the traceback, and is present only if the record has an exception.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def log_options(command: Command) -> Command:
     """Add the options of the log, which is configured before the command runs."""
-    # Both values only configure the log: no command has parameters for them.
     command = click.option(
         "--logLevel", type=click.Choice(LEVELS, case_sensitive=False), default="INFO", show_default=True,
         expose_value=False, is_eager=True, callback=_set_level, help="Lowest level that is logged.",
@@ -52,8 +49,6 @@ def _set_level(ctx: click.Context, parameter: click.Parameter, value: str) -> No
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter that renders a record as one JSON object."""
-
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {

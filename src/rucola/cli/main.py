@@ -1,9 +1,7 @@
 """Entry point `rucola`: the table of commands, and the translation of errors to exit codes.
 
-`rucola --help` needs only the table; the module of a command is imported when the command is called, so that a broker
-starts without Spark and a query without the store.
+The module of a command is imported when the command is called, so that a broker starts without Spark.
 
-Exit codes:
     0    success
     1    the command failed, or a check found something; one line on stderr says why
     2    the command line was wrong
@@ -25,7 +23,7 @@ import rucola
 from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import MQError, StoreCorrupt
 
-# Read when numpy is loaded. Without it numpy starts one thread per core for linear algebra, which Rucola does not use.
+# Otherwise numpy starts one thread per core for linear algebra, which Rucola does not use.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMANDS = {
@@ -43,8 +41,6 @@ COMMANDS = {
 
 
 class Commands(SuggestingGroup):
-    """Command group that imports a command of `COMMANDS` on first use."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -75,20 +71,14 @@ class Commands(SuggestingGroup):
 
 
 def _shown(text: str) -> click.ClickException:
-    """Return the error line for a text that a server may have written.
-
-    The line has no characters that change a terminal.
-    """
+    """The error line, without characters that change a terminal: a server may have written it."""
     from rucola.cli.output import LAYOUT, printable  # imported here: no command without an error needs it
 
     return click.ClickException(printable(text, keep=LAYOUT))
 
 
 def advice(error: StoreCorrupt) -> str:
-    """Return the command that diagnoses or repairs the damage.
-
-    Empty if the error text already names one.
-    """
+    """Return the command that diagnoses or repairs the damage; empty if the error text already names one."""
     if "`rucola " in error.why:
         return ""
     if {"consumequeue", "index"} & set(Path(error.path).parts):

@@ -1,7 +1,4 @@
-"""Views of a stored message, as text lines or JSON.
-
-The lines are as mqadmin prints them; the JSON has the names of Apache's MessageExt.
-"""
+"""Views of a stored message: text lines as mqadmin prints them, or JSON with the names of Apache's MessageExt."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ from rucola.cli.output import LAYOUT, printable, time_text
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
-    """Return all fields as a dict.
+    """Return all fields.
 
-    A body that is not printable UTF-8 text is in `bodyBase64` instead of `body`. `bodyError` says why a body is as
-    stored, if it cannot be decompressed.
+    A body that is not printable UTF-8 is `bodyBase64` instead of `body`; `bodyError` says why one is still compressed.
     """
     fields: dict[str, Any] = {
         "topic": message.topic,
@@ -50,7 +46,7 @@ def message_json(message: MessageExt) -> dict[str, Any]:
 
 
 def message_text(message: MessageExt) -> str:
-    """Return the lines of mqadmin, followed by the body, which mqadmin writes to a file."""
+    """Return the lines of mqadmin and the body, which mqadmin writes to a file."""
     body = _text_of(message.body)
     lines: dict[str, object] = {
         "OffsetID": message.offset_msg_id,
@@ -79,10 +75,7 @@ def message_text(message: MessageExt) -> str:
 
 
 def _text_of(body: bytes) -> str | None:
-    """Return the body as text.
-
-    None if it is not UTF-8 or has control characters, which could alter a terminal.
-    """
+    """The body as text, or None for control characters, which could alter a terminal, and invalid UTF-8."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:

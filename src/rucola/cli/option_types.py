@@ -1,7 +1,4 @@
-"""Types of option values: paths, times, addresses and lists of name servers; and the option `-n`.
-
-A value that no server and no file can make valid is a wrong command line: exit code 2.
-"""
+"""Types of option values: paths, times, addresses and lists of name servers; and the option `-n`."""
 
 from __future__ import annotations
 
@@ -26,10 +23,9 @@ _MILLISECONDS = re.compile(r"\d{1,15}", re.ASCII)
 
 
 def parse_time(text: str) -> int:
-    """Parse a time, and return milliseconds since 1970. Raises ValueError.
+    """Parse `now`, milliseconds since 1970, ISO 8601 or mqadmin's `2013-01-01#05:15:00:250` to milliseconds.
 
-    Accepts `now`, milliseconds since 1970, ISO 8601 (`2013-01-01`, `2013-01-01T05:15:00.250Z`, ...) and mqadmin's
-    `2013-01-01#05:15:00:250`. Times without a UTC offset are local.
+    Times without a UTC offset are local. Raises ValueError.
     """
     text = text.strip()
     if text == "now":
@@ -37,7 +33,7 @@ def parse_time(text: str) -> int:
     if _MILLISECONDS.fullmatch(text):
         return int(text)
     of_mqadmin = _MQADMIN_TIME.fullmatch(text)
-    if "#" in text and of_mqadmin is None:  # fromisoformat takes any character for the T
+    if "#" in text and of_mqadmin is None:  # fromisoformat accepts any character for the T
         raise ValueError(text)
     moment = datetime.fromisoformat("{}T{}.{}".format(*of_mqadmin.groups()) if of_mqadmin else text)
     try:
@@ -48,10 +44,7 @@ def parse_time(text: str) -> int:
 
 
 class TimeType(click.ParamType[int]):
-    """A time in any format of `parse_time`, as milliseconds since 1970.
-
-    With `latest`, now and -1 are the end (-1).
-    """
+    """A time in any format of `parse_time`, as milliseconds; with `latest`, now and -1 are the end (-1)."""
 
     name = "time"
 
@@ -98,7 +91,7 @@ class AddressType(click.ParamType[str]):
 
 
 class PathType(click.Path):
-    """A path on this machine (see `files.local_path`), as a Path. The arguments are those of `click.Path`."""
+    """A path on this machine (see `files.local_path`), as a Path; accepts the arguments of `click.Path`."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -112,10 +105,7 @@ class PathType(click.Path):
 
 
 class DurationRange(click.FloatRange):
-    """A number of seconds or hours.
-
-    Unlike a FloatRange it has an end, and NaN is not in it.
-    """
+    """A number of seconds or hours, finite and not NaN."""
 
     name = "duration"
     LONGEST: Final = 1e9
@@ -140,14 +130,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def namesrv_option(
     name: str, help_text: str, *, default: str | None = None, other_source: str | None = None
 ) -> Callable[[Command], Command]:
-    """Return the option -n as the parameter `name`.
+    """Return the option -n as the parameter `name`; without -n, the addresses in the environment, else `default`.
 
-    Without -n, its value is the addresses in the environment, else `default`. A command that is given the parameter
-    `other_source`, such as a store directory, ignores the environment.
+    A command that gets the parameter `other_source`, such as a store directory, ignores the environment.
     """
 
     def without_environment(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
-        # click converts what the command line gives before what it does not.
+        # click converts the given parameters first.
         is_given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         return value if is_given or other_source is None or not ctx.params.get(other_source) else default
 
@@ -161,7 +150,7 @@ SINCE_HELP: Final = "Only messages stored at this time or later: 2013-01-01T05:1
 
 
 def check_window(begin_ms: int | None, end_ms: int | None, options: str = "-b -e") -> None:
-    """Raise UsageError if a begin is after its end; `options` are the names of both."""
+    """Raise UsageError if the begin is after the end; `options` are the names of both."""
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
         begin, end = options.split()
         raise click.UsageError(f"{begin} {begin_ms} is after {end} {end_ms}")

@@ -24,50 +24,42 @@ LAYOUT: Final = "\t\r\n"
 _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
-"""Width to which names and texts may be shortened."""
 _END_OF_TIMES_MS: Final = 253_402_214_400_000
-"""The last day of the year 9999, after which local times have no four-digit year."""
+"""The last day of the year 9999: later local times have no four-digit year."""
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?")
 _TIME_OF_DAY_WIDTH: Final = len("05:15:00,000")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, and its treatment if the terminal is too narrow.
-
-    A table may name a column by a plain string instead: its content may be shortened.
-    """
+    """A column of a table. A plain string is a column whose content may be shortened."""
 
     name: str
     is_whole: bool = False
-    """Its content is never shortened, and the column never left out."""
+    """The content is never shortened, and the column never left out."""
     is_optional: bool = False
     """The column is left out before those that are not optional."""
 
 
 def whole(name: str) -> Column:
-    """Declare a column of ids or addresses, which are useless if they are cut."""
+    """A column of ids or addresses, which are useless if they are cut."""
     return Column(name, is_whole=True)
 
 
 def optional(name: str) -> Column:
-    """Declare a column that is left out first."""
+    """A column that is left out first."""
     return Column(name, is_optional=True)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one indented JSON document (see `to_json`)."""
     click.echo(msgspec.json.format(msgspec.json.encode(to_json(value)), indent=2))
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase.
-
-    Keys of dicts are data, such as names of topics, and stay as they are. Paths become text.
-    """
+    """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase; keys of dicts stay."""
     match value:
         case msgspec.Struct():
-            # Fields that the struct's own encoding omits are omitted here, too.
+            # Fields that the struct's encoding omits are omitted here, too.
             encoded = msgspec.to_builtins(value, enc_hook=str)
             return {
                 _camel_case(field.encode_name): to_json(getattr(value, field.name))
@@ -91,7 +83,6 @@ def _camel_case(name: str) -> str:
 
 
 def wide_option(command: Command) -> Command:
-    """Add `--wide` to a command that prints tables; `print_table` looks it up."""
     return click.option(
         "--wide", is_flag=True, expose_value=False, callback=_note_wide, help="Show all columns of tables in full."
     )(command)
@@ -102,11 +93,10 @@ def _note_wide(ctx: click.Context, parameter: click.Parameter, value: bool) -> N
 
 
 def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
-    """Print rows under the names of columns, numbers right-aligned.
+    """Print rows under the names of columns; with `footer` a line separates the last row.
 
-    With `footer` a line separates the last row. On a terminal the table is fitted to its width (see `fit`), and a line
-    on stderr names the columns that are left out. With `--wide`, and in a pipe, whose reader may be a program, nothing
-    is shortened or left out.
+    On a terminal the table is fitted to its width (see `fit`), and a line on stderr names the columns left out.
+    With `--wide`, and in a pipe, whose reader may be a program, nothing is shortened or left out.
     """
     from rich.console import Console  # imported here: loading rich takes longer than many a command
     from rich.table import Table
@@ -150,11 +140,11 @@ def fit(
     is_time: Sequence[bool],
     width: int,
 ) -> dict[int, int]:
-    """Choose the columns that fit into `width`, with their widths: {index of the column: width}.
+    """Choose the columns that fit into `width`: {index of the column: width}.
 
-    Numbers, times and the content of whole columns are never cut. Other content is shortened first, the widest most;
-    then times are broken between date and time of day. If that does not suffice, columns are left out from the right,
-    optional ones before others, but never the first column and never a whole one.
+    Numbers, times and whole columns are never cut. Other content is shortened first, the widest most; then times are
+    broken before the time of day; then columns are left out from the right, optional ones first, but never the first
+    column and never a whole one.
     """
     names = [column.name for column in columns]
     natural = _natural_widths(names, cells)
@@ -167,7 +157,7 @@ def fit(
         room = width - _GAP * (len(shown) - 1)
         if sum(natural[number] for number in shown) <= room:
             return {number: natural[number] for number in shown}
-        # Titles are broken between their words before any content is shortened, and times if that is not enough.
+        # Titles are broken between their words before any content is shortened.
         elastic = [n for n in shown if not numeric[n] and not is_time[n] and not columns[n].is_whole]
         for of_times in ({}, {n: max(_TIME_OF_DAY_WIDTH, longest_word[n]) for n in shown if is_time[n]}):
             widths = {number: content[number] for number in shown} | of_times
@@ -185,15 +175,11 @@ def fit(
 
 
 def _is_time(cells: Sequence[str]) -> bool:
-    """Tell whether a column has times, as by `time_text`, and nothing else."""
     return any(cells) and all(_TIME.fullmatch(cell) for cell in cells if cell)
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to a width in terminal columns by an ellipsis in its middle.
-
-    Both ends are kept, since names differ there.
-    """
+    """Shorten a text to terminal columns by an ellipsis in its middle, since names differ at both ends."""
     if cell_width(text) <= width:
         return text
     head, tail = list(text[: len(text) // 2]), list(text[len(text) // 2 :])
@@ -206,7 +192,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Return the columns that a text occupies on a terminal."""
+    """Return the terminal columns that a text occupies."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -219,10 +205,7 @@ def _natural_widths(names: Sequence[str], cells: Sequence[Sequence[str]]) -> lis
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Replace control characters, which could change the terminal, by escapes such as `\\x1b`.
-
-    Also replaced are characters that reorder or hide text. `keep` lists characters that stay.
-    """
+    """Escape control characters, and characters that reorder or hide text, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(
@@ -232,10 +215,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """Format a timestamp in local time as `2013-01-01 05:15:00,000`.
-
-    Empty for "never", which is 0 or negative; the number itself for one that is no time before the year 10000.
-    """
+    """Format a timestamp in local time as `2013-01-01 05:15:00,000`; empty for "never" (0 or negative)."""
     if timestamp_ms <= 0:
         return ""
     if timestamp_ms >= _END_OF_TIMES_MS:
@@ -275,8 +255,7 @@ class ProgressBar:
 def progress_bar(title: str, *, prints_lines: bool = False) -> Iterator[ProgressBar | None]:
     """Show a progress bar on stderr while the block runs.
 
-    Yields None if stderr is not a terminal, or if the block prints lines to one: they show the progress, and a bar
-    would be mixed with them. The bar is removed when the block ends.
+    Yields None if stderr is not a terminal, or if the block prints lines to one, with which a bar would be mixed.
     """
     if not sys.stderr.isatty() or (prints_lines and sys.stdout.isatty()):
         yield None

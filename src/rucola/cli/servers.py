@@ -1,7 +1,6 @@
 """`rucola standalone`, `rucola namesrv` and `rucola broker`: commands that run servers.
 
-Each command prints one line on stdout when the server is ready, logs to stderr, and exits with code 0 after SIGTERM or
-SIGINT. Configuration files are Apache's `broker.conf` and `namesrv.conf`; options of the command line override them.
+Each prints one line on stdout when the server is ready, logs to stderr, and exits with code 0 after SIGTERM or SIGINT.
 
 Corresponds to `BrokerStartup` and `NamesrvStartup` of Apache RocketMQ 4.9.8. Deliberate differences: servers listen
 on 127.0.0.1 unless the file says otherwise (see `rucola.remoting.exposure`); `standalone` enables enablePropertyFilter.
@@ -58,7 +57,7 @@ IMPORTANT_SETTINGS = """
     maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio messageIndexEnable messageIndexSafe haMasterAddress
     brokerRole flushDiskType cleanFileForciblyEnable transientStorePoolEnable
 """
-"""The settings that Apache's broker marks as important, except those that Rucola does not have."""
+"""Settings that Apache's broker marks as important and Rucola has."""
 
 
 @click.command()
@@ -204,10 +203,7 @@ async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: 
 
 
 def read_properties(config_file: Path | None) -> dict[str, str]:
-    """Return the keys and values of a configuration file, if any.
-
-    Raises ConfigError if it is not text.
-    """
+    """Return the keys and values of a configuration file, if any; ConfigError if it is not text."""
     return {} if config_file is None else settings.read(config_file)
 
 
@@ -242,12 +238,9 @@ def _log_unused(keys: list[str], config_file: Path | None) -> None:
 
 
 def set_store_directory(properties: dict[str, str], store: Path) -> None:
-    """Set the store directory in the properties.
-
-    A CommitLog directory below the old root moves along.
-    """
-    # A broker.conf of Apache has absolute paths below its own root. For the root /data and the log /data/commitlog,
-    # the store /new gets the log /new/commitlog; a log outside the root stays where it is.
+    """Set the store directory; a CommitLog directory below the old root moves along."""
+    # A broker.conf of Apache has absolute paths: for the root /data and the log /data/commitlog, the store /new gets
+    # the log /new/commitlog; a log outside the root stays where it is.
     old_root = Path(properties.get("storePathRootDir", store))
     log = properties.get("storePathCommitLog")
     if log is not None and Path(log).is_relative_to(old_root):
@@ -256,7 +249,6 @@ def set_store_directory(properties: dict[str, str], store: Path) -> None:
 
 
 def _run(server: Coroutine[Any, Any, None]) -> None:
-    """Run a server until it fails or a signal stops it."""
     with asyncio.Runner(loop_factory=BatchingEventLoop) as runner:
         runner.run(_run_until_signal(server))
 
@@ -264,8 +256,7 @@ def _run(server: Coroutine[Any, Any, None]) -> None:
 async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
     """Run a server; cancel it on the first SIGTERM or SIGINT, even while it starts.
 
-    The cancelled server releases its resources in order. Later signals are ignored, since `timeout` and some
-    supervisors send each signal twice: a second cancellation would interrupt the orderly stop.
+    Later signals are ignored, since some supervisors send each twice, which would interrupt the orderly stop.
     """
     task = asyncio.ensure_future(server)
     loop = asyncio.get_running_loop()
@@ -278,7 +269,7 @@ async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
             task.cancel()
         received.append(number)
 
-    # If the terminal of a server is closed, it gets SIGHUP and stops; a service has no terminal and reloads.
+    # If the terminal of a server is closed, SIGHUP stops it; a service has no terminal and reloads.
     if sys.stdin is not None and sys.stdin.isatty():
         loop.add_signal_handler(signal.SIGHUP, stop, signal.SIGHUP)
     else:

@@ -1,7 +1,4 @@
-"""Command groups that suggest the nearest command for a misspelled one.
-
-They list their commands by subject. Options are suggested by click itself.
-"""
+"""Command groups that suggest the nearest command for a misspelled one, and list their commands by subject."""
 
 from __future__ import annotations
 
@@ -42,6 +39,6 @@ class SuggestingGroup(click.Group):
 
 
 def _sentence(command: click.Command | None) -> str:
-    """Return the first sentence of a command's help, never cut."""
+    """The first sentence of a command's help, never cut."""
     text = (command.help or "").strip().split("\n\n")[0] if command is not None else ""
     return " ".join(text.split())

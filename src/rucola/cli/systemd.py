@@ -26,15 +26,11 @@ def ready(status: str) -> None:
 
 
 def reloading() -> None:
-    """Report that a reload begins; it ends with `ready`.
-
-    systemd orders both by the monotonic clock.
-    """
+    """Report that a reload starts; end it with `ready`. systemd orders both by the monotonic clock."""
     _notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
 
 def stopping() -> None:
-    """Report that the server stops."""
     _notify("STOPPING=1")
 
 

@@ -1,4 +1,4 @@
-"""`rucola tls`: certificates for a first try of TLS, and for tests."""
+"""`rucola tls`: certificates to try TLS, and for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rucola.cli.option_types import PathType
 from rucola.cli.suggestions import SuggestingGroup
 
 DAYS = 397
-"""Validity of a certificate: browsers accept no longer one, and a forgotten one should not live for ever."""
+"""Validity of a certificate; browsers accept no longer one."""
 
 directory_argument = click.argument("directory", type=PathType(file_okay=False))
 hosts_argument = click.argument("hosts", nargs=-1)

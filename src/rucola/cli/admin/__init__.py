@@ -1,14 +1,10 @@
 """`rucola admin`: the commands of mqadmin, with its names and flags.
 
-Each calls an AdminClient and prints the result. There is one module per family of commands; `command` holds the group
-and shared options, `archive_query` the option `--archive`. docs/mqadmin.md lists the commands of mqadmin that are
-implemented, and why others are not.
-
-Corresponds to org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differences:
+docs/mqadmin.md lists the commands that are implemented, and why others are not. Corresponds to
+org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differences:
 
 - Message bodies are printed instead of written to files in /tmp.
-- A key query whose result is cut, or that a broker did not answer, prints a line on stderr; in the second case the exit
-  code is 1.
+- A key query whose result is cut or incomplete prints a line on stderr; if a broker did not answer, the exit code is 1.
 - Destructive commands ask for confirmation unless `--yes` is given.
 - A failed command prints one line on stderr and exits with code 1; mqadmin prints a stack trace and exits with 0.
 """

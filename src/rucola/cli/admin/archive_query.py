@@ -1,8 +1,7 @@
 """Queries with `--archive LAKE`: first the live brokers, then the lake.
 
-The lake is searched for messages that are no longer in the log. A message found in both is shown once, as stored in the
-log. Every message has its origin, `log` or `archive`. If no broker answers, the messages of the lake are shown, and the
-exit code is 1 as it is without a lake.
+A message found in both is shown once, as stored in the log. If no broker answers, the messages of the lake are shown,
+and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,31 +27,23 @@ archive_option = click.option(
 
 @dataclass(frozen=True)
 class Origins:
-    """Origins of the messages of a result.
-
-    `archived` has the offsetMsgIds of messages that were found only in the lake. It is None for a query without a lake,
-    which shows no origins.
-    """
+    """Origins of a result's messages; `archived` has the offsetMsgIds found only in the lake, None without a lake."""
 
     archived: frozenset[str] | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The table column of the origin, if any."""
         return () if self.archived is None else ("#From",)
 
     def cells(self, message: MessageExt) -> tuple[str, ...]:
-        """Return the cell of that column for a message, if any."""
         if self.archived is None:
             return ()
         return ("archive" if message.offset_msg_id in self.archived else "log",)
 
     def json(self, message: MessageExt) -> dict[str, str]:
-        """Return the origin as a JSON field."""
         return dict(zip(("from",), self.cells(message), strict=False))
 
     def text(self, message: MessageExt) -> str:
-        """Return the origin as a line of text."""
         return "".join(f"\n{'From:':<20} {origin}" for origin in self.cells(message))
 
 
@@ -66,17 +57,15 @@ def query_both(
     unique: bool,
     window: tuple[int, int] = (0, MAX_LONG),
 ) -> tuple[KeyQueryResult, Origins]:
-    """Combine the result of `live` with a topic's archived messages that have this key.
+    """Combine the result of `live` with a topic's archived messages that have this key, newest first, at most `most`.
 
-    If `unique`, it is a unique key. `window` is the first and the last store timestamp, in milliseconds, both
-    inclusive. Returns at most `most` messages, newest first.
+    `window` is the first and the last store timestamp, in milliseconds, both inclusive.
     """
     if lake is None:
         return live(), Origins()
     with require_spark():
         from rucola.spark.lake.lookup import by_key
-    # 1. Query the brokers. If the topic was deleted, the log has nothing; if no broker answers, this is reported as a
-    #    failure of the result, and the lake is searched all the same.
+    # 1. Query the brokers. If no broker answers, this is a failure of the result, and the lake is searched anyway.
     try:
         result = live()
     except TopicNotFound:
@@ -103,7 +92,6 @@ def query_both(
 
 
 def archived_message(lake: Path, offset_msg_id: str) -> MessageExt | None:
-    """Return the archived message with this offsetMsgId, or None."""
     with require_spark():
         from rucola.spark.lake.lookup import by_offset_msg_id
     found = by_offset_msg_id(lake, offset_msg_id)

@@ -15,7 +15,6 @@ cluster_option = click.option("-c", "--cluster", help="Name of a cluster, for al
 
 
 async def _masters(client: AdminClient, address: str | None, cluster: str | None) -> list[str]:
-    """Return the given broker or the given cluster's masters; by default all masters."""
     if address is not None or cluster is not None:
         return await Target(address, cluster).masters(client)
     # Without -b and -c, mqadmin cleans every cluster of the name servers.

@@ -47,7 +47,7 @@ def cluster_list(namesrv_addr: str, as_json: bool, more: bool, interval: float |
         stats = await gather_fail_fast(_runtime_stats(client, broker["brokerAddr"]) for broker in brokers)
         return [broker | {"runtimeStats": one} for broker, one in zip(brokers, stats, strict=True)]
 
-    # Each round uses a new connection, so that a name server that was restarted meanwhile is found again.
+    # Each round uses a new connection, so that a name server that was restarted in the meantime is found again.
     for _ in rounds(interval):
         brokers = call_admin(namesrv_addr, request)
         if as_json:
@@ -74,19 +74,18 @@ def _print_totals(brokers: list[dict[str, Any]]) -> None:
 
 
 def _totals(stats: dict[str, str]) -> tuple[int, ...]:
-    """Return messages put and got yesterday, and put and got today; 0 if not reported."""
+    """Messages put and got yesterday, and put and got today; 0 if not reported."""
 
     def count(kind: str, moment: str) -> int:
         return int(stats.get(f"msg{kind}Total{moment}", 0))
 
-    # Brokers report running counters, and the values that these had at the last two midnights. The count of a day is
-    # the difference between two of them.
+    # Brokers report running counters and their values at the last two midnights: the count of a day is a difference.
     yesterday = [count(kind, "TodayMorning") - count(kind, "YesterdayMorning") for kind in ("Put", "Get")]
     return (*yesterday, *(count(kind, "TodayNow") - count(kind, "TodayMorning") for kind in ("Put", "Get")))
 
 
 async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
-    """Return a broker's statistics; empty if it does not report them or is unreachable."""
+    """A broker's statistics; empty if it does not report them or is unreachable."""
     try:
         return await client.brokers.runtime_stats(address)
     except MQError:
@@ -94,7 +93,7 @@ async def _runtime_stats(client: AdminClient, address: str) -> dict[str, str]:
 
 
 def _load(stats: dict[str, str]) -> tuple[str, ...]:
-    """Return mqadmin's columns from version to space; empty cells for unreported values."""
+    """The columns of mqadmin from version to space."""
 
     def rate(name: str, pool: str) -> str:
         if name not in stats:
@@ -133,10 +132,7 @@ def broker_status(namesrv_addr: str, as_json: bool, target: Target) -> None:
 def _print_settings(
     tables: dict[str, dict[str, str]], as_json: bool, width: int, between: str, prefix: str = "", title: str = ""
 ) -> None:
-    """Print the settings of servers, sorted by name.
-
-    `prefix` and `title` are formatted with the address.
-    """
+    """Print the settings of servers; `prefix` and `title` are formatted with the address."""
     if as_json:
         print_json(tables)
         return
@@ -156,7 +152,7 @@ def _print_settings(
 def stats_all(namesrv_addr: str, as_json: bool, only_active: bool, topic: str | None) -> None:
     """Show the backlog, rates and daily counts of every topic and group.
 
-    Rates are those of the last minute, counts those of the last 24 hours.
+    Rates are for the last minute, counts for the last 24 hours.
 
     \b
     Examples:

@@ -26,8 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AdminCommands(SuggestingGroup):
-    """The commands of `rucola admin`, by subject."""
-
     subjects = {
         "Topics": (
             "topicList", "topicStatus", "topicRoute", "topicClusterList", "updateTopic", "updateTopicPerm",
@@ -79,7 +77,7 @@ def admin() -> None:
 
 
 def command(name: str) -> Callable[[F], click.Command]:
-    """Register a function as a command of `admin`, with the options that all commands have."""
+    """Register a command of `admin`, with the options that all commands have."""
 
     def decorate(function: F) -> click.Command:
         # click shows the option that was added last first: help texts begin with -n and --json.
@@ -96,7 +94,6 @@ def command(name: str) -> Callable[[F], click.Command]:
 
 
 def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> None:
-    """Have all clients of this command sign with a file's keys, not the environment's."""
     if path is None:
         return
     before = dict(os.environ)
@@ -112,19 +109,13 @@ def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path 
 
 
 def secret(text: str, name: str) -> str:
-    """Return a secret, asked for at the terminal if `text` is `-`.
-
-    Command lines are visible to other users.
-    """
+    """Return a secret, asked for at the terminal if `text` is `-`: command lines are visible to other users."""
     return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Brokers of a command: the one at an address (-b), or a cluster's (-c).
-
-    Either `address` or `cluster` is None.
-    """
+    """Brokers of a command: the one at an address (-b), or a cluster's (-c); the other is None."""
 
     address: str | None
     cluster: str | None
@@ -133,7 +124,6 @@ class Target:
         return self.address or self.cluster or ""
 
     async def masters(self, client: AdminClient) -> list[str]:
-        """Return the addresses of the broker, or of the masters of the cluster."""
         if self.address is not None:
             return [self.address]
         return list((await client.cluster.masters(self.cluster or "")).values())
@@ -146,10 +136,7 @@ class Target:
 
 
 def target_options(function: F) -> F:
-    """Add -b and -c, exactly one of which is needed.
-
-    The function gets a Target, as `target`.
-    """
+    """Add -b and -c, exactly one of which is required, as the parameter `target`."""
     return _with_target(function, cluster_option)
 
 
@@ -192,7 +179,7 @@ def report_brokers(addresses: list[str], as_json: bool, text: str, **members: An
 
 
 def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Call `request` with an AdminClient that is open during the call; return its result."""
+    """Call `request` with an AdminClient that is open during the call."""
 
     async def call() -> T:
         async with AdminClient(namesrv_addr) as client:
@@ -218,16 +205,13 @@ end_option = click.option(
 
 
 def confirm(yes: bool, what: str) -> None:
-    """Ask before a destructive change.
-
-    The command is aborted if the answer is no, or if there is no terminal.
-    """
+    """Ask before a destructive change; abort if the answer is no, or if there is no terminal."""
     if not yes:
         click.confirm(f"{what}?", abort=True, err=True)
 
 
 def rounds(interval_s: float | None) -> Iterator[None]:
-    """Yield once, or with an interval repeatedly until the user interrupts."""
+    """Yield once, or with an interval until the user interrupts."""
     yield
     while interval_s is not None:
         time.sleep(interval_s)
@@ -235,6 +219,5 @@ def rounds(interval_s: float | None) -> Iterator[None]:
 
 
 def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> ConfigError:
-    """Return the error for a queue that is not among its topic's `queues`."""
     known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
     return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")

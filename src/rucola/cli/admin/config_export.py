@@ -24,7 +24,6 @@ whole_cluster_option = click.option("-c", "--clusterName", "cluster", required=T
 
 
 def _export(document: dict[str, Any], directory: Path | None, name: str, as_json: bool) -> None:
-    """Print the document, or write it to the file `name`."""
     if directory is None:
         print_json(document)
         return

@@ -1,8 +1,4 @@
-"""Import of topic and group settings from a file, the inverse of `exportMetadata`.
-
-The file has a JSON array of settings, as for the RocketMQ 5 commands of the same names, or is a document written by
-`exportMetadata`.
-"""
+"""Import of topic and group settings from a JSON array, as in RocketMQ 5, or from a document of `exportMetadata`."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
     """Parse the settings in a file; ConfigError if it is malformed."""
     try:
         document: Any = msgspec.json.decode(path.read_bytes())
-        # exportMetadata writes an object with a table {name: settings}; RocketMQ 5 reads a plain list of settings.
         if isinstance(document, dict):
             document = list(document[table].values())
         return msgspec.convert(document, list[kind])  # type: ignore[valid-type]
@@ -49,8 +44,6 @@ def _import(
     name_of: Callable[[T], str],
     put: Callable[[AdminClient], Callable[[str, T], Awaitable[None]]],
 ) -> None:
-    """Apply all settings to the brokers of -b or -c, and print their names."""
-
     async def request(client: AdminClient) -> list[str]:
         addresses = await target.masters(client)
         for one in addresses:

@@ -1,7 +1,4 @@
-"""Dead letters: list, print, export and re-drive them.
-
-mqadmin has no such commands; these follow its naming, and their flags have the same meaning as in other commands.
-"""
+"""Dead letters: list, print, export and re-drive them. mqadmin has no such commands."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from rucola.errors import ConfigError, missing_extra
 from rucola.system_calls import sync_all
 
 PARQUET_ROWS = 4096
-"""Rows per row group of a Parquet file; this many messages are held in memory."""
+"""Rows per row group of a Parquet file, all of which are held in memory."""
 
 group_option = click.option("-g", "--groupName", "group", required=True, help="Consumer group of the dead letters.")
 all_option = click.option("-a", "--showAll", "show_all", is_flag=True, help="Include dead letters that were re-driven.")
@@ -164,7 +161,7 @@ def export_dlq(
 
 @contextmanager
 def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` when the block succeeds, and is deleted otherwise."""
+    """A temporary file that replaces `path` when the block succeeds, and is deleted otherwise."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         try:
@@ -196,7 +193,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
         from rucola.spark.source.columns import SCHEMA
     except ModuleNotFoundError as error:
         raise ConfigError(f"Parquet: {missing_extra(error, 'spark')}") from None
-    # A dead letter was pulled from the wire, and does not tell the name of its broker.
+    # A dead letter was pulled from the wire, and has no broker name.
     columns = [column for column in SCHEMA if column.name != "brokerName"]
     schema = pa.schema([*columns, ("originTopic", pa.string()), ("redriven", pa.bool_())])
     rows: list[dict[str, Any]] = []
@@ -217,8 +214,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
 
 def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
     message = letter.message
-    # JSON fields have the names of the columns. Columns of other types replace theirs: timestamps are microseconds, and
-    # maps are lists of pairs.
+    # JSON fields have the names of the columns. Columns of other types replace theirs.
     return _letter_json(letter) | {
         "body": message.body,
         "keys": message.keys.split() if message.keys else None,
@@ -229,7 +225,7 @@ def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _times(name: str, timestamp_ms: int) -> dict[str, int | None]:
-    """Return a timestamp in microseconds, or null and the number as stored if it is no time."""
+    """A timestamp in microseconds, or null and the number as stored if it is no time."""
     from rucola.spark.source.schema import LAST_TIME_MS
 
     if 0 <= timestamp_ms <= LAST_TIME_MS:
@@ -293,8 +289,7 @@ def redrive_dlq(
     totals = _RedriveTotals(as_json, dry_run, reopens=reopening is not None)
 
     async def request(client: AdminClient) -> None:
-        # With ids, the number is known; otherwise the number of waiting dead letters is an estimate for the bar, since
-        # others may be added or re-driven meanwhile.
+        # The number of pending dead letters is an estimate: others may be added or re-driven in the meantime.
         total = len(ids) or (await client.dead_letters.stats(group)).waiting
         with progress_bar(f"re-driving {group}") as progress:
             results = client.dead_letters.redrive(
@@ -322,8 +317,6 @@ def _stub_reopening(database: str, prefix: str | None, schema: str | None, group
 
 
 class _RedriveTotals:
-    """Prints the results of a run as they come, and their numbers at the end."""
-
     def __init__(self, as_json: bool, dry_run: bool, *, reopens: bool) -> None:
         self._as_json = as_json
         self._dry_run = dry_run

@@ -1,4 +1,4 @@
-"""Doctor: findings about messages that wait and nobody gets."""
+"""Doctor: findings about messages that no consumer gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADVICE = {
 
 @command("doctor")
 def doctor(namesrv_addr: str, as_json: bool) -> None:
-    """Look for states in which messages wait and nobody gets them.
+    """Look for states in which messages wait and no consumer gets them.
 
     Checks every master: queues that no route shows, topics with fewer queues to read than to write, groups whose
     retries have no queue, discarded transactions. The exit code is 1 if anything is found.

@@ -124,10 +124,7 @@ def consumer_progress(
 
 
 async def _owners(client: AdminClient, group: str) -> dict[MessageQueue, str]:
-    """Return the client id that each queue is assigned to.
-
-    A client that does not respond is reported on stderr.
-    """
+    """The client id that each queue is assigned to; a client that does not respond is reported on stderr."""
     connection = await client.groups.find_consumer_connection(group)
     owners: dict[MessageQueue, str] = {}
     for one in connection.connection_set if connection else []:
@@ -323,7 +320,7 @@ def consumer_status(
     """Show the running state of the clients of a consumer group.
 
     Prints settings, subscriptions, assigned queues and rates. Checks that all clients have the same subscriptions and
-    client ids of their own, and that no queue is assigned twice; otherwise the exit code is 1.
+    different client ids, and that no queue is assigned twice; otherwise the exit code is 1.
 
     \b
     Examples:
@@ -342,8 +339,8 @@ def consumer_status(
         return infos, connection.shared_client_ids
 
     infos, shared_ids = call_admin(namesrv_addr, request)
-    # Clients of one group must subscribe alike, because brokers keep one subscription per group. A queue is assigned to
-    # two clients for a moment during a rebalance, and permanently if they see different members.
+    # Brokers keep one subscription per group. A queue is assigned to two clients briefly during a rebalance, and
+    # permanently if they see different members.
     wanted = {frozenset((data.topic, data.sub_string) for data in info.subscription_set) for info in infos.values()}
     held = [queue for info in infos.values() for queue in info.mq_table]
     shared = sorted({queue for queue in held if held.count(queue) > 1})
@@ -458,7 +455,7 @@ def _print_info(name: str, info: ConsumerRunningInfo) -> None:
 def update_sub_group(namesrv_addr: str, as_json: bool, target: Target, group: str, **wanted: Any) -> None:
     """Create or change a consumer group on one broker (-b) or a whole cluster (-c).
 
-    Settings that are not given stay unchanged; those of a new group get their defaults.
+    Settings that are not given stay unchanged; a new group gets the defaults.
 
     \b
     Examples:
@@ -475,7 +472,6 @@ def update_sub_group(namesrv_addr: str, as_json: bool, target: Target, group: st
         "which_broker_when_consume_slowly": wanted["slow_broker"],
         "notify_consumer_ids_changed_enable": wanted["notify"],
     }
-    # Options that were not given keep the value of the group, or the default if the group is new.
     changes = {name: value for name, value in fields.items() if value is not None}
 
     async def request(client: AdminClient) -> dict[str, SubscriptionGroupConfig]:

@@ -23,7 +23,7 @@ force_option = click.option("--force", is_flag=True, help="Do it even if message
 def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: float | None) -> None:
     """Show role, epoch, last switch and replication lag of all brokers.
 
-    Also shows what would be lost with each master now. clusterList, as mqadmin, knows only ids: 0 is the master.
+    Also shows what would be lost with each master now. clusterList, as mqadmin, has only ids: 0 is the master.
 
     \b
     Examples:

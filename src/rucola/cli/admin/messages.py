@@ -144,8 +144,7 @@ def query_msg_by_id(
             print_sent(sent)
         return
 
-    # offsetMsgIds of messages that were found only in the lake. It is searched whether the broker has deleted the
-    # message or cannot be reached, since a broker may have been removed after it was archived.
+    # offsetMsgIds found only in the lake, which is also searched for an unreachable broker: it may have been removed.
     archived: set[str] = set()
 
     async def one(client: AdminClient, msg_id: str) -> MessageExt:
@@ -181,7 +180,7 @@ async def _resend(client: AdminClient, ids: list[str]) -> list[SendResult]:
 def resume_check_half_message(namesrv_addr: str, as_json: bool, msg_ids: str) -> None:
     """Open transactions again that a broker discarded after too many checks.
 
-    The ids are those of messages in TRANS_CHECK_MAX_TIME_TOPIC, which `printMsg -t TRANS_CHECK_MAX_TIME_TOPIC` lists.
+    The ids belong to messages in TRANS_CHECK_MAX_TIME_TOPIC, which `printMsg -t TRANS_CHECK_MAX_TIME_TOPIC` lists.
     The broker asks the producers of each transaction again, with a new count of checks. mqadmin has no command for it.
 
     \b
@@ -267,7 +266,7 @@ def query_msg_by_unique_key(
 
     async def request(client: AdminClient) -> KeyQueryResult:
         result = await client.messages.query_by_unique_key(topic, unique_key)
-        # As RocketMQ's tool does: an offsetMsgId, which has the same form but is in no index, finds its message, too.
+        # As in RocketMQ's tool, an offsetMsgId, which has the same form but is in no index, finds its message, too.
         if not result.messages and await client.messages.is_offset_msg_id(unique_key):
             result.messages.append(await client.messages.get(unique_key))
         return result
@@ -276,7 +275,7 @@ def query_msg_by_unique_key(
         return call_admin(namesrv_addr, request)
 
     result, origins = query_both(live, lake, topic, unique_key, PAGE, unique=True)
-    # Results come newest first; the message that was stored first is the original, later ones are copies.
+    # Results are newest first; the message that was stored first is the original, later ones are copies.
     result.messages.sort(key=lambda message: (message.store_timestamp, message.physical_offset))
     if not show_all:
         del result.messages[1:]
@@ -315,7 +314,7 @@ def _consume_directly(namesrv_addr: str, as_json: bool, group: str, client_id: s
 
 
 async def _with_tracks(client: AdminClient, message: MessageExt) -> tuple[MessageExt, list[MessageTrack]]:
-    """Return a message and its tracks; no tracks if its topic was deleted."""
+    """A message and its tracks; no tracks if its topic was deleted."""
     try:
         return message, await client.messages.track(message)
     except (BrokerError, ConfigError, TopicNotFound):
@@ -386,10 +385,7 @@ def _print_result_json(result: KeyQueryResult, origins: Origins) -> None:
 
 
 def _report_missing(result: KeyQueryResult) -> None:
-    """Report incomplete results on stderr, or the searched range if nothing was found.
-
-    Exits with 1 if a broker failed.
-    """
+    """Report incomplete results, or the searched range if nothing was found; exit with 1 if a broker failed."""
     for address, times_ms in sorted(result.incomplete_seconds.items()):
         others = f" and {len(times_ms) - 1} more" if len(times_ms) > 1 else ""
         click.echo(

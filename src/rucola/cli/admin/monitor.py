@@ -52,7 +52,7 @@ def start_monitoring(namesrv_addr: str, as_json: bool, interval: float, once: bo
         now_ms = time.time_ns() // 1_000_000
         for finding in call_admin(namesrv_addr, request):
             click.echo(msgspec.json.encode(_json(finding)) if as_json else _text(finding, now_ms))
-        # The next round begins where this one did: findings of a time range are reported once, and none is missed.
+        # The next round starts where this one did: findings of a time range are reported once, and none is missed.
         since_ms = now_ms
 
 

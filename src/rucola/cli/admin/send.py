@@ -78,7 +78,7 @@ def send_message(
 
 
 def send_json(result: SendResult) -> dict[str, Any]:
-    """Return the result of a send as a dict with Apache's names."""
+    """Return the result of a send with Apache's names."""
     return {
         "brokerName": result.queue.broker_name,
         "queueId": result.queue.queue_id,
@@ -90,16 +90,12 @@ def send_json(result: SendResult) -> dict[str, Any]:
 
 
 def print_sent(results: Iterable[SendResult]) -> None:
-    """Print the results of sends as a table."""
     rows = [(one.queue.broker_name, one.queue.queue_id, one.status.name, one.msg_id) for one in results]
     print_table(("#Broker Name", whole("#QID"), "#Send Result", whole("#MsgId")), rows)
 
 
 async def _timed(producer: Producer, topic: str, queue: MessageQueue, size: int) -> tuple[MQError | None, float]:
-    """Time the send of a message of `size` bytes.
-
-    Returns its error, if any, and the response time in milliseconds.
-    """
+    """Time the send of a message of `size` bytes: its error, if any, and milliseconds."""
     begin = time.perf_counter()
     failure = None
     try:
@@ -126,7 +122,7 @@ def check_msg_send_rt(namesrv_addr: str, as_json: bool, topic: str, amount: int,
     async def run() -> list[tuple[MessageQueue, MQError | None, float]]:
         async with Producer(TOOLS_PRODUCER, namesrv_addr) as producer:
             queues = sorted(await producer.queues(topic))
-            # One message at a time: concurrent sends would measure the queueing of requests instead of the broker.
+            # One at a time: concurrent sends would measure the queueing of requests instead of the broker.
             chosen = [queues[number % len(queues)] for number in range(amount)]
             return [(queue, *await _timed(producer, topic, queue, size)) for queue in chosen]
 
@@ -247,7 +243,6 @@ def cluster_rt(
 
 
 def _end_with(failures: list[MQError]) -> None:
-    """Exit with code 1 if a send failed, and print the first reason on stderr."""
     if failures:
         click.echo(f"{len(failures)} could not be sent: {failures[0]}", err=True)
         sys.exit(1)

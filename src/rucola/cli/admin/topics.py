@@ -194,7 +194,7 @@ def update_topic(
 ) -> None:
     """Create or change a topic on one broker (-b) or on a whole cluster (-c).
 
-    Warns if messages are then in queues that nobody reads: a topic has fewer queues than before, or fewer to read than
+    Warns if messages are then in queues that no consumer reads: a topic has fewer queues than before, or fewer to read than
     to write.
 
     \b
@@ -213,8 +213,7 @@ def update_topic(
 
     async def request(client: AdminClient) -> tuple[list[str], list[Finding]]:
         order_conf: dict[str, int] = {}
-        # The order configuration names every broker of an ordered topic. For a whole cluster it is known; for a single
-        # broker it is added to those that are configured already.
+        # The order configuration names every broker of an ordered topic: a single one is added to those configured.
         if target.cluster is not None:
             masters = await client.cluster.masters(target.cluster)
             order_conf = dict.fromkeys(masters, write_queue_nums)
@@ -314,7 +313,7 @@ def delete_topic(namesrv_addr: str, as_json: bool, topic: str, cluster: str, yes
 def update_order_conf(namesrv_addr: str, as_json: bool, topic: str, conf: str | None, method: str) -> None:
     """Set, show or delete the order configuration of a topic.
 
-    It has the number of queues on each broker, which an ordered topic keeps even if a broker is away.
+    It has the number of queues on each broker, which an ordered topic keeps even if a broker is unreachable.
 
     \b
     Examples:

@@ -238,7 +238,7 @@ def list_acl(
 
 
 def _of_masters(namesrv_addr: str, target: Target, query: Callable[[AdminClient, str], Awaitable[T | None]]) -> list[T]:
-    """Return what each broker, or each master of the cluster, returns and is not None."""
+    """What each broker, or each master of the cluster, returns and is not None."""
 
     async def request(client: AdminClient) -> list[T]:
         found = [await query(client, one) for one in await target.masters(client)]

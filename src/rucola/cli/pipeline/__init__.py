@@ -1,8 +1,4 @@
-"""`rucola pipeline`: commands that run the jobs of `rucola.spark.jobs`.
-
-Each module holds the command of its name; `archive` also holds `compact`. `command` has the options and the progress
-display that the commands share, `selection_options` the options that select messages.
-"""
+"""`rucola pipeline`: commands that run the jobs of `rucola.spark.jobs`, each in the module of its name."""
 
 from __future__ import annotations
 
@@ -29,8 +25,6 @@ COMMANDS = {
 
 
 class Jobs(SuggestingGroup):
-    """Command group that imports a command on first use, and exits silently on interrupts."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -44,7 +38,7 @@ class Jobs(SuggestingGroup):
         with exiting_on_interrupt():
             try:
                 return super().invoke(ctx)
-            except KeyboardInterrupt:  # of a program with a handler of its own
+            except KeyboardInterrupt:  # from a program with another handler
                 ctx.exit(128 + signal.SIGINT)
 
 

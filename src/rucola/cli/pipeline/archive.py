@@ -93,7 +93,7 @@ def archive(
     use. Each run adds the messages stored since the last one: none is archived twice or skipped, even if a run is
     killed. Afterwards, small files of the lake are merged (see `compact`). With --every the command prints only runs
     that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or SIGTERM ends after the
-    current run. A failure that lasts has a line at its begin, summaries at growing distances, and a line at its end.
+    current run. A failure that lasts has a line at the start, summaries at growing distances, and a line at the end.
 
     \b
     Examples:
@@ -144,10 +144,7 @@ def _archive_store(session: LazySession, store: Path, out: Path, **options: Any)
 
 
 def _compact_after(session: LazySession, lake: Path) -> None:
-    """Compact the lake after an archive run.
-
-    If another run has locked it since, the end of that run will compact it.
-    """
+    """Compact the lake after an archive run; a run that has locked it in the meantime will compact it."""
     from rucola.spark.jobs.compact import run
     from rucola.spark.lake.writer import LakeInUse
 
@@ -158,10 +155,9 @@ def _compact_after(session: LazySession, lake: Path) -> None:
 def _run_rounds(
     archive_once: Callable[[], Iterator[ArchiveResult]], subject: str, interval_s: float | None, as_json: bool
 ) -> None:
-    """Run `archive_once`, and with an interval repeat it until SIGINT or SIGTERM.
+    """Run `archive_once`, repeatedly with an interval until SIGINT or SIGTERM.
 
-    The first round raises its errors, so that a wrong command fails at once. Later rounds report temporary errors and
-    try again: messages that were not archived are still in the log at the next round.
+    Only the first round raises temporary errors, so that a wrong command fails at once.
     """
     from rucola.spark.lake.writer import LakeInUse
 
@@ -184,8 +180,6 @@ def _run_rounds(
 
 
 class _MissingBrokers:
-    """Reporter of brokers that a run left out; prints them on stderr when they change."""
-
     def __init__(self) -> None:
         self._reported: tuple[str, ...] = ()
 
@@ -198,10 +192,9 @@ class _MissingBrokers:
 
 @contextmanager
 def _stop_signals(is_enabled: bool) -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits up to some seconds for SIGINT or SIGTERM.
+    """Yield a function that waits up to some seconds for SIGINT or SIGTERM, and returns whether one has arrived.
 
-    The function returns whether one has arrived. If `is_enabled`, the signals have no other effect inside the block, so
-    that a run is never interrupted; otherwise they keep their handlers.
+    If `is_enabled`, the signals have no other effect inside the block; otherwise they keep their handlers.
     """
     stopped = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_enabled else ()
@@ -237,7 +230,7 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 @json_option
 @wide_option
 def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
-    """Merge a lake's small files, by topic and day, and those of its key index.
+    """Merge a lake's small files, by topic and day, and the small files of its key index.
 
     Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still
     use them, and deleted by the next run after that.

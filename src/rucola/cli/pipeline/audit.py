@@ -87,7 +87,6 @@ def audit(
     if as_json:
         print_json(result.to_json())
         return
-    # The terminal shows the columns that fit; all tables are in the JSON, in the report and in the Parquet files.
     if result.messages:
         names = ("topic", "messages", "bytes", "p50", "p99", "repeatedIds", "repeatedBodies")
         titles = (

@@ -39,10 +39,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 @contextmanager
 def show_tasks(session: LazySession, title: str) -> Iterator[None]:
-    """Show on a terminal that Spark starts, then its progress.
-
-    The progress is the completed and total tasks of its active stages. The block must not print.
-    """
+    """Show on a terminal that Spark starts, then the tasks of its active stages. The block must not print."""
     with progress_bar(title) as progress:
         if progress is None:
             yield

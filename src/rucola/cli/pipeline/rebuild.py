@@ -1,4 +1,4 @@
-"""`rucola pipeline rebuild`: rebuilds ConsumeQueues and index of a store in parallel."""
+"""`rucola pipeline rebuild`: rebuild ConsumeQueues and index of a store in parallel."""
 
 from __future__ import annotations
 

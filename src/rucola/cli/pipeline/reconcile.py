@@ -1,4 +1,4 @@
-"""`rucola pipeline reconcile`: compares the stubs of an outbox with brokers and archives."""
+"""`rucola pipeline reconcile`: compare the stubs of an outbox with brokers and archives."""
 
 from __future__ import annotations
 
@@ -137,10 +137,7 @@ def reconcile(
 
 
 def _check_jars(jars: str | None) -> None:
-    """Raise UsageError for a missing jar.
-
-    Spark would only log it and then not find the driver's class.
-    """
+    """Raise UsageError for a missing jar, which Spark would only log."""
     for jar in (jars or "").split(","):
         if jar and "://" not in jar and not Path(jar).is_file():
             raise click.UsageError(f"--jars: there is no file {jar}")
@@ -148,7 +145,6 @@ def _check_jars(jars: str | None) -> None:
 
 @contextmanager
 def _directory(out: Path | None) -> Iterator[Path]:
-    """Give the directory of the result, a temporary one without --out."""
     if out is not None:
         yield out
         return

@@ -1,4 +1,4 @@
-"""`rucola pipeline repair`: restores a damaged lake from its remaining files."""
+"""`rucola pipeline repair`: restore a damaged lake from its remaining files."""
 
 from __future__ import annotations
 

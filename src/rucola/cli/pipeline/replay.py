@@ -1,4 +1,4 @@
-"""`rucola pipeline replay`: sends messages of a store directory or a lake again."""
+"""`rucola pipeline replay`: send messages of a store directory or a lake again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rucola pipeline search`: finds messages in a lake."""
+"""`rucola pipeline search`: find messages in a lake."""
 
 from __future__ import annotations
 

@@ -13,10 +13,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def selection_options(command: Command) -> Command:
-    """Add the options that select messages to a command.
-
-    A message must meet all of them.
-    """
     options = (
         click.option("-t", "--topic", "topics", multiple=True, help="Only this topic. Can be repeated."),
         click.option("-g", "--tags", help="Only messages with one of these tags: 'TagA || TagB'."),

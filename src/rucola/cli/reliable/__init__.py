@@ -1,8 +1,4 @@
-"""`rucola reliable`: outbox tables, relay service, and operations on single messages.
-
-`service` holds init, migrate, relay and purge; `messages` and `show` the commands about messages; `export` its command;
-`command` shared options.
-"""
+"""`rucola reliable`: outbox tables, relay service, and operations on single messages."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SELECTED = 10_000
-"""Maximum number of messages that one command changes."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -33,7 +32,6 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would b
 
 
 def database_options(function: F) -> F:
-    """Add the options that name a database and its tables."""
     options = [
         click.option(
             "-d", "--database", required=True, envvar="RUCOLA_DATABASE", show_envvar=True, help="URL of the database."
@@ -72,10 +70,7 @@ def run_checked(
     *arguments: P.args,
     **options: P.kwargs,
 ) -> T:
-    """Run `work` in a transaction after the version of the tables is checked.
-
-    Raises ReliableError if the version does not fit.
-    """
+    """Run `work` in a transaction; ReliableError if the version of the tables does not fit."""
     check_file(database)
 
     def checked(connection: Connection, tables: Tables) -> T:
@@ -86,10 +81,7 @@ def run_checked(
 
 
 def check_file(database: str) -> None:
-    """Raise ReliableError if the file of an SQLite database is missing.
-
-    SQLite would create it, empty.
-    """
+    """Raise ReliableError if the file of an SQLite database is missing: SQLite would create it, empty."""
     scheme, _, path = database.partition(":///")
     path = path.partition("?")[0]
     is_file = scheme.startswith("sqlite") and path and not path.startswith((":memory:", "file:"))
@@ -132,10 +124,7 @@ def select_stubs(
     topic: str | None,
     group: str | None,
 ) -> list[StubView]:
-    """Return the stubs selected by `selection_options`, at most one more than MAX_SELECTED.
-
-    ReliableError if an id is unknown.
-    """
+    """Return the selected stubs, at most one more than MAX_SELECTED; ReliableError if an id is unknown."""
     if not message_ids:
         return operations.find(connection, tables, statuses=status, topic=topic, group=group, limit=MAX_SELECTED + 1)
     found = operations.find_by_id(connection, tables, message_ids)

@@ -180,8 +180,7 @@ def _change(
         return
     if found and not yes:
         click.confirm(f"{what.format(count)}?", abort=True, err=True)
-    # The messages may have changed since they were listed: the operation checks each state again in its transaction,
-    # and returns how many it has changed.
+    # The messages may have changed since they were listed: the operation checks each state in its transaction.
     changed = run_checked(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
     if message_ids and not changed:
         states = "; ".join(f"{stub.message_id} is {stub.status}" + awaits(stub) for stub in found)

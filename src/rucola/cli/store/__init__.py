@@ -1,7 +1,4 @@
-"""`rucola store`: commands for a store directory that no broker serves.
-
-`inspection` holds the commands that only read, `recovery` those that write; `directory` their common arguments.
-"""
+"""`rucola store`: commands for a store directory that no broker serves."""
 
 from __future__ import annotations
 

@@ -31,9 +31,8 @@ class BodyView:
     def fields(self, body: bytes) -> dict[str, Any]:
         """Return the body as fields of a JSON object.
 
-        `body` is text, in which bytes that are not UTF-8 are replaced, or with format json the value; `bodyHex` is
-        hexadecimal. A value is never cut: a longer one is text. `bodyShown` is the number of bytes, if not all are
-        shown.
+        `body` is text with invalid UTF-8 replaced, or with format json the value, if that need not be cut.
+        `bodyHex` is hexadecimal, `bodyShown` the number of bytes if not all are shown.
         """
         part = body[: self.limit]
         cut = {"bodyShown": len(part)} if len(part) < len(body) else {}
@@ -44,15 +43,12 @@ class BodyView:
         return {"body": _decode(part), **cut}
 
     def block(self, body: bytes) -> str:
-        """Return the body as indented lines for people.
-
-        The last line says what is not shown.
-        """
+        """Return the body as indented lines, the last of which says what is not shown."""
         part = body[: self.limit]
         if self.form == "hex":
             lines = list(_hex_lines(part))
         elif self.form == "json" and _json_value(body) is not None:
-            # Formatted before it is cut, so that it is readable from the begin.
+            # Formatted before it is cut, so that it is readable from the start.
             lines = _lines(_decode(msgspec.json.format(body, indent=2)[: self.limit]))
         else:
             lines = _lines(_decode(part))
@@ -64,7 +60,6 @@ class BodyView:
 
 
 def body_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--body` and `--bodyLimit`."""
     limit = click.option(
         "--bodyLimit", "body_limit", type=click.IntRange(1), default=DEFAULT_LIMIT, show_default=True,
         help="With --body: bytes of each body to show.",
@@ -74,24 +69,21 @@ def body_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def match_context(body: bytes, span: tuple[int, int]) -> str:
-    """Return a match with up to 40 bytes on both sides, on one line.
-
-    The match itself is between brackets.
-    """
+    """Return a match in brackets with up to 40 bytes on both sides, on one line."""
     begin, end = span
     before, after = body[max(0, begin - _CONTEXT) : begin], body[end : end + _CONTEXT]
     head = "…" if begin > _CONTEXT else ""
     tail = "…" if end + _CONTEXT < len(body) else ""
     match = body[begin : min(end, begin + 2 * _CONTEXT)]
     more = "…" if end - begin > len(match) else ""
-    # A character may begin outside of the bytes that are shown; its remaining bytes are dropped.
+    # A character may begin outside of these bytes; its remaining bytes are dropped.
     shown = (before.decode("utf-8", "ignore"), _decode(match), after.decode("utf-8", "ignore"))
     first, middle, last = (re.sub(r"\s+", " ", printable(part, keep="\n\t\r ")) for part in shown)
     return f"{head}{first}[{middle}{more}]{last}{tail}"
 
 
 def _json_value(body: bytes) -> tuple[Any] | None:
-    """Return the JSON value in a tuple, or None if the body is not JSON."""
+    """The JSON value in a tuple, or None if the body is not JSON."""
     try:
         return (msgspec.json.decode(body),)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -107,7 +99,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _hex_lines(part: bytes) -> list[str]:
-    """Return lines with the position, 16 bytes, and these as ASCII."""
+    """Lines with the position, 16 bytes, and these as ASCII."""
     lines = []
     for position in range(0, len(part), _HEX_LINE):
         row = part[position : position + _HEX_LINE]

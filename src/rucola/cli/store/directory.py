@@ -21,10 +21,7 @@ STORE_ENTRIES = ("commitlog", "config", "checkpoint", "lock")
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    """Validate the argument.
-
-    An empty directory, which would pass every check, is a wrong command line.
-    """
+    """Refuse a directory that is no store: an empty one would pass every check."""
     if path.name == DIVERGED and (tails := sorted(tail for tail in path.iterdir() if tail.is_dir())):
         raise click.BadParameter(f"{path} has store directories of their own: {', '.join(map(str, tails))}")
     if not any((path / name).exists() for name in STORE_ENTRIES):
@@ -56,8 +53,7 @@ def index_slots(config_file: Path | None) -> int:
 def store_settings(directory: Path, config_file: Path | None, *, broken: bool = False) -> StoreConfig:
     """Return a store's settings: from broker.conf, else derived from its files, else Apache's defaults.
 
-    If the files of the index are too damaged to derive its size, the default is used if `broken` is true; otherwise
-    this raises StoreError.
+    If the index is too damaged to derive its size, the default is used if `broken`; otherwise StoreError is raised.
     """
     given = _read(config_file)
     try:
@@ -70,10 +66,7 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
 
 
 def _read(config_file: Path | None) -> dict[str, str]:
-    """Return the keys and values of a broker.conf, if there is one.
-
-    Raises ConfigError, which names the key, for an unknown one.
-    """
+    """The keys and values of a broker.conf; ConfigError names an unknown key."""
     if config_file is None:
         return {}
     given = settings.read(config_file)

@@ -280,7 +280,6 @@ def _table_row(message: MessageExt, query: SearchQuery) -> tuple[object, ...]:
 
 
 def _match(query: SearchQuery, message: MessageExt) -> tuple[str, ...]:
-    """Return the match in its context, if the query searches bodies."""
     if not query.searches_bodies:
         return ()
     body = body_of(message)
@@ -289,10 +288,7 @@ def _match(query: SearchQuery, message: MessageExt) -> tuple[str, ...]:
 
 
 def _block(message: MessageExt, query: SearchQuery, view: BodyView) -> str:
-    """Return a line about a message, its match, and its body.
-
-    The line has position, time, id, tags and keys.
-    """
+    """A line of position, time, id, tags and keys; the match; the body."""
     position = f"{message.topic} {message.queue_id}:{message.queue_offset} at {message.physical_offset}"
     words = f"TAGS: {message.tags or ''} KEYS: {message.keys or ''}"
     head = printable(f"{position} {time_text(message.store_timestamp)} {message.msg_id} {words}")
@@ -301,13 +297,11 @@ def _block(message: MessageExt, query: SearchQuery, view: BodyView) -> str:
 
 
 def _json_line(message: MessageExt, query: SearchQuery, view: BodyView | None, reader: StoreReader) -> bytes:
-    """Return a message as one line of JSON, with body and match if wanted."""
     row = message_row(message, reader.unit_of(message), view.fields if view is not None else None)
     return msgspec.json.encode(row | dict(zip(("match",), _match(query, message), strict=False)))
 
 
 def _check_options(has_two_formats: bool, begin_ms: int | None, end_ms: int | None) -> None:
-    """Raise UsageError if options of `grep` contradict each other."""
     if has_two_formats:
         raise click.UsageError("--table cannot be combined with --json or --body")
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:

@@ -41,7 +41,6 @@ def rebuild(directory: Path, config_file: Path | None, out: Path | None, as_json
 
 
 def format_rebuilt(done: RebuildResult) -> str:
-    """Format the result of a rebuild as one line."""
     return (
         f"{done.path}: {done.messages} messages read; {done.units} units in {done.queues} queues, "
         f"{done.index_entries} entries in {done.index_files} index files written"
