@@ -13,7 +13,7 @@ program that only reads a directory uses `directory_reader`, which takes no lock
     read_batch        the records of a get                    config             settings, and results of operations
     scan              reading a log without trusting it       config_files       config/*.json
     directory_reader  read-only access to a directory         directory_lock     one broker per directory
-    pending           messages that are not dispatched yet
+    pending           messages that are not dispatched yet    directory_entries  names of what a directory has
 
 `tools/` has the offline tools of `rucola store`. Nothing is imported here, so that Spark workers load only what they
 use.

@@ -17,22 +17,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from rucola.errors import StoreError, StoreLocked
 from rucola.files import FILE_MODE, check_inside, check_ownership
-from rucola.store.epoch_file import EPOCH_FILE
+from rucola.store.directory_entries import REBUILD_DIRECTORY, STORE_ENTRIES
 
 _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""
-
-OWN_ENTRIES: Final = frozenset(
-    {
-        *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "diverged", "index", "lock"),
-        *(EPOCH_FILE, f"{EPOCH_FILE}.bak", f"{EPOCH_FILE}.tmp", "rebuild.tmp"),
-    }
-)
-"""Entries of a store directory that a broker or a tool reads or writes."""
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 """Errors of a lock that another process has."""
@@ -76,7 +67,7 @@ def check_store_directory(store: Path, *others: Path) -> None:
     `others` are directories that belong to the store as well: of a log that is elsewhere.
     """
     elsewhere = {"commitlog"} if others and store / "commitlog" not in others else set()
-    check_inside(store, (OWN_ENTRIES - elsewhere).__contains__)
+    check_inside(store, ((STORE_ENTRIES | {REBUILD_DIRECTORY}) - elsewhere).__contains__)
     for directory in others:
         check_inside(directory)
 

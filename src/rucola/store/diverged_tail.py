@@ -25,13 +25,13 @@ from typing import Final, NamedTuple
 from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
+from rucola.store.directory_entries import DIVERGED
 from rucola.store.directory_lock import DirectoryLock
 from rucola.store.epoch_file import EpochFile
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
 from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
 from rucola.system_calls import OPEN_FLAGS, sync_all
 
-DIVERGED: Final = "diverged"
 _is_name: Final = re.compile(r"\d{20}-\d{20}(-\d+)?", re.ASCII).fullmatch
 _CHUNK: Final = 8 << 20
 

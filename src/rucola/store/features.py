@@ -16,18 +16,9 @@ from rucola.errors import StoreError
 from rucola.message.topics import LMQ_PREFIX
 from rucola.store.config import StoreConfig
 from rucola.store.consume_queue import ConsumeQueue
-from rucola.store.diverged_tail import DIVERGED
-from rucola.store.epoch_file import EPOCH_FILE
+from rucola.store.directory_entries import REBUILD_DIRECTORY, STORE_ENTRIES
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.multi_dispatch import MultiDispatch, further_units
-
-KNOWN_NAMES: Final = frozenset(
-    {
-        *("abort", "audit", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock"),
-        *(DIVERGED, EPOCH_FILE, EPOCH_FILE + ".bak"),
-    }
-)
-"""What a store of Rucola may have."""
 
 _MAX_DEPTH: Final = 4
 """A queue's file is in <store>/consumequeue/<topic>/<id>/."""
@@ -167,7 +158,7 @@ def _of_version_5(root: Path) -> Iterator[Feature]:
 
 
 def _unknown(root: Path, commit_log: Path | None) -> Iterator[Feature]:
-    known = KNOWN_NAMES | _VERSION_5.keys() | {"consumequeue_ext", "rebuild.tmp", "lost+found"}
+    known = STORE_ENTRIES | _VERSION_5.keys() | {REBUILD_DIRECTORY, "consumequeue_ext", "lost+found"}
     own = (commit_log, *commit_log.parents) if commit_log is not None else ()
     for path in _children(root, "*"):
         is_other = path.name not in known and path not in own and not path.name.startswith((".", "dledger-"))

@@ -13,19 +13,16 @@ from rucola.broker.config import BrokerConfig
 from rucola.cli.option_types import PathType
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.store.config import StoreConfig
-from rucola.store.diverged_tail import DIVERGED
+from rucola.store.directory_entries import DIVERGED, IDENTIFYING_ENTRIES
 from rucola.store.tools.rebuild import detect_config
-
-STORE_ENTRIES = ("commitlog", "config", "checkpoint", "lock")
-"""Entries of a store directory; at least one remains even in a badly damaged store. A new one has `lock`."""
 
 
 def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
     """Refuse a directory that is no store: an empty one would pass every check."""
     if path.name == DIVERGED and (tails := sorted(tail for tail in path.iterdir() if tail.is_dir())):
         raise click.BadParameter(f"{path} has store directories of their own: {', '.join(map(str, tails))}")
-    if not any((path / name).exists() for name in STORE_ENTRIES):
-        raise click.BadParameter(f"{path} is not a store directory: it has none of {', '.join(STORE_ENTRIES)}")
+    if not any((path / name).exists() for name in IDENTIFYING_ENTRIES):
+        raise click.BadParameter(f"{path} is not a store directory: it has none of {', '.join(IDENTIFYING_ENTRIES)}")
     return path
 
 

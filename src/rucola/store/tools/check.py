@@ -37,10 +37,11 @@ from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
+from rucola.store.directory_entries import STORE_ENTRIES
 from rucola.store.directory_lock import check_store_directory, is_served
 from rucola.store.diverged_tail import is_diverged_tail
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
-from rucola.store.features import KNOWN_NAMES, Support, detect_multi_dispatch, find_features
+from rucola.store.features import Support, detect_multi_dispatch, find_features
 from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
 from rucola.store.multi_dispatch import MultiDispatch, further_units
@@ -181,7 +182,7 @@ def _check_names(store: Path, served: bool) -> Iterator[CheckFinding]:
         if feature.support is Support.REFUSED:
             yield CheckFinding(feature.path, 0, f"{feature.name}: {feature.note}")
     for path in sorted(store.iterdir()):
-        if path.name not in KNOWN_NAMES and path not in features:
+        if path.name not in STORE_ENTRIES and path not in features:
             yield CheckFinding(path, 0, "no file of this name belongs in a store")
     if (store / "abort").exists() and not served:
         yield CheckFinding(

@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.files import DIRECTORY_MODE, local_path, make_directory, sync_directory
@@ -28,6 +27,7 @@ from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
+from rucola.store.directory_entries import REBUILD_DIRECTORY
 from rucola.store.directory_lock import DirectoryLock, check_store_directory
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
@@ -38,8 +38,6 @@ from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.scan import RecordRun, scan
 from rucola.store.tools.progress import ProgressCallback
 from rucola.system_calls import exchange_names
-
-_STAGING: Final = "rebuild.tmp"
 
 
 @dataclass(slots=True)
@@ -88,7 +86,7 @@ def rebuild(
         return builder(log, target, settings, progress)
     lock = DirectoryLock(store)
     try:
-        staging = store / _STAGING
+        staging = store / REBUILD_DIRECTORY
         if staging.exists():
             shutil.rmtree(staging)
         rebuilt = builder(log, staging, settings, progress)
