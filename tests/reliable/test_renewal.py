@@ -1,14 +1,17 @@
-"""Renewal of claims: it ends with the delivery, whatever the database does meanwhile."""
+"""Renewal of claims: it ends with the delivery, whatever the database does, and reports why it failed."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
+import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import create_engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
 from rucola.message import MessageExt, properties
@@ -20,6 +23,12 @@ from support.waiting import until
 
 def renewals() -> list[asyncio.Task[object]]:
     return [task for task in asyncio.all_tasks() if task.get_name().startswith("lease of")]
+
+
+def delivered(message_id: str) -> MessageExt:
+    return MessageExt(
+        "T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", 0, 0, bytes(8)
+    )  # fmt: skip
 
 
 async def test_renewal_ends_with_its_delivery_although_the_driver_swallows_a_cancellation(
@@ -48,12 +57,60 @@ async def test_renewal_ends_with_its_delivery_although_the_driver_swallows_a_can
         raise RuntimeError("on purpose")
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        await fail(
-            MessageExt(
-                "T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", 0, 0,
-                bytes(8),
-            )
-        )  # fmt: skip
+        await fail(delivered(message_id))
     proceed.set()
     await until(lambda: not renewals(), 5)
     await engine.dispose()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("is_bug", [True, False])
+async def test_only_errors_of_the_database_are_logged_without_a_traceback(
+    sqlite_db: OutboxDatabase, caplog: pytest.LogCaptureFixture, is_async: bool, is_bug: bool
+) -> None:
+    """All statements fail once the listener runs: the renewals, and those of the delivery that failed."""
+    (message_id,) = add(sqlite_db, "T", [b"x"], groups=["billing"])
+    engine = sqlite_db.async_engine() if is_async else create_engine(sqlite_db.url)
+    error = TypeError("a bug") if is_bug else sqlite3.OperationalError("database is locked")
+    failing = False
+    renewed_twice = threading.Event()
+    failures: list[str] = []
+
+    @event.listens_for(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "before_cursor_execute")
+    def fail_statement(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if failing:
+            failures.append(statement)
+            if len(failures) > 1:  # the first failure has been logged
+                renewed_twice.set()
+            raise error
+
+    async def on_message(message: MessageExt, session: AsyncSession) -> None:
+        nonlocal failing
+        failing = True
+        await until(renewed_twice.is_set, 20)
+        raise RuntimeError("on purpose")
+
+    def on_message_sync(message: MessageExt, session: Session) -> None:
+        nonlocal failing
+        failing = True
+        assert renewed_twice.wait(20)
+        raise RuntimeError("on purpose")
+
+    decorate = idempotent(engine, "billing", tables=sqlite_db.tables, lease_ms=60)
+    listener = decorate(on_message if is_async else on_message_sync)
+    message = delivered(message_id)
+    with caplog.at_level(logging.INFO, "rucola.reliable"), pytest.raises(RuntimeError, match="on purpose"):
+        await (listener(message) if is_async else asyncio.to_thread(listener, message))
+    records = [record for record in caplog.records if record.name == "rucola.reliable.idempotent"]
+    of_renewals = [record for record in records if record.args and message_id in record.args]
+    assert of_renewals
+    assert len(records) - len(of_renewals) == 2, "whether it is done, and the release of the claim"
+    for record in records:
+        logged = record.exc_info[1] if record.exc_info else None
+        assert (record.levelno, logged) == ((logging.ERROR, error) if is_bug else (logging.INFO, None))
+        assert "\n" not in record.getMessage()
+    if isinstance(engine, AsyncEngine):
+        await until(lambda: not renewals(), 5)
+        await engine.dispose()
+    else:
+        engine.dispose()

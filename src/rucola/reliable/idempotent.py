@@ -39,13 +39,16 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from rucola.client import ReconsumeLater
+from rucola.errors import MQError
 from rucola.message import MessageExt, properties
 from rucola.message.topics import check_group
 from rucola.reliable import migration, receipts
@@ -60,6 +63,9 @@ logger = logging.getLogger(__name__)
 
 LEASE_MS = 30_000
 WARNING_INTERVAL_S = 60.0
+
+_EXPECTED_ERRORS: Final = (MQError, DBAPIError, PoolTimeoutError)
+"""Errors of a database, for example one that is unreachable. Others are bugs."""
 
 Handler: TypeAlias = Callable[[MessageExt, Any], Any]
 """Business function of a message and a Session, or an AsyncSession for a coroutine function. It must not commit."""
@@ -404,7 +410,7 @@ class _AsyncListener(_Listener):
                     receipts.renew, self._tables, delivery.token, delivery.message_id, self.group, self._lease_ms
                 )
             except Exception as error:
-                logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
+                _log_failure(error, "the claim on message %s was not renewed", delivery.message_id)
 
 
 class _SyncListener(_Listener):
@@ -459,7 +465,7 @@ class _SyncListener(_Listener):
                 try:
                     return self._databases(step.kind).run_one_sync(*step.arguments)
                 except Exception as error:
-                    return _log_unanswered(error)
+                    return _log_failure(error, "a query after a failed delivery failed, too")
             case _:
                 return self._databases(step.kind).run_one_sync(*step.arguments)
 
@@ -512,7 +518,7 @@ class _SyncListener(_Listener):
                         receipts.renew, self._tables, delivery.token, delivery.message_id, self.group, self._lease_ms
                     )
                 except Exception as error:
-                    logger.info("the claim on message %s was not renewed: %s", delivery.message_id, error)
+                    _log_failure(error, "the claim on message %s was not renewed", delivery.message_id)
 
 
 def delivery_of(message: MessageExt, group: str) -> GroupDelivery:
@@ -539,8 +545,12 @@ async def _try_async(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await asyncio.shield(work)
     except Exception as error:
-        return _log_unanswered(error)
+        return _log_failure(error, "a query after a failed delivery failed, too")
 
 
-def _log_unanswered(error: Exception) -> None:
-    logger.info("the database does not answer after a failure: %s", error)
+def _log_failure(error: Exception, what: str, *arguments: object) -> None:
+    """Log a failure of the database in one line, and a bug with its traceback."""
+    if isinstance(error, _EXPECTED_ERRORS):
+        logger.info(f"{what}: %s", *arguments, error.orig if isinstance(error, DBAPIError) else error)
+    else:
+        logger.error(what, *arguments, exc_info=error)
