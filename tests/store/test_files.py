@@ -20,6 +20,7 @@ from rucola.store.config_files import ConfigFile, config_path, read_config, writ
 from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, queue_directories
 from rucola.store.index import Index, IndexFile, index_file_name, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.tools.check import check
 from support.examples import examples
 from support.stores import OpenStore
 
@@ -45,12 +46,15 @@ def test_the_last_requested_content_stays_in_a_config_file(tmp_path: Path) -> No
     assert ConfigFile(file.path).read() == {"offsetTable": {"T@G": {0: 2}}}
 
 
-def test_opening_removes_temporary_config_files_of_a_crash(open_store: OpenStore, tmp_path: Path) -> None:
+def test_opening_removes_temporary_files_of_a_crash(open_store: OpenStore, tmp_path: Path) -> None:
     path = config_path(tmp_path / "store", "topics")
     write_config(path, {"a": 1})
-    path.with_name("topics.json.tmp").write_text("{")
-    path.with_name("consumerOffset.json.bak.tmp").touch()
+    path.with_name("topics.json.0123456789abcdef.tmp").write_text("{")
+    path.with_name("consumerOffset.json.bak.0123456789abcdef.tmp").touch()
+    for name in ("epochFileCheckpoint.0123456789abcdef.tmp", "epochFileCheckpoint.bak.0123456789abcdef.tmp"):
+        (tmp_path / "store" / name).touch()
     open_store().close()
+    assert check(tmp_path / "store") == []
     assert {item.name for item in path.parent.iterdir()} == {"topics.json"}
     assert read_config(path) == {"a": 1}
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 from rucola import fastjson
 from rucola.errors import RemoteProtocolError, StoreCorrupt
 from rucola.files import read_inside, replace_file
+from rucola.store.epoch_file import EPOCH_FILE
 
 COORDINATION: Final = "coordination"
 """Name of the file that entitles a broker to be elected by its log (`rucola.coordination.incarnation`)."""
@@ -97,5 +98,5 @@ class ConfigFile:
 
 def remove_temporary_files(store: Path) -> None:
     """Delete the temporary files that a crash left. The caller must hold the directory lock."""
-    for path in (store / "config").glob("*.tmp"):
+    for path in (*(store / "config").glob("*.tmp"), *store.glob(f"{EPOCH_FILE}.*tmp")):
         path.unlink()
