@@ -194,8 +194,8 @@ def update_topic(
 ) -> None:
     """Create or change a topic on one broker (-b) or on a whole cluster (-c).
 
-    Warns if messages are then in queues that no consumer reads: a topic has fewer queues than before, or fewer to read than
-    to write.
+    Warns if messages are then in queues that no consumer reads: a topic has fewer queues than before, or fewer to
+    read than to write.
 
     \b
     Examples:
