@@ -6,7 +6,7 @@ program that only reads a directory uses `directory_reader`, which takes no lock
     message_store     put, get, query: the whole engine       recovery           opening after a stop or a crash
     commit_log        the records in order of arrival         checkpoint         the times up to which all is on disk
     consume_queue     per queue, where its records are        flusher            fsync, in the order that recovery needs
-    index             per key, where its records are          write_state        whether puts are taken, and why not
+    index             per key, where its records are          write_state        whether puts are accepted
     mapped_file       the files that these consist of         replica            the log of a slave
     dispatch          from a record to its units and entries  retention          which files are deleted, and when
     dispatch_request  the fields that dispatch needs          archive_progress   the part of the log that is archived
@@ -14,9 +14,9 @@ program that only reads a directory uses `directory_reader`, which takes no lock
     scan              reading a log without trusting it       config_files       config/*.json
     directory_reader  read-only access to a directory         directory_lock     one broker per directory
     pending           messages that are not dispatched yet    directory_entries  names of what a directory has
+    tools/            the offline tools of `rucola store`
 
-`tools/` has the offline tools of `rucola store`. Nothing is imported here, so that Spark workers load only what they
-use.
+Nothing is imported here, so that Spark workers load only what they use.
 """
 
 from rucola.system_calls import check_platform

@@ -1,25 +1,24 @@
 """Archive progress for deleteOnlyArchived: the physical offset up to which this store's log is archived.
 
-An archive keeps one file, which it replaces atomically after each run. The Spark archive's is
-`<lake>/_rucola/progress.json`; archiveProgressPath names it:
+An archive keeps one file, which it replaces atomically after each run. archiveProgressPath names it; the Spark
+archive's is `<lake>/_rucola/progress.json`:
 
     {"<archiveName>": {"physical_offset":      every record before this physical offset is archived,
-                       "last_physical_offset": that of the last archived record, null if there is none,
+                       "last_physical_offset": the last archived record's, null if there is none,
                        "last_msg_id":          its msgId, ...}}
 
-archiveName is by default the path of the store directory, which is the archive job's default, too. An entry is used
-only if it can be about this log: it does not exceed the log's end, and the last archived record, if the log still has
-it, has that msgId. Otherwise nothing counts as archived. A missing or unreadable file means the same and is no error.
+archiveName is by default the path of the store directory, as for the archive job. An entry is used only if it does not
+exceed the log's end and the last archived record, if the log still has it, has that msgId. Otherwise, and without a
+readable file, nothing counts as archived.
 
 The Spark archive also has `<lake>/_rucola/snapshot.json`, the list of its files of messages:
 
     {"rows": [{"path": relative to the lake, "size": bytes, "topic", "rows": number of messages,
                "least", "most": physical offsets}, ...], ...}
 
-Deletion cannot be undone, so an entry of the Spark archive is used only if the lake still has what it claims: the
-snapshot can be read, and every file with messages of this part of the log exists in its size. That takes one `stat`
-per such file. Before a log file is deleted, its messages are counted by topic: the files of the lake that reach into
-this part of the log must have as many (`missing_messages`).
+Deletion cannot be undone, so an entry of the Spark archive is used only if every file with messages of this part of the
+log exists in its size. Before a log file is deleted, its messages are counted by topic: the files of the lake that
+reach into this part of the log must have as many (`missing_messages`).
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 
 
 class _RowFile(msgspec.Struct):
-    """A file of messages in the lake."""
-
     path: str
     topic: str
     rows: int
@@ -56,16 +53,11 @@ class _RowFile(msgspec.Struct):
 
 
 class _Snapshot(msgspec.Struct):
-    """The part of the lake's snapshot that is needed here."""
-
     rows: list[_RowFile]
 
 
 def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
-    """Return the physical offset up to which this log is archived.
-
-    0 if that is unknown, with a warning.
-    """
+    """Return the physical offset up to which this log is archived; 0 if unknown, with a warning."""
     path = config.archive_progress_path
     assert path is not None, "deleteOnlyArchived was set without archiveProgressPath"
     name = config.archive_name or str(Path(config.store_path_root_dir).absolute())
@@ -128,10 +120,7 @@ def _is_lake(progress_path: Path) -> bool:
 
 
 def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
-    """Return why the lake cannot have this part of the log.
-
-    None if it can, or if it is no Spark archive.
-    """
+    """Return why the lake cannot have this part of the log; None if it can, or is no Spark archive."""
     own = progress_path.parent
     if not _is_lake(progress_path):
         return None
@@ -152,7 +141,6 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
 
 
 def _is_of_this_log(entry: dict[str, Any], commit_log: CommitLog) -> bool:
-    """Tell whether the log has, or has deleted, the last archived record at its offset."""
     last = entry.get("last_physical_offset")
     if type(last) is not int or last < commit_log.begin:
         return True

@@ -7,10 +7,9 @@ A file of 4,096 bytes, of which the first three longs are used, all in milliseco
            8      8  logicsMsgTimestamp: the ConsumeQueues
           16      8  indexMsgTimestamp: the end of the last full index file
 
-It may be behind, never ahead: a time is entered after the flush that it covers. A crash recovery begins with the log
-file that holds the earlier of the first two times, minus three seconds. The times are those of the last messages, not
-the latest times: if the clock is set back, so is the checkpoint. Otherwise it would cover every new message until the
-clock catches up.
+It may be late, never ahead: a time is entered after the flush that it covers. A crash recovery starts with the log
+file that holds the earlier of the first two times, minus three seconds. The times are the last messages': if the clock
+is set back, so is the checkpoint. Otherwise it would cover new messages until the clock catches up.
 
 Corresponds to org.apache.rocketmq.store.StoreCheckpoint. Deliberate differences: Apache advances logicsMsgTimestamp
 before the flush, and never sets a time back.
@@ -28,7 +27,7 @@ from rucola.system_calls import sync_data
 
 CHECKPOINT_SIZE: Final = 4096
 MARGIN_MS: Final = 3000
-"""The margin that a recovery subtracts, like Apache's: messages of one moment may be flushed in any order."""
+"""Apache's: messages stored at nearly the same time may be flushed in any order."""
 
 _FIELDS: Final = struct.Struct(">qqq")
 

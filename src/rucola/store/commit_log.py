@@ -2,15 +2,14 @@
 
     commitlog/<20 digits>       1 GiB each by default; a file name is the physical offset of its first byte
 
-The log runs from the first byte of its first file to `end`, the physical offset of the next record. A record never
-spans two files: if a record and the 8 bytes of a blank do not fit into the file, a blank takes the rest,
+A record never spans two files: if a record and the 8 bytes of a blank do not fit, a blank fills the file,
 
     position  bytes  field
            0      4  size, of the rest of the file
            4      4  0xCBD43194
            8         anything
 
-and the record begins the next file. For example, with files of 1,000 bytes and records of 300:
+and the record starts the next file. For example, with files of 1,000 bytes and records of 300:
 
     0        300      600      900          1000     1300
     record   record   record   blank(100)   record   ...
@@ -36,19 +35,16 @@ from rucola.store.held_bytes import HeldBytes
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
-"""The bytes of a blank that are written. Each file keeps this much free after its last record."""
+"""Each file keeps this many bytes free after its last record."""
 _RESERVE_WINDOW: Final = 8 << 20
-"""Bytes of disk blocks that are requested at a time, so that nearly no put makes that system call."""
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
 _WRITE_FROM: Final = 4096
-"""From this size on records are written with pwrite, which costs less than the page faults of a mapped write. With
-SYNC_FLUSH all are: the first mapped write to a page after each flush is a fault, and `flush` of the kernel syncs a
-whole file, in which no page must be touched in advance."""
+"""From this size on, and always with SYNC_FLUSH, records are written with pwrite, which costs less than page faults."""
 
 
 class Unflushed(NamedTuple):
-    """The range of physical offsets not on disk, and the number of truncations before it."""
+    """The physical offsets not on disk, and the number of truncations before."""
 
     begin: int
     end: int
@@ -56,13 +52,11 @@ class Unflushed(NamedTuple):
 
 
 class CommitLog:
-    """The log, for writing and reading.
+    """The log, for writing and reading by the store's owner thread.
 
-    The store's owner thread appends and reads. `flush`, `warm` and `close` may run in other threads; `truncate` may,
-    while nothing is appended.
-
-    Between `begin_collecting` and `end_collecting` the last records may be in memory alone. A flush leaves them out,
-    and reads write them first. They are acknowledged after `end_collecting`.
+    `flush`, `warm` and `close` may run in other threads, as may `truncate` while nothing is appended. Between
+    `begin_collecting` and `end_collecting` the last records may be in memory alone: flushes leave them out, reads write
+    them first, and they are acknowledged later.
     """
 
     __slots__ = (
@@ -83,44 +77,32 @@ class CommitLog:
     def __init__(self, files: MappedFileQueue, end: int, *, is_flushed_by_puts: bool = False) -> None:
         self.files = files
         self.end = end
-        """The physical offset of the next record, unless it begins a new file."""
+        """The physical offset of the next record, unless it starts a new file."""
         self.flushed_end = end
         """The physical offset up to which everything is on disk. Guarded by `_files_lock` in other threads."""
         self._file: MappedFile | None = files.find(end)
-        """The file that is appended to; None if it does not exist yet. Belongs to the owner thread."""
         self._files_lock = threading.Lock()
         """Guards the creation and truncation of files: `_following` by owner or warming thread, `truncate`, `flush`."""
         self._truncations = 0
-        """The number of calls of `truncate`; a flush that one overtakes must not raise `flushed_end`."""
+        """A flush that a `truncate` overtakes must not raise `flushed_end`."""
         self._write_from = 0 if is_flushed_by_puts else _WRITE_FROM
-        """The size from which on records are written with pwrite."""
         self._touched = self._write_from
-        """Bytes appended through mapped pages since the last `warm`; not 0 at first if any will be, so that the first
-        call warms."""
         self.safe_end = 0
         """The physical offset up to which records can be appended without `ensure_room`."""
         self._is_collecting = False
-        """Whether small records are collected."""
         self._collected: list[bytes | bytearray | memoryview] = []
-        """The records before `end` that are not written yet."""
         self._collected_from = 0
-        """The physical offset of the first collected record; everything before it is written."""
+        """Everything before this physical offset is written."""
 
     @property
     def begin(self) -> int:
-        """The physical offset of the first record that is not deleted."""
         return self.files.begin
 
     def ensure_room(self, size: int) -> int:
-        """Return the physical offset for a record of `size` bytes, which then has disk blocks.
-
-        A file that is too full is closed with a blank. Raises OSError if the disk is full; then the log is unchanged,
-        except that a blank may have closed its file.
-        """
+        """Make room for a record and return its physical offset; an OSError changes nothing but for a blank."""
         self.write_collected()
         file = self._file
         if self.end + size > self.safe_end:
-            # 1. Go to the next file if the record does not fit into this one, or create the first.
             if file is not None and self.end + size + BLANK_SIZE > file.end:
                 # Create it before the blank is written: after a blank without a next file no put could succeed.
                 following = self._following(file)
@@ -131,11 +113,11 @@ class CommitLog:
                 file = self._file = following
             elif file is None:
                 file = self._file = self.files.create_next(self.end, reads_ahead=False)
-                # Its name must be on disk before the queues have units: queues without a log look like a lost disk.
+                # Its directory entry must be on disk before the queues have units: queues without a log look like a
+                # lost disk.
                 file.sync_name()
-            # 2. Get disk blocks, so that no mapped write can fail (SIGBUS).
+            # Without blocks a mapped write could fail (SIGBUS).
             file.reserve(self.end - file.begin + size + BLANK_SIZE, _RESERVE_WINDOW)
-            # 3. Records up to the end of these blocks need no further call; `put` compares one number.
             self.safe_end = self.end + size
             reserved_end = file.begin + file.reserved
             if reserved_end - BLANK_SIZE > self.safe_end:
@@ -170,16 +152,12 @@ class CommitLog:
         self.end += size
 
     def begin_collecting(self) -> None:
-        """Collect small records from now on, until `end_collecting` writes them by one system call.
-
-        Mapped pages cost to be made, and again at each flush; one write of many small records costs a fifth of it
-        (benchmarks/README.md). Every method that reads the log writes what is collected first.
-        """
+        """Collect small records until `end_collecting` or a read writes them, at a fifth of the cost."""
         file = self._file
         if file is None:
             return
         try:
-            _ = file.map  # `MappedFile.write` then cannot fail: it writes there what the kernel does not accept
+            _ = file.map  # `MappedFile.write` then cannot fail: it writes there if the kernel refuses
         except OSError:
             return
         if not self._is_collecting:
@@ -187,7 +165,7 @@ class CommitLog:
             self._is_collecting = True
 
     def end_collecting(self) -> None:
-        """Write the collected records, and append further ones at once again."""
+        """Write the collected records, and append at once again."""
         try:
             self.write_collected()
         finally:
@@ -199,7 +177,6 @@ class CommitLog:
         return self._is_collecting or bool(self._collected)
 
     def write_collected(self) -> None:
-        """Write the collected records."""
         if self._collected:
             file, data = self._file, b"".join(self._collected)
             assert file is not None
@@ -213,10 +190,7 @@ class CommitLog:
         self._collected_from = self.end
 
     def copy(self, data: memoryview) -> None:
-        """Append the bytes that a master's log has at this log's end.
-
-        They need not be whole records. Raises OSError if the disk is full; the bytes that fitted are appended.
-        """
+        """Append the bytes that a master's log has here, whole records or not. Raises OSError after a part."""
         self.end_collecting()
         copied = 0
         while copied < len(data):
@@ -234,10 +208,7 @@ class CommitLog:
             copied += size
 
     def start_at(self, physical_offset: int) -> None:
-        """Start an empty log at a physical offset, a multiple of the file size.
-
-        Raises OSError.
-        """
+        """Start an empty log at a physical offset, a multiple of the file size. Raises OSError."""
         self.truncate(-1)
         self.end = self.flushed_end = physical_offset
 
@@ -253,10 +224,7 @@ class CommitLog:
             self.safe_end = 0
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> HeldBytes | None:
-        """Return up to `max_size` bytes of one file, without a copy; None outside the log.
-
-        The caller releases them.
-        """
+        """Return up to `max_size` bytes of one file, which the caller releases; None outside the log."""
         self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end or not file.hold():
@@ -280,7 +248,7 @@ class CommitLog:
         return file.map[position : position + size]
 
     def record(self, physical_offset: int) -> bytes | None:
-        """Return the record that begins at a physical offset, or None if none does."""
+        """Return the record that starts at a physical offset, or None if none does."""
         frame = self.read(physical_offset, HEAD_SIZE)
         if frame is None:
             return None
@@ -293,10 +261,7 @@ class CommitLog:
         return None
 
     def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
-        """Tell whether the properties of the record at a physical offset match.
-
-        Does not read the body. True if no record begins there: the read that follows detects that.
-        """
+        """Return whether a record's properties match, without reading the body; True if there is no record."""
         self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end:
@@ -308,10 +273,7 @@ class CommitLog:
         return matches(parse(file.map[outline.properties_begin : outline.properties_end]))
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """Return a record's store time, given its physical offset; -1 if the log lacks it.
-
-        Reads two fields in place, because time queries ask for many records: the hosts' flag tells where the time is.
-        """
+        """Return a record's store time, read in place; -1 if the log lacks it."""
         head = self.read(physical_offset, HEAD_SIZE)
         if head is None:
             return -1
@@ -320,14 +282,10 @@ class CommitLog:
         return int.from_bytes(head[position : position + 8], "big", signed=True)
 
     def next_file_begin(self, physical_offset: int) -> int:
-        """Return the begin of the file after the one that holds `physical_offset`."""
         return physical_offset + self.files.file_size - physical_offset % self.files.file_size
 
     def flush(self) -> None:
-        """Wait until everything that was appended before this call is on disk. Raises OSError.
-
-        For one thread at a time, beside the owner's, which may append meanwhile.
-        """
+        """Make earlier appends durable. For one thread at a time, while the owner may append. Raises OSError."""
         unflushed = self.unflushed()
         begin, end, _ = unflushed
         for file in list(self.files.files):
@@ -336,25 +294,19 @@ class CommitLog:
         self.mark_flushed(unflushed)
 
     def unflushed(self) -> Unflushed:
-        """Return the bytes that a flush which begins now has to make durable."""
-        # In this order: `end` may rise by collected records meanwhile, which are not in the file.
+        # In this order: `end` may rise by collected records in between, which are not in the file.
         end = self.end
         if self.is_behind:
             end = min(end, self._collected_from)
         return Unflushed(self.flushed_end, end, self._truncations)
 
     def mark_flushed(self, flushed: Unflushed) -> None:
-        """Note that these bytes are on disk."""
         with self._files_lock:
             if flushed.truncations == self._truncations:  # otherwise others may have replaced those that were flushed
                 self.flushed_end = max(self.flushed_end, flushed.end)
 
     def descriptor_of(self, unflushed: Unflushed) -> int | None:
-        """Return the descriptor of the file whose fdatasync makes these bytes durable.
-
-        For the owner's thread. None if they are not all in the file that is appended to, if its name is not durable, or
-        without a descriptor.
-        """
+        """Return the descriptor whose fdatasync makes these bytes durable, or None if that is not enough."""
         file = self._file
         if file is None or not file.is_name_durable or not file.begin <= unflushed.begin < unflushed.end <= file.end:
             return None
@@ -364,12 +316,10 @@ class CommitLog:
             return None
 
     def warm(self, pause: Callable[[], None] | None = None) -> None:
-        """Touch the pages of the next records ahead of the writes.
+        """Prefault the next 4 MiB, or four times the bytes since the last call, in a thread other than the owner's.
 
-        Touches 4 MiB, or four times the bytes since the last call. For a thread beside the owner's; calls `pause` every
-        256 KiB. Touches nothing if all bytes were written with pwrite, which needs no pages. In the last quarter of a
-        file the next one is created and its begin touched, so that no put waits for that. A full disk is ignored here;
-        the put that needs the blocks gets the error.
+        `pause` is called every 256 KiB. In the last quarter of a file the next one is created, so that no put waits for
+        that. Ignores a full disk, which the next put reports.
         """
         file = self._file
         if file is not None:
@@ -385,5 +335,4 @@ class CommitLog:
                     self._following(file).warm(0, window, pause)
 
     def close(self) -> None:
-        """Close all files."""
         self.files.close()

@@ -41,11 +41,10 @@ class BrokerRole(Enum):
 
 @dataclass(slots=True)
 class StoreConfig:
-    """The settings of a store. Names and defaults are those of Apache's broker.conf, in snake_case.
+    """The settings of a store; Apache's names and defaults. The docstring of a field is its entry in the reference.
 
-    `store_host` is the broker's address as every record has it, 8 or 20 bytes (`message.host.encode_host`); it must be
-    set before the store is opened. A `~` at the beginning of a path is the home directory. The docstring of a field is
-    its entry in the reference of keys.
+    `store_host` is the broker's encoded address (`message.host.encode_host`), set before the store is opened. A `~` at
+    the start of a path is the home directory.
     """
 
     # Directories and files
@@ -157,7 +156,6 @@ class StoreConfig:
 
     @property
     def is_sync_flush(self) -> bool:
-        """Whether a put is acknowledged when it is on disk."""
         return self.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     @property
@@ -167,36 +165,26 @@ class StoreConfig:
 
     @property
     def is_slave(self) -> bool:
-        """Whether the broker is a slave, whose log takes only what the master sends."""
         return self.broker_role is BrokerRole.SLAVE
 
     @property
     def commit_log_directory(self) -> Path:
-        """The directory of the CommitLog: storePathCommitLog, or `commitlog` under the root."""
+        """storePathCommitLog, or `commitlog` under the root."""
         return Path(self.store_path_commit_log or Path(self.store_path_root_dir) / "commitlog")
 
     def transfer_limits(self, distance: int) -> tuple[int, int, bool]:
-        """Return the limits of one get: (messages, bytes, whether they are read from disk).
-
-        For the last, see `is_on_disk`. `distance` is that of the first record to the end of the log, in bytes. The
-        limits are lower for reads from disk, because the owner thread waits for them.
-        """
+        """Return the fetch limits (messages, bytes, whether on disk) at a distance in bytes from the end of the log."""
         if distance > _memory_size() * self.access_message_in_memory_max_ratio // 100:  # `is_on_disk`
             return self.max_transfer_count_on_message_in_disk, self.max_transfer_bytes_on_message_in_disk, True
         return self.max_transfer_count_on_message_in_memory, self.max_transfer_bytes_on_message_in_memory, False
 
     def is_on_disk(self, distance: int) -> bool:
-        """Tell whether a record counts as no longer in the page cache.
-
-        It does if its distance to the end of the log exceeds accessMessageInMemoryMaxRatio per cent of the machine's
-        memory.
-        """
+        """Return whether a record so far from the end of the log, in bytes, counts as not in the page cache."""
         return distance > _memory_size() * self.access_message_in_memory_max_ratio // 100
 
 
 @cache
 def _memory_size() -> int:
-    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -223,11 +211,7 @@ PUT_OK = PutMessageStatus.PUT_OK
 
 
 class PutBatchResult(Struct, frozen=True):
-    """The outcome of a put of several messages, all or none.
-
-    The other fields are set with PUT_OK only: `physical_offsets` has one per message, `queue_offset` is that of the
-    first, `size` the bytes of all records.
-    """
+    """The outcome of a batch put, all or none; `queue_offset` is the first message's, `size` of all records."""
 
     status: PutMessageStatus
     physical_offsets: Sequence[int] = ()
@@ -259,10 +243,9 @@ class PutResult(Struct, frozen=True, gc=False):
 
 
 class GetResult(Struct, frozen=True, gc=False):
-    """The records that a get found, and the queue offset to continue from.
+    """The records that a get found, in queue order, and the queue offset to continue from.
 
-    The records are in queue order, one after the other. `suggests_slave` tells the consumer to pull from a slave: it is
-    so far behind that its messages come from disk (`StoreConfig.is_on_disk`). Apache's suggestPullingFromSlave.
+    `suggests_slave` asks the consumer to pull from a slave, since its messages come from disk (`is_on_disk`).
     """
 
     status: GetMessageStatus
@@ -275,7 +258,6 @@ class GetResult(Struct, frozen=True, gc=False):
 
     @property
     def records(self) -> list[bytes]:
-        """Each record by itself."""
         records: list[bytes] = []
         position = 0
         assert isinstance(self.joined, bytes)
@@ -289,8 +271,8 @@ class GetResult(Struct, frozen=True, gc=False):
 class QueryResult(NamedTuple):
     """The outcome of a query by key: records with that key's hash, oldest first.
 
-    The two index fields are those of the message that was indexed last; 0 if nothing was found. `index_range` has the
-    store times of the first and the last message in the index, 0 if it is empty; None if the store has no index.
+    The index fields are the last indexed message's, 0 if nothing was found. `index_range` has the store times of the
+    first and last message in the index, 0 if empty, or None without an index.
     """
 
     records: list[bytes]

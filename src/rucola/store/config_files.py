@@ -4,9 +4,7 @@
            queueLocks.json (Rucola only)
 
 The JSON is fastjson's: integer map keys without quotes, one tab per level. `<name>.bak` next to each file has its
-content before the last change.
-
-A file is replaced atomically (see `rucola.files`), so a power cut leaves a whole one. Reading falls back to the .bak if
+content before the last change. A file is replaced atomically (see `rucola.files`); reading falls back to the .bak if
 the file is missing or no JSON, as Apache's broker may leave it.
 
 Corresponds to org.apache.rocketmq.common.ConfigManager.
@@ -30,16 +28,11 @@ COORDINATION: Final = "coordination"
 
 
 def config_path(store: Path, name: str) -> Path:
-    """Return the path of the config file `name`, such as "topics", in a store directory."""
     return store / "config" / f"{name}.json"
 
 
 def read_config(path: Path) -> Any:
-    """Return the value of a config file; None if neither it nor its .bak exists.
-
-    If the file is missing or damaged, its .bak is read. Raises StoreCorrupt if at least one exists and none can be
-    read.
-    """
+    """Return the value of a config file or its .bak; None without either, StoreCorrupt if none can be read."""
     damage: StoreCorrupt | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
         try:
@@ -57,10 +50,7 @@ def read_config(path: Path) -> Any:
 
 
 def write_config(path: Path, value: Any) -> None:
-    """Replace the value of a config file and keep the previous one in .bak.
-
-    Does nothing if the value is the same. Durable on return. Raises OSError; then the old content is unchanged.
-    """
+    """Replace a changed value, durably, and keep the previous one in .bak. Raises OSError; then nothing is changed."""
     replace_file(path, fastjson.dumps_pretty(value).encode())
 
 
@@ -71,19 +61,16 @@ class ConfigFile:
         self.path = path
         self._numbers = itertools.count(1)
         self._written = 0
-        """The number of the last write that was done. Guarded by `_lock`."""
+        """The number of the last completed write. Guarded by `_lock`."""
         self._lock = threading.Lock()
-        """Held during a write, so that writes to the file do not overlap."""
 
     def read(self) -> Any:
-        """Return the value; see `read_config`."""
         return read_config(self.path)
 
     def prepare_write(self, value: Callable[[], Any]) -> Callable[[], None]:
-        """Return a function that writes a value unless one prepared later is already written.
+        """Return a function, for any thread, that writes a value unless one prepared later is already written.
 
-        Call this method in the order of the values; call the returned function in any thread. `value` is called there
-        and must always return the same.
+        Call this method in the order of the values. `value` is called by the function and must always return the same.
         """
         number = next(self._numbers)
 

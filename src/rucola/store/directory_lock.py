@@ -1,12 +1,10 @@
 """The directory lock: at most one broker serves a store directory.
 
-`<store>/lock` contains the four letters "lock". The broker holds an exclusive POSIX lock on its first byte. Apache's
-broker takes the same lock, so neither starts on a directory that the other serves. A POSIX lock belongs to the process
-and is lost when the process closes any descriptor of the file. Therefore the locks of this process are recorded here,
-and a second store in the same process is refused before it opens the file.
+`<store>/lock` contains the four letters "lock". The broker holds an exclusive POSIX lock on its first byte, as Apache's
+broker does. A POSIX lock is lost when the process closes any descriptor of the file, so the locks of this process are
+recorded here, and a second store in the same process is refused before it opens the file.
 
-If that file is deleted, the next broker creates another one, and could lock it. Therefore the directory itself is
-locked as well (flock), if the file system allows that.
+The directory itself is locked as well (flock) if the file system allows that, in case the file is deleted.
 """
 
 from __future__ import annotations
@@ -26,14 +24,13 @@ _held: set[tuple[int, int]] = set()
 """(device, inode) of each lock file that this process has locked."""
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
-"""Errors of a lock that another process has."""
 
 
 class DirectoryLock:
     """A lock that is held from construction to `release`.
 
-    Raises StoreLocked if another store has it, StoreError if other users may change the directory or one of `others`,
-    which belong to the store as well, or if there are links in them, and OSError.
+    Raises StoreLocked, StoreError for links or if other users may change the store or its directories `others`, and
+    OSError.
     """
 
     def __init__(self, store: Path, *others: Path) -> None:
@@ -42,7 +39,7 @@ class DirectoryLock:
         check_store_directory(store, *others)
         self._directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # The directory after the file: a taken lock file tells whether it is this process that serves the store.
+            # The directory after the file: a locked file shows whether it is this process that serves the store.
             self._fd, self._identity = _lock_file(store)
             try:
                 _lock_directory(self._directory, store)
@@ -62,10 +59,7 @@ class DirectoryLock:
 
 
 def check_store_directory(store: Path, *others: Path) -> None:
-    """Raise StoreError for a link or a special file among a store's own files.
-
-    `others` are directories that belong to the store as well: of a log that is elsewhere.
-    """
+    """Raise StoreError for a link or a special file among a store's own files, or in its directories `others`."""
     elsewhere = {"commitlog"} if others and store / "commitlog" not in others else set()
     check_inside(store, ((STORE_ENTRIES | {REBUILD_DIRECTORY}) - elsewhere).__contains__)
     for directory in others:
@@ -73,7 +67,6 @@ def check_store_directory(store: Path, *others: Path) -> None:
 
 
 def _lock_file(store: Path) -> tuple[int, tuple[int, int]]:
-    """Lock `<store>/lock` and return its descriptor, and its device and inode."""
     path = store / "lock"
     while True:
         path.touch(FILE_MODE)
@@ -93,7 +86,7 @@ def _lock_file(store: Path) -> tuple[int, tuple[int, int]]:
             if error.errno in _TAKEN:
                 raise StoreLocked(f"{store} is served by another process; stop that broker first") from error
             raise
-        os.close(descriptor)  # the file was replaced meanwhile: this is the lock of none
+        os.close(descriptor)  # the file was replaced: this is the lock of none
 
 
 def _lock_directory(descriptor: int, store: Path) -> None:
@@ -122,7 +115,7 @@ def naming_store(store: Path) -> Iterator[None]:
 
 
 def is_served(store: Path) -> bool:
-    """Tell whether a broker of this or another process serves a store directory. Writes nothing."""
+    """Return whether a broker of this or another process serves a store directory. Writes nothing."""
     return _is_directory_locked(store) or _is_file_locked(store / "lock")
 
 

@@ -1,13 +1,12 @@
 """The store reader: read-only access to a store directory, for Spark and `rucola store`.
 
-A StoreReader writes nothing, takes no lock and leaves no `abort`. So it can read the directory of a running broker, a
-copy, or a file system that is mounted read-only. It is a snapshot of the moment at which it was opened; open another
-one to see newer messages. It keeps every file of the store open until `close`, or the end of its `with` block.
+A StoreReader writes nothing, takes no lock and leaves no `abort`, so it can read the directory of a running broker, a
+copy, or a read-only file system. It is a snapshot of the time of its opening, and keeps every file open until `close`.
 
 It does not rely on a clean stop: the log ends at the first invalid record, and a ConsumeQueue ends with its last unit
-that points at its own record, since Apache's broker leaves on disk what a recovery has cut off.
+that points at its record, since Apache's broker leaves on disk what a recovery has cut off.
 
-No counterpart in Apache RocketMQ, where reading a store takes a broker.
+No counterpart in Apache RocketMQ, where reading a store requires a broker.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class StoreReader:
 
     Args:
         path: the directory that holds `commitlog/`.
-        index_slots: maxHashSlotNum of the broker that wrote the index; 0 takes it from each file.
+        index_slots: maxHashSlotNum of the broker that wrote the index; 0 detects it in each file.
         commit_log: the directory of the log if it is not `<path>/commitlog` (storePathCommitLog).
 
     Raises StoreError if `path` is no directory or has links in it, and StoreCorrupt if its files contradict each other.
@@ -89,17 +88,15 @@ class StoreReader:
 
     @property
     def commit_log_files(self) -> list[LogFile]:
-        """The files of the CommitLog, oldest first."""
         return [LogFile(file.path, file.begin, file.size) for file in self._log]
 
     @property
     def min_physical_offset(self) -> int:
-        """The begin of the log: the physical offset of its first record."""
         return self._log.begin
 
     @cached_property
     def max_physical_offset(self) -> int:
-        """The end of the log. The first access scans the last file, including its CRCs."""
+        """The log end offset. The first access scans the last file, including its CRCs."""
         end = self._log.begin
         # From the last file back, since the last ones may have been created in advance and be empty.
         for file in reversed(self._log.files):
@@ -111,18 +108,11 @@ class StoreReader:
         return end
 
     def buffer(self, file: LogFile) -> memoryview:
-        """Return the bytes of a log file, mapped read-only.
-
-        Positions are counted from the begin of the file. The view is valid until the reader is closed. Release it
-        before that, or the file stays mapped as long as the view exists.
-        """
+        """Return the bytes of a log file, mapped read-only; release the view before the reader is closed."""
         return memoryview(self._mapped(file.begin).map)[: file.size]
 
     def record(self, physical_offset: int, *, decompress: bool = True) -> MessageExt:
-        """Return the message at a physical offset, its body as stored if `decompress` is False.
-
-        Raises StoreError for an offset outside the log, and StoreCorrupt if no valid record begins there.
-        """
+        """Return the message at a physical offset; StoreError outside the log, StoreCorrupt without a valid record."""
         file = self._mapped(physical_offset)
         position = physical_offset - file.begin
         try:
@@ -138,10 +128,7 @@ class StoreReader:
         return scan(self._log, self._log.begin if begin is None else begin)
 
     def walk(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt]:
-        """Yield the messages from physical offset `begin`, a record's start, up to `end`, in order.
-
-        By default up to the end of the log. Raises StoreCorrupt at an invalid record before that.
-        """
+        """Yield the messages from `begin`, a record's start, up to `end`. Raises StoreCorrupt at an invalid record."""
         for item in self.runs(begin):
             if isinstance(item, ScanEnd):
                 if item.damage is not None and (end is None or item.physical_offset < end):
@@ -172,10 +159,7 @@ class StoreReader:
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
     def units(self, topic: str, queue_id: int, begin: int = 0, end: int | None = None) -> npt.NDArray[Any]:
-        """Return the units of queue offsets `begin` to `end`, limited to those that exist.
-
-        Shape (n,), type `consume_queue.UNIT`: physical_offset, size, tags_code. An unknown queue has none.
-        """
+        """Return the existing units of queue offsets `begin` to `end`: shape (n,), type `consume_queue.UNIT`."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return np.empty(0, UNIT)
@@ -191,11 +175,7 @@ class StoreReader:
     def query(
         self, topic: str, key: str, max_count: int = 64, begin_ms: int = 0, end_ms: int = (1 << 63) - 1
     ) -> list[MessageExt]:
-        """Return up to `max_count` messages with this key, oldest first.
-
-        Reads the latest `max_count` index entries with the hash of the key, and compares the keys of their messages.
-        Times are compared in whole seconds, as the index has them.
-        """
+        """Return the messages of the key's latest `max_count` index entries, oldest first; times in whole seconds."""
         messages = []
         for physical_offset in self.index.query(topic, key, max_count, begin_ms, end_ms):
             if self._log.find(physical_offset) is not None:
@@ -206,7 +186,6 @@ class StoreReader:
 
     @cached_property
     def index(self) -> Index:
-        """The index of the store, for reading."""
         return Index.open(self.path / "index", self._index_slots)
 
     def config(self, name: str) -> Any:
@@ -214,7 +193,6 @@ class StoreReader:
         return read_config(config_path(self.path, name))
 
     def _drop_stale_units(self, queue: ConsumeQueue) -> None:
-        """End a queue with its last unit that points at its own record."""
         end = queue.max_offset
         while end > queue.min_offset and not queue.is_valid_at(end - 1, self._log):
             end -= 1

@@ -1,14 +1,11 @@
 """Dispatch: build the ConsumeQueue units and the index entries of new records.
 
-A consumer can read a record once its unit is in the ConsumeQueue of its topic and queue id. A query by key finds it
-once its keys are in the index: first its unique key, then each word of KEYS. Prepared and rolled-back transaction
-messages get no unit; rolled-back messages get no index entries either.
+A consumer can read a record once its unit is in the ConsumeQueue; a query by key finds it once its keys are in the
+index: first its unique key, then each word of KEYS. Prepared and rolled-back transaction messages get no unit;
+rolled-back messages get no index entries either.
 
-Records are dispatched in batches, in the order of the log. Each half has two code paths with equal results:
-
-    units       one by one, if the last batch went to many queues or there is one record;
-                otherwise grouped by queue, with one write per queue
-    entries     one by one below 8 records; otherwise hashed and chained with numpy, all at once
+Records are dispatched in batches, in the order of the log: units one by one if the last batch went to many queues, else
+with one write per queue; entries one by one below 8 records, else with numpy. The results are equal.
 
 The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer. There it is the
 time of delivery in milliseconds: computed from the delay level in the first, the property TIMER_OUT_MS in the second.
@@ -44,37 +41,27 @@ Entries = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int
 """Index entries in columns of shape (n,): (hashes, physical offsets, store timestamps in milliseconds)."""
 
 TopicArrivals = tuple[list[ConsumeQueue], list[int], list[int]]
-"""The new units of one topic: (queues, possibly repeated; tags codes; sizes of the records in bytes).
-
-The tags codes of one queue are in queue order. Arrivals are reported per topic, because a callback per message costs
-more than writing its unit if every message goes to another queue."""
+"""(queues, possibly repeated; tags codes; sizes of the records in bytes) of one topic, each queue in queue order."""
 
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
-"""A callback that gets all new units of a batch, by topic, once they can be read."""
+"""Gets all new units of a batch, by topic, once they can be read."""
 
 _VECTORIZE_FROM: Final = 8
-"""Batches of at least this many records compute their index entries with numpy; below it the calls cost more."""
 
 _NO_ARRIVALS: Final[TopicArrivals] = ([], [], [])
 
 
 class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
-    """All ConsumeQueues by (topic, queue id).
-
-    A lookup creates a missing queue, without a file yet.
-    """
+    """All ConsumeQueues by (topic, queue id). A lookup creates a missing queue, without a file yet."""
 
     def __init__(self, directory: Path, file_size: int) -> None:
         super().__init__()
         self.directory = directory
-        """The directory `consumequeue`."""
         self.file_size = file_size
-        """Bytes of each file of a queue."""
         self._topics: dict[str, TopicQueues] = {}
         """A cache of `of_topic`; deleting any queue of a topic drops the topic's entry."""
 
     def of_topic(self, topic: str) -> TopicQueues:
-        """Return the queues of a topic by queue id."""
         queues = self._topics.get(topic)
         if queues is None:
             queues = self._topics[topic] = TopicQueues(self, topic)
@@ -104,11 +91,7 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
 
 
 class TopicQueues(dict[int, ConsumeQueue]):
-    """The queues of one topic by queue id.
-
-    A lookup by int takes a third of the time of one by (topic, queue id). A missing queue is taken from, or created in,
-    `ConsumeQueues`.
-    """
+    """The queues of one topic by queue id, a faster lookup in `ConsumeQueues`."""
 
     def __init__(self, queues: ConsumeQueues, topic: str) -> None:
         super().__init__()
@@ -134,7 +117,6 @@ class CommitLogDispatcher:
         self._is_interrupted = False
         """Whether the last `dispatch` raised; the next one has the same batch."""
         self._entries_there = 0
-        """The number of entries of an interrupted batch that the index has."""
 
     def dispatch(
         self,
@@ -144,13 +126,12 @@ class CommitLogDispatcher:
     ) -> None:
         """Write units and entries of `batch` in order; add queues with new units to `touched`.
 
-        Raises OSError if there is no disk space or no descriptor. A part may be written then, with its arrivals
-        reported. Either the next call has the same batch and writes the rest, or the next recovery does.
+        Raises OSError without disk space or a descriptor, perhaps after a part; the next call must have the same batch,
+        or the next recovery writes the rest.
         """
         units = batch
         if self._is_interrupted:
-            # Units are found by their queue offset. Index entries have no such name, so those that were written are
-            # counted.
+            # Units are found by their queue offset; index entries have to be counted.
             units = [request for request in batch if not self._has_unit(request)]
         self._is_interrupted = True
         self.add_units(units, touched, on_arrival)
@@ -166,7 +147,6 @@ class CommitLogDispatcher:
         self._is_interrupted = False
 
     def _has_unit(self, request: DispatchRequest) -> bool:
-        """Tell whether an interrupted dispatch has written the unit of a record."""
         queue = self.queues.get((request.topic, request.queue_id))
         return queue is not None and request.queue_offset < queue.max_offset
 
@@ -194,7 +174,6 @@ class CommitLogDispatcher:
         self._is_spread = 2 * len(touched) > len(batch)
 
     def _add_by_queue(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
-        """Group the units by queue, one write each: fastest if many records share a queue."""
         for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
             queue = self.queues[topic, queue_id]
             queue.append(queue_offset, units)
@@ -204,10 +183,6 @@ class CommitLogDispatcher:
             of_topic[2].extend(sizes)
 
     def _add_each(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
-        """Write the units one by one: fastest if most records go to different queues.
-
-        Grouping gains nothing then.
-        """
         # Topic-dependent values are looked up again only when the topic changes; most batches have one topic.
         last_topic, has_due_time, of_topic = "", False, _NO_ARRIVALS
         queues: dict[int, ConsumeQueue] = {}
@@ -240,8 +215,8 @@ class CommitLogDispatcher:
             if request.sys_flag & sysflag.TRANSACTION_PREPARED:
                 continue
             topic, queue_id = request.topic, request.queue_id
-            # The group stays the same through a run of records of one queue. Comparing the topic by identity is
-            # enough: an equal string that is another object only costs one more lookup.
+            # Comparing the topic by identity is enough: an equal string that is another object only costs one more
+            # lookup.
             if group is None or topic is not last_topic or queue_id != last_id:
                 last_topic, last_id = name = (topic, queue_id)
                 has_due_time = topic in DUE_TIME_TOPICS
@@ -270,28 +245,19 @@ class CommitLogDispatcher:
 
 
 def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
-    """Return the index entries of `batch`, in order.
-
-    For example, two records of topic T at 0 and 300, the first with unique key U and KEYS "a b", the second with U2:
-
-        keys          U    a    b    U2        counts [3, 1]
-        hashed        T#U  T#a  T#b  T#U2      the hash of "T#" is computed once per topic
-        offsets       0    0    0    300       each record's offset, repeated by its count
-    """
+    """Return the index entries of `batch`, in order: for each key the hash, and its record's offset and time."""
     if speed.index_entries is not None and (columns := speed.index_entries(batch)) is not None:
         hashes, offsets, times = columns
         return np.frombuffer(hashes, np.int32), np.frombuffer(offsets, np.int64), np.frombuffer(times, np.int64)
     keys, counts = index_keys_of(batch)
-    # 1. The hash of "topic#": one value for a batch of one topic, the usual case.
     topics = [request.topic for request in batch]
     if topics.count(topics[0]) == len(batch):
         prefixes = np.full(len(keys), _prefix_hash(topics[0]), np.int32)
     else:
         prefixes = np.array(list(map(_prefix_hash, topics)), np.int32).repeat(counts)
-    # 2. Each record's physical offset and store time, once per key.
     physical_offsets = np.array([request.physical_offset for request in batch], np.int64).repeat(counts)
     timestamps = np.array([request.store_timestamp for request in batch], np.int64).repeat(counts)
-    # 3. The hashes of all keys continue those of their prefixes, in one call.
+    # The hashes of all keys continue those of their prefixes, in one call.
     return index_hashes(keys, prefixes), physical_offsets, timestamps
 
 
@@ -309,7 +275,6 @@ def index_keys_of(batch: Sequence[DispatchRequest]) -> tuple[list[str], npt.NDAr
 
 
 def _index_keys_of_one(request: DispatchRequest) -> list[str]:
-    """Return the index keys of one record: its unique key, then the words of KEYS."""
     if _is_rolled_back(request.sys_flag):
         return []
     unique_key, words = request.unique_key, request.keys
@@ -325,5 +290,4 @@ def _is_rolled_back(sys_flag: int) -> bool:
 
 @lru_cache(maxsize=8192)
 def _prefix_hash(topic: str) -> int:
-    """Return the hash of "topic#", which the index puts before each key of the topic."""
     return string_hash(index_key(topic, ""))

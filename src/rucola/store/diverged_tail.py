@@ -1,17 +1,16 @@
 """The diverged tail: log records that no other broker has, cut off and kept aside.
 
-A master that returns after another one took over may have records that were never replicated. To follow the new
-master, its log must end where both are equal. `cut_tail` does that, in steps after each of which a crash leaves a store
-that opens, and that the next handshake cuts again:
+A master that returns after a failover may have records that were never replicated. To follow the new master, its log
+must end where both are equal. `cut_tail` does that, in steps after each of which a crash leaves a store that opens, and
+that the next handshake cuts again:
 
     1. mark the store as not cleanly closed (`abort`), so that its next opening recovers queues and index
-    2. copy the tail to <store>/diverged/<begin>-<end>/, a store directory of its own, by way of a temporary name
+    2. copy the tail to <store>/diverged/<begin>-<end>/, a separate store directory, by way of a temporary name
     3. set back the checkpoint, which must not be ahead of the log
     4. cut the epochs of the tail off the epoch file
     5. truncate the log; if nothing of it is left, remove queues and index before that
 
-A tail that spans several log files becomes one directory for each. `rucola store grep` and `dump` read them, as they
-read any store directory. Nothing deletes them but an operator.
+Each log file of the tail becomes one directory, for `rucola store grep` and `dump`. Only an operator deletes them.
 """
 
 from __future__ import annotations
@@ -46,21 +45,18 @@ class DivergedTail(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes that were cut off."""
         return self.end - self.begin
 
 
 def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
-    """Cut a closed store's log at a record's physical offset, and keep the tail aside.
-
-    At or before the begin of the log, all of it is cut off.
+    """Cut a closed store's log, all of it if necessary, at a record's physical offset, and keep the tail.
 
     Durable on return. Raises StoreError, StoreLocked and OSError; then nothing is lost, and the call may be repeated.
     """
     root = Path(config.store_path_root_dir)
     lock = DirectoryLock(root, config.commit_log_directory)
     try:
-        # 1. From here on the next opening recovers queues and index from the log, whatever a crash leaves.
+        # From here on the next opening recovers queues and index from the log.
         (root / "abort").touch(FILE_MODE)
         sync_directory(root)
         files = MappedFileQueue.open(
@@ -71,11 +67,10 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
         )
         try:
             physical_offset = max(physical_offset, files.begin)
-            # 2. The only copy of these messages, so it is durable before anything is removed.
+            # The only copy of these messages, so it is durable before anything is removed.
             tail = _keep_tail(root, files, physical_offset)
-            # 3. Before the truncation: a checkpoint ahead of the log would cover messages that the master sends next.
+            # Before the truncation: a checkpoint ahead of the log would cover messages that the master sends next.
             _limit_checkpoint(Checkpoint(root / "checkpoint"), _last_timestamp(files, physical_offset))
-            # 4. and 5. The epochs that begin in the tail, and the tail.
             epochs = EpochFile(root)
             epochs.replace([epoch for epoch in epochs.epochs if epoch.begin < physical_offset])
             if physical_offset == files.begin:
@@ -90,12 +85,11 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
 
 
 def is_diverged_tail(store: Path) -> bool:
-    """Tell whether a directory is one of those that `cut_tail` writes, which has a part of a log and nothing else."""
+    """Return whether a directory is one that `cut_tail` writes, with a part of a log and nothing else."""
     return _is_name(store.name) is not None and [path.name for path in store.iterdir()] == ["commitlog"]
 
 
 def _clear(root: Path, files: MappedFileQueue) -> None:
-    """Remove queues, index and log, so that the log begins where its new master's does."""
     for directory in DERIVED_DIRECTORIES:  # before the log: without it, they would be an error
         if (root / directory).exists():
             shutil.rmtree(root / directory)
@@ -123,10 +117,7 @@ def _keep_tail(root: Path, files: MappedFileQueue, begin: int) -> DivergedTail:
 
 
 def _last_timestamp(files: MappedFileQueue, end: int) -> int:
-    """Return the store time of the last record that begins before `end`.
-
-    Looks only in the file that holds the byte before `end`; 0 if that has none.
-    """
+    """Return the store time of the last record before `end` in its file; 0 without one."""
     file = files.find(end - 1)
     last = 0
     for item in () if file is None else scan_file(file, 0, check_crc=False):
@@ -144,10 +135,7 @@ def _limit_checkpoint(checkpoint: Checkpoint, last_ms: int) -> None:
 
 
 def _keep(directory: Path, file: MappedFile, begin: int, end: int) -> Path:
-    """Copy a part of one log file into a store directory of its own.
-
-    Does not copy it again if an interrupted cut has done so.
-    """
+    """Copy a part of one log file into a store directory, unless an interrupted cut has done so."""
     tail = memoryview(file.map)[begin - file.begin : end - file.begin]
     try:
         for other in sorted(directory.glob(f"{file_name(begin)}-*")):

@@ -8,7 +8,7 @@ Each mastership of a broker name has an epoch, a number that only grows, and wri
     7-7000            an entry: epoch, physical offset at which it begins
     8-8000
 
-An entry is on disk before the first byte of its epoch is in the log, so after a crash the last entries may begin behind
+An entry is on disk before the first byte of its epoch is in the log, so after a crash the last entries may start after
 the end of the log, and are dropped. Epochs and offsets ascend.
 
 Corresponds to `EpochFileCache` and `CheckpointFile` of Apache RocketMQ 5. Deliberate difference: a file that fails its
@@ -30,7 +30,6 @@ EPOCH_FILE: Final = "epochFileCheckpoint"
 
 
 def format_epochs(epochs: Sequence[Epoch]) -> bytes:
-    """Return the content of a file."""
     entries = "".join([f"{epoch.number}-{epoch.begin}\n" for epoch in epochs]).encode("ascii")
     return b"%d\n%d\n%b" % (len(epochs), _checksum(entries), entries)
 
@@ -45,7 +44,7 @@ def parse_epochs(content: bytes) -> tuple[Epoch, ...]:
     if int(count) != len(lines) or int(checksum) not in (0, _checksum(entries)):  # Apache writes 0 for no checksum
         raise ValueError(f"{len(lines)} entries do not match the count or the checksum")
     epochs = [Epoch(*map(int, line.split(b"-"))) for line in lines]
-    # The first is compared with epoch 0 at -1, so that it may begin at 0.
+    # The first is compared with epoch 0 at -1, so that it may start at 0.
     for before, after in zip([NO_EPOCH._replace(begin=-1), *epochs], epochs, strict=False):
         if after.number <= before.number or after.begin <= before.begin:
             raise ValueError(f"epoch {after.number} at {after.begin} does not follow {before.number} at {before.begin}")
@@ -68,37 +67,27 @@ def _checksum(entries: bytes) -> int:
 
 
 class EpochFile:
-    """The epochs of one open store, for one thread at a time.
-
-    Every change is on disk on return. Changes raise OSError, and leave file and object as they were.
-    """
+    """The epochs of one open store, for one thread at a time. Changes are durable; OSError changes nothing."""
 
     def __init__(self, store: Path) -> None:
-        """Read the file. Raises StoreCorrupt."""
         self._path = store / EPOCH_FILE
         self.epochs = read_epochs(store)
-        """The epochs of the log, in ascending order."""
 
     @property
     def last(self) -> Epoch:
-        """The epoch of the end of the log."""
         return self.epochs[-1] if self.epochs else NO_EPOCH
 
     def limit(self, begin: int, end: int) -> None:
-        """Drop what does not belong to a log from `begin` to `end`.
-
-        Called at the opening, and after the log was cut.
-        """
+        """Drop epochs outside a log from `begin` to `end`: at the opening, and after the log was cut."""
         self.replace(within(self.epochs, begin, end))
 
     def begin_epoch(self, number: int, begin: int) -> None:
-        """Append an epoch that begins at the log's end. ValueError unless its number is new."""
+        """Append an epoch that starts at the log's end. ValueError unless its number is new."""
         if number <= self.last.number:
             raise ValueError(f"epoch {number} does not follow {self.last.number}")
         self.replace(appended(self.epochs, Epoch(number, begin)))
 
     def replace(self, epochs: Sequence[Epoch]) -> None:
-        """Replace all epochs."""
         if tuple(epochs) != self.epochs:
             replace_file(self._path, format_epochs(epochs))
             self.epochs = tuple(epochs)

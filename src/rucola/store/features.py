@@ -1,7 +1,7 @@
-"""The features of a store directory: what other brokers and versions keep in it beside log, queues and index.
+"""The features of a store directory: what other brokers and versions add to log, queues and index.
 
-`find_features` names them by files and directories, and writes nothing. A store is opened only if each of them is read
-or rebuilt; otherwise its broker would serve a part of the messages as if it were all (`check_features`).
+`find_features` recognizes them by files and directories, and writes nothing. A store is opened only if each of them is
+read or rebuilt; otherwise its broker would serve a part of the messages as if it were all (`check_features`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.multi_dispatch import MultiDispatch, further_units
 
 _MAX_DEPTH: Final = 4
-"""A queue's file is in <store>/consumequeue/<topic>/<id>/."""
 
 LMQ_OFFSET_FILE: Final = "lmqConsumerOffset.json"
 _OFFSET_FILE: Final = "consumerOffset.json"
@@ -34,13 +33,12 @@ _VERSION_5: Final = {
     "transaction": "transactions in RocksDB",
     "brokerIdentity": "a broker of a controller",
 }
-"""What RocketMQ 5 adds to the directory, and what it keeps there."""
 _VERSION_5_TABLES: Final = ("topics", "subscriptionGroups", "consumerOffsets", "rdb")
 """Directories of config/ in which RocketMQ 5 keeps tables in RocksDB."""
 
 
 class Support(Enum):
-    """What becomes of a feature when the store is opened."""
+    """The consequence of a feature when the store is opened."""
 
     READ = "read"
     NEEDS_SETTING = "needs a setting"
@@ -49,7 +47,7 @@ class Support(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of a store: its name, where it was found, what becomes of it, and a sentence about that."""
+    """A feature of a store: its name, path and support, and a sentence about that."""
 
     name: str
     path: Path
@@ -61,18 +59,12 @@ class Feature:
 
 
 def find_features(root: Path, commit_log: Path | None = None) -> list[Feature]:
-    """Return the features of a store directory; empty for one that only Rucola or Apache's defaults wrote.
-
-    `commit_log` is the directory of the log if it is not `commitlog`.
-    """
+    """Return the features of a store directory whose log is in `commit_log`; empty for Apache's defaults."""
     return [*_of_version_4(root), *_of_version_5(root), *_unknown(root, commit_log)]
 
 
 def check_features(config: StoreConfig) -> None:
-    """Raise StoreError, which names every one, for features with which the store cannot be opened.
-
-    Writes nothing.
-    """
+    """Raise StoreError, which names every one, for features with which the store cannot be opened."""
     root = config.store_path_root_dir
     settings = {_LMQ_QUEUES: config.enable_multi_dispatch, _LMQ_OFFSETS: config.enable_lmq}
     refused = [
@@ -86,7 +78,7 @@ def check_features(config: StoreConfig) -> None:
 
 
 def check_units(queues: Iterable[ConsumeQueue], log: MappedFileQueue, mode: MultiDispatch) -> None:
-    """Raise StoreError for queues whose records were not dispatched as the configuration does it. Writes nothing."""
+    """Raise StoreError for queues whose records were not dispatched as configured. Writes nothing."""
     for queue in queues:
         name = (queue.topic, queue.queue_id)
         found = queue.further_record(log)
@@ -103,11 +95,11 @@ _LMQ_OFFSETS: Final = "LMQ consumer offsets"
 
 
 def detect_multi_dispatch(root: Path) -> MultiDispatch:
-    """Return how the records of a store were dispatched, as far as its files tell."""
+    """Return how the records of a store were dispatched, if its files show it."""
     names = {feature.name for feature in _of_version_4(root)}
     if not names & {_LMQ_QUEUES, _LMQ_OFFSETS}:
         return MultiDispatch.OFF
-    # With enableLmq, a light message queue has the id 0, whatever that of the record is.
+    # With enableLmq, a light message queue has the id 0, not the record's.
     other_ids = any(path.name != "0" for path in (root / "consumequeue").glob(f"{LMQ_PREFIX}*/*"))
     return MultiDispatch.TOPICS if other_ids else MultiDispatch.LMQ
 
@@ -173,7 +165,6 @@ def _unknown(root: Path, commit_log: Path | None) -> Iterator[Feature]:
 
 
 def _has_store_files(directory: Path) -> bool:
-    """Tell whether a directory has files of a log, a queue or RocksDB, as deep as a store has them."""
     patterns = ("*/" * depth + name for depth in range(_MAX_DEPTH) for name in ("[0-9]" * 20, "*.sst"))
     return any(path.is_file() for pattern in patterns for path in directory.glob(pattern))
 

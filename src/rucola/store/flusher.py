@@ -4,13 +4,11 @@
     begin, end    the same by the kernel alone (`kernel_flush`), for the group commit of SYNC_FLUSH
     checkpoint    flush, then the dirty queues, the full index files, and last the checkpoint file
 
-The order in `checkpoint` is the invariant of recovery: a time enters the checkpoint file only after everything up to
-it is on disk. The checkpoint may be behind, never ahead.
+This order is the invariant of recovery: the checkpoint may be late, but never ahead of the disk.
 
 fsync reports an error once, to one caller, and the kernel may drop the pages that it could not write. Therefore
-flushes are serialised, so that every waiter gets the error, and the error stays: each later call raises it again
-without asking the disk, and the store takes no puts until a recovery has found out what is there. Only a call that
-asked the disk for nothing yet fails on its own: it got no descriptor, or the checkpoint file no space.
+flushes are serialised, so that every waiter gets the error, each later call raises it again, and the store refuses
+puts until a recovery. Only a call that wrote nothing fails alone: without a descriptor, or space for the checkpoint.
 
 Corresponds to CommitLog.FlushRealTimeService and DefaultMessageStore.FlushConsumeQueueService of
 org.apache.rocketmq.store. Deliberate difference: an fsync error is never swallowed (apache/rocketmq#2706).
@@ -30,11 +28,9 @@ from rucola.system_calls import EXHAUSTED, NO_DESCRIPTOR
 
 
 class Flusher:
-    """The flusher of one open store.
+    """The flusher of one open store; `flush` is for any thread, `checkpoint` for one, the rest for the owner.
 
-    Threads: `mark_dirty`, `begin` and `end` are called by the store's owner. `flush` may be called by any thread,
-    `checkpoint` by any one thread at a time. Neither holds a lock that `mark_dirty` or a put needs while the disk
-    works.
+    No lock that `mark_dirty` or a put needs is held during I/O.
     """
 
     __slots__ = (
@@ -64,69 +60,55 @@ class Flusher:
         self._log = log
         self._index = index
         self._fail = fail
-        """Makes the store FAILED, with the reason."""
         self._put_timestamp = put_timestamp
-        """Returns the store time of the last put, in milliseconds."""
         self._checkpoint = checkpoint
         """Its physic_timestamp is guarded by `_flush_lock`; the rest belongs to the thread in `checkpoint`."""
         self._flush_lock = threading.Lock()
-        """Held during an fsync of the log: a waiter that comes meanwhile flushes after it, and so sees its error."""
+        """Held during an fsync of the log: a waiter flushes after it, and so gets its error."""
         self._begun: tuple[Unflushed, int] | None = None
-        """What `begin` began to flush, and the store time of its last record. Guarded by `_flush_lock`."""
         self._dirty_lock = threading.Lock()
-        """Guards the next two attributes; never held while the disk works."""
+        """Guards the next two attributes; never held during I/O."""
         self._dirty: set[ConsumeQueue] = set()
-        """Queues with units that no `checkpoint` has begun to flush."""
+        """Queues with units that no `checkpoint` has started to flush."""
         self._dispatched_timestamp = 0
         """The store time of the last message whose unit is written."""
         self._flushing: set[ConsumeQueue] = set()
-        """Queues that the current pass over the dirty queues has still to flush. Belongs to `checkpoint`."""
         self._flushing_timestamp = 0
-        """The store time that the checkpoint gets for the queues when the pass ends. Belongs to `checkpoint`."""
         self._error: OSError | None = None
         """The first error of the disk. Set once, by any thread; never reset."""
 
     def mark_dirty(self, queues: Iterable[ConsumeQueue], dispatched_timestamp: int | None) -> None:
-        """Note queues with new units, and the last dispatched message's store time.
-
-        None keeps the time before: the dispatch is not complete.
-        """
+        """Note queues with new units, and the last store time; None while the dispatch is not complete."""
         with self._dirty_lock:
             self._dirty.update(queues)
             if dispatched_timestamp is not None:
                 self._dispatched_timestamp = dispatched_timestamp
 
     def _written_timestamp(self) -> int:
-        """Return the store time of the last put; 0 if its record may be collected.
-
-        A collected record is no part of a flush.
-        """
-        timestamp = self._put_timestamp()  # first: the log may begin to collect meanwhile
+        """Return the store time of the last put; 0 if its record may be collected, and so not be flushed."""
+        timestamp = self._put_timestamp()  # first: the log may start to collect in between
         return 0 if self._log.is_behind else timestamp
 
     def flush(self) -> None:
-        """Wait until every record that was put before this call is on disk.
+        """Make every record that was put before this call durable.
 
-        Raises OSError if the disk fails now or failed before; the store is FAILED then (see `write_state`). Without a
-        descriptor it raises OSError, too, but the store stays as it is, and the next call may succeed.
+        Raises OSError, which makes the store FAILED (see `write_state`) unless only a descriptor was missing.
         """
         with self._flush_lock:
-            # Read before the flush, which need not contain messages that are put meanwhile. 0 if there was never a
-            # message.
+            # Read before the flush, which need not contain later messages. 0 if there was never a message.
             timestamp = self._written_timestamp()
             self._sync(self._log.flush)
             self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
 
     def begin(self, kernel: KernelFlush) -> bool:
-        """Begin to flush every record that was put before this call.
+        """Start to flush what was put before this call; call `end` when the kernel is done.
 
-        The caller calls `end` when the kernel is done. False if `flush` has to be called instead, in a thread: while
-        another thread flushes, so that both see its error; after an error; if more than one file, or the name of a
-        file, has to be made durable.
+        False if `flush` has to be called in a thread: during its run, after an error, or for more than one file or a
+        directory entry.
         """
         if self._error is not None or not self._flush_lock.acquire(blocking=False):
             return False
-        # The lock is kept until `end`: a `flush` in another thread waits for this one, and then sees its error.
+        # The lock is kept until `end`: a `flush` in another thread waits for this one, and then gets its error.
         timestamp, unflushed = self._written_timestamp(), self._log.unflushed()
         descriptor = self._log.descriptor_of(unflushed)
         if descriptor is None or not kernel.submit(descriptor):
@@ -136,7 +118,7 @@ class Flusher:
         return True
 
     def end(self, error: OSError | None) -> None:
-        """Complete what `begin` began, with the result of the kernel. Raises OSError as `flush`."""
+        """Complete `begin` with the kernel's result. Raises OSError as `flush`."""
         assert self._begun is not None
         unflushed, timestamp = self._begun
 
@@ -155,40 +137,29 @@ class Flusher:
     def checkpoint(self, max_queues: int | None = None) -> None:
         """Make log, queues and full index files durable, then the checkpoint. Errors as in `flush`.
 
-        With `max_queues` one call flushes at most that many queues, so that a store with thousands of them spreads the
-        work. The checkpoint advances for the queues when a pass over all that were dirty at its start is complete:
-
-            dirty A B C, max_queues=2:  flushes A B;  flushes C, advances;  flushes what is dirty since the first call
+        With `max_queues`, the checkpoint advances only after a pass over all queues that were dirty at its start.
         """
-        # 1. The log, first of all: a unit on disk must not point at a record that is not.
+        # The log, first of all: a unit on disk must not point at a record that is not.
         self.flush()
-        # 2. Begin a pass over the dirty queues, or continue the one that is not complete.
         with self._dirty_lock:
             # A queue that gets units from here on is dirty again, and part of the next pass.
             if max_queues is None or not self._flushing:
                 self._flushing, self._dirty = self._flushing | self._dirty, set()
                 self._flushing_timestamp = self._dispatched_timestamp
-        # 3. The queues of this call.
         queues = list(self._flushing)[:max_queues]
         self._sync(lambda: flush_queues(queues, beside_others=max_queues is not None))
         self._flushing.difference_update(queues)
         point, index = self._checkpoint, self._index
         if not self._flushing:
             point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
-        # 4. Index files that are full; a crash drops the last one anyway.
+        # Only index files that are full; a crash drops the last one anyway.
         if index is not None:
             self._sync(index.flush_full_files)
             point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
-        # 5. The checkpoint file, last.
         self._sync(point.write, EXHAUSTED)
 
     def _sync(self, flush: Callable[[], object], passing: Collection[int] = NO_DESCRIPTOR) -> None:
-        """Call `flush`, unless an earlier one failed.
-
-        Its error is raised, and makes the store FAILED. Errors with a number in `passing` do not: for log, queues and
-        index those that no fsync has. The checkpoint file may get no space: one that holds the times before, or the new
-        ones, is true in either case.
-        """
+        """Call `flush` unless one failed; an error makes the store FAILED, except for those in `passing`."""
         if self._error is not None:
             raise self._error
         try:

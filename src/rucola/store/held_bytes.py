@@ -10,10 +10,7 @@ if TYPE_CHECKING:
 
 
 class HeldBytes:
-    """Bytes of one file, which stays open until `release`, also if it is deleted meanwhile.
-
-    As a context manager it releases them at the end of the block.
-    """
+    """Bytes of one file, which stays open, even if deleted, until `release` or the end of a `with` block."""
 
     __slots__ = ("_file", "view")
 
@@ -25,7 +22,6 @@ class HeldBytes:
         return len(self.view)
 
     def release(self) -> None:
-        """Let the file go."""
         self.view.release()
         self._file.release()
 

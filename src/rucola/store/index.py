@@ -18,16 +18,11 @@ A file is a hash table of fixed size. With s slots (5,000,000) and n entries (20
                           12  4  seconds from the file's beginTimestamp to the message's store time, never negative
                           16  4  the number of the entry before this one in the same slot, 0 for none
 
-A lookup starts at the slot of the key (hash modulo s) and follows the chain back. For example, with 5 slots and the
-entries 7, 9 and 10 of slot 1:
+A lookup starts at the slot of the key (hash modulo s) and follows the chain back. Hashes collide, so the caller
+compares the keys. Times are whole seconds, so a window exact to the millisecond can miss its own message.
 
-    slot 1 = 10    entry 10: previous 9    entry 9: previous 7    entry 7: previous 0
-
-Hashes collide, so the caller compares the keys of the messages. Times are whole seconds, so a window exact to the
-millisecond can miss its own message.
-
-The first file has no beginTimestamp when its first entry is written, so that entry's difference is 0. A later file
-inherits endTimestamp and endPhyOffset of the one before as its begin, until its first entry replaces them.
+The first file has no beginTimestamp when its first entry is written, so that entry's difference is 0; a later file
+inherits endTimestamp and endPhyOffset of the previous one as its begin values until then.
 
 An index can be rebuilt from the log. After a crash only full files that the checkpoint covers are kept.
 
@@ -108,18 +103,13 @@ class IndexFile:
             self.slots_used,
             self.count,
         ) = _HEADER.unpack_from(file.map, 0)
-        # A new file has only zeros. Its first entry gets number 1, because 0 ends a chain.
+        # The first entry has number 1, because 0 ends a chain.
         self.count = max(self.count, 1)
         self.is_flushed = False
-        """Whether the file was flushed since it became full."""
 
     @classmethod
     def open(cls, path: Path, slot_count: int = 0, *, writable: bool = False) -> IndexFile:
-        """Map an existing file.
-
-        With `slot_count` 0 it is that which fits the header and the entries. Raises StoreCorrupt if the size of the
-        file does not fit, or if the file does not tell.
-        """
+        """Map an existing file; 0 detects the slots. Raises StoreCorrupt if that fails or the size does not fit."""
         size = path.stat().st_size
         slot_count = slot_count or _count_slots(path, size)
         room = size - HEADER_SIZE - slot_count * SLOT_SIZE
@@ -137,10 +127,7 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, slot_count: int, max_count: int) -> IndexFile:
-        """Create a file.
-
-        Raises OSError if the disk has no space for its slots; then no file is left.
-        """
+        """Create a file. Raises OSError if the disk has no space for its slots; then no file is left."""
         size = HEADER_SIZE + slot_count * SLOT_SIZE + max_count * ENTRY_SIZE
         file = MappedFile.create(path, size, reads_ahead=False)
         try:
@@ -153,11 +140,10 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more entry fits."""
         return self.count >= self.max_count
 
     def has_valid_end(self) -> bool:
-        """Tell whether header and file agree on the last entry and its physical offset."""
+        """Return whether header and file agree on the last entry and its physical offset."""
         # Bytes after the last entry: the disk got these entries, and of the header an older version.
         if not 1 <= self.count <= self.max_count or any(self.entries(self.count, self.count + 1).tobytes()):
             return False
@@ -170,22 +156,17 @@ class IndexFile:
         return np.frombuffer(self.file.map[at + begin * ENTRY_SIZE : at + end * ENTRY_SIZE], ENTRY)
 
     def slots(self) -> npt.NDArray[np.int32]:
-        """Return all slots: shape (slot_count,), a copy."""
+        """Return a copy of all slots: shape (slot_count,)."""
         return np.frombuffer(self.file.map[HEADER_SIZE : self._entries_at], ">i4")
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        """Tell whether a time window overlaps the file's, by Apache's comparison."""
         first, last = self.begin_timestamp, self.end_timestamp
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
     def select_steps(
         self, key_hash: int, max_count: int, begin_ms: int, end_ms: int, before_physical_offset: int = MAX_LONG
     ) -> Generator[None, None, list[int]]:
-        """Find up to `max_count` physical offsets below a bound, by hash and time, latest first.
-
-        A generator of small steps (see `rucola.slices`). O(length of the chain), which may have millions of entries if
-        as many messages have one key; it ends at an entry before the window, since store times rise along the log.
-        """
+        """Find up to `max_count` physical offsets below a bound, latest first, in O(length of the chain) steps."""
         mapped, at = self.file.map, self._entries_at
         if speed.select_entries is not None:
             wanted = key_hash, max_count, begin_ms, end_ms, before_physical_offset
@@ -194,8 +175,7 @@ class IndexFile:
                 return selected
         found: list[int] = []
         (number,) = _SLOT.unpack_from(mapped, HEADER_SIZE + key_hash % self.slot_count * SLOT_SIZE)
-        # Numbers must fall along a chain. `following` is the number that the last step came from, so that a damaged
-        # number ends the search instead of leading it in a circle.
+        # Numbers must fall along a chain, so that a damaged number ends the search instead of leading it in a circle.
         following = min(self.count, self.max_count)
         for step in count_from(1):
             if not 0 < number < following or len(found) >= max_count:
@@ -240,10 +220,7 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> int:
-        """Add entries in order, as many as fit, and return their number.
-
-        The three arrays have the same shape (n,). The file is the same as after that many calls of `put`.
-        """
+        """Add entries in order like `put`, as many as fit, and return their number; all arrays have shape (n,)."""
         if not len(key_hashes) or self.is_full:
             return 0
         done = 0
@@ -261,10 +238,7 @@ class IndexFile:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add entries that all fit, to a file that has its first entry.
-
-        The arrays have the same shape (n,). 1,000 entries take 70 microseconds, a sixteenth of 1,000 calls of `put`.
-        """
+        """Add entries that all fit, to a file that has its first entry: a sixteenth of the time of `put`."""
         count, number = len(key_hashes), self.count
         begin = self._entries_at + number * ENTRY_SIZE
         end = begin + count * ENTRY_SIZE
@@ -282,7 +256,6 @@ class IndexFile:
         slots = np.frombuffer(self.file.map, ">i4", self.slot_count, HEADER_SIZE)
         slot_of = key_hashes % self.slot_count
         order, previous, touched, lasts, new_slots = _chain(slots, slot_of, number)
-        # Write the entries in their own order, with one copy.
         entries = np.empty(count, ENTRY)
         entries["hash"] = key_hashes
         entries["physical_offset"] = physical_offsets
@@ -297,7 +270,6 @@ class IndexFile:
         self._advance(count, new_slots, *ends)
 
     def _advance(self, count: int, new_slots: int, first: tuple[int, int], last: tuple[int, int]) -> None:
-        """Count new entries in the header, given (physical offset, store time) of `first` and `last`."""
         if self.count <= 1:
             self.begin_physical_offset, self.begin_timestamp = first
         self.end_physical_offset, self.end_timestamp = last
@@ -306,7 +278,6 @@ class IndexFile:
         self._write_header()
 
     def begin_after(self, end_timestamp: int, end_physical_offset: int) -> None:
-        """Inherit the end of the file before, until the first entry replaces it."""
         if end_physical_offset > 0:
             self.begin_physical_offset = self.end_physical_offset = end_physical_offset
         if end_timestamp > 0:
@@ -327,8 +298,7 @@ class IndexFile:
 
 
 def _count_slots(path: Path, size: int) -> int:
-    """Return the number of slots of a file of `size` bytes: four entries per slot, as by default, or what it shows."""
-    # Each slot takes 4 bytes and its four entries 80: a default file of 420,000,040 bytes has 5,000,000 slots.
+    # Each slot has 4 bytes and its four entries 80: a default file of 420,000,040 bytes has 5,000,000 slots.
     slots: int
     usual, odd = divmod(size - HEADER_SIZE, SLOT_SIZE + DEFAULT_ENTRIES_PER_SLOT * ENTRY_SIZE)
     is_usual = usual > 0 and not odd
@@ -339,7 +309,7 @@ def _count_slots(path: Path, size: int) -> int:
             if is_usual and (count <= 1 or _has_ends(mapped, usual, begin, end, count)):
                 return usual
             if count > 1 and end > 0:
-                # The last entry has `end` as its physical offset; where that is found, the number of slots follows.
+                # The last entry has `end` as its physical offset; its position yields the number of slots.
                 behind = HEADER_SIZE + (count - 1) * ENTRY_SIZE + _SLOT.size
                 at = mapped.map.find(wanted := struct.pack(">q", end), behind + SLOT_SIZE)
                 while at >= 0:
@@ -358,7 +328,6 @@ def _count_slots(path: Path, size: int) -> int:
 
 
 def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: int) -> bool:
-    """Tell whether a number of slots puts first and last entry where they have the physical offsets of the header."""
     entries_at = HEADER_SIZE + slot_count * SLOT_SIZE
     room, odd = divmod(file.size - entries_at, ENTRY_SIZE)
     if odd or count > room:
@@ -370,39 +339,25 @@ def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: in
 def _chain(
     slots: npt.NDArray[np.int32], slot_of: npt.NDArray[np.int32], number: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
-    """Chain new entries as single calls of `put` would.
-
-    They are numbered from `number` on; their slots are `slot_of`. Each entry points to the one before it in its slot.
-    Returns (order, previous number of each entry in that order, touched slots, last number of each of these, how many
-    of them were empty). Example with 5 slots that hold 0 3 0 6 0 and four entries from 7 on:
-
-        numbers      7  8  9 10
-        slot_of      1  3  1  1
-        order        0  2  3  1      a stable sort by slot: 7 9 10 of slot 1, then 8 of slot 3
-        is_first     1  0  0  1      entries 7 and 8 are the first of their slots
-        previous     3  7  9  6      in this order: the slot's entry, or the entry before
-        touched      1  3            the slots become 0 10 0 8 0
-        lasts       10  8
-    """
+    """Return (order, previous numbers, touched slots, their last numbers, number of empty ones) of new entries."""
     count = len(slot_of)
     numbers = np.arange(number, number + count, dtype=np.int32)
-    # 1. Sort by slot; the sort is stable, so the entries of a slot stay in order.
+    # For example, entries 7 to 10 of slots 1 3 1 1, with 5 slots that hold 0 3 0 6 0: the order is 0 2 3 1, the
+    # previous numbers in this order are 3 7 9 6, and the slots become 0 10 0 8 0. The sort is stable, so the entries of
+    # a slot stay in order.
     order = slot_of.argsort(kind="stable")
     sorted_slots, sorted_numbers = slot_of[order], numbers[order]
-    # 2. Find the first entry of each slot.
     is_first = np.empty(count, bool)
     is_first[0] = True
     np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_first[1:])
     firsts = is_first.nonzero()[0]
-    # 3. Point the first entry of a slot to what the slot holds (0 if that is no earlier entry), the others to the entry
-    # before them.
+    # A first entry points to what its slot holds (0 if that is no earlier entry), the others to the entry before.
     touched = sorted_slots[firsts]
     held = slots[touched].astype(np.int32)
     held[(held < 0) | (held >= number)] = 0
     previous = np.empty(count, np.int32)
     previous[1:] = sorted_numbers[:-1]
     previous[firsts] = held
-    # 4. Find the last entry of each slot.
     lasts = np.empty_like(firsts)
     lasts[:-1] = firsts[1:] - 1
     lasts[-1] = count - 1
@@ -422,7 +377,7 @@ class Index:
 
     @classmethod
     def open(cls, directory: Path, slot_count: int = 0, max_count: int = 0, *, writable: bool = False) -> Index:
-        """Map all files. Existing ones must fit `slot_count` and `max_count`, those of new files."""
+        """Map all files. Existing ones must fit `slot_count` and `max_count`, as new ones will."""
         files = []
         for path in index_paths(directory):
             if path.stat().st_size:
@@ -440,7 +395,6 @@ class Index:
         end_ms: int = MAX_LONG,
         before_physical_offset: int = MAX_LONG,
     ) -> list[int]:
-        """Return what `query_steps` finds, at once."""
         return slices.run(self.query_steps(topic, key, max_count, begin_ms, end_ms, before_physical_offset))
 
     def query_steps(
@@ -452,10 +406,9 @@ class Index:
         end_ms: int = MAX_LONG,
         before_physical_offset: int = MAX_LONG,
     ) -> Generator[None, None, list[int]]:
-        """Find the latest `max_count` physical offsets below a bound for this key, ascending.
+        """Find the latest `max_count` physical offsets for the hash of this key, ascending, in small steps.
 
-        They include keys with the same hash. The first offset of one result is the bound of the next query. A generator
-        of small steps; a file that retention deletes between two of them is left out.
+        The first one is the bound that continues the query. Skips files that retention deletes in the meantime.
         """
         key_hash = index_hash(index_key(topic, key))
         found: list[int] = []
@@ -469,14 +422,13 @@ class Index:
                     )
                 finally:
                     file.file.release()
-            # All older files end before this one begins, and so before the window.
+            # All older files end before this one starts, and so before the window.
             if file.begin_timestamp < begin_ms or len(found) >= max_count:
                 break
         return sorted(found)
 
     @property
     def begin_timestamp(self) -> int:
-        """The store time of the first message in the index; 0 if it is empty."""
         return self.files[0].begin_timestamp if self.files else 0
 
     @property
@@ -486,7 +438,6 @@ class Index:
 
     @property
     def end_physical_offset(self) -> int:
-        """The physical offset of the last indexed message; 0 if the index is empty."""
         return self.files[-1].end_physical_offset if self.files else 0
 
     def put(self, key_hashes: Sequence[int], physical_offset: int, store_timestamp: int) -> None:
@@ -501,10 +452,7 @@ class Index:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add many keys in order, like that many calls of `put`.
-
-        The three arrays have the same shape (n,).
-        """
+        """Add many keys in order, like that many calls of `put`; all arrays have shape (n,)."""
         done = 0
         while done < len(key_hashes):
             file = self._last(int(store_timestamps[done]))
@@ -515,10 +463,6 @@ class Index:
                 self.added += file.count - count
 
     def _last(self, now_ms: int) -> IndexFile:
-        """Return the file of the next entry.
-
-        If the last one is full, this is a new one that is named after `now_ms`.
-        """
         last = self.files[-1] if self.files else None
         if last is not None and not last.is_full:
             return last
@@ -546,18 +490,13 @@ class Index:
                 file.is_flushed = True
 
     def flush(self) -> None:
-        """Wait until everything is on disk."""
         self.flush_full_files()
         for file in self.files:
             if not file.is_flushed:
                 file.file.flush()
 
     def delete_from(self, first: int) -> None:
-        """Delete the files from number `first` on; their messages must be indexed again.
-
-        Freeing the blocks of a large file can take seconds. The kernel does that when the last mapping is closed, so a
-        thread closes it.
-        """
+        """Delete the files from number `first` on, unmapped in a thread, since freeing blocks can take seconds."""
         if len(self.files) > first:
             while len(self.files) > first:
                 file = self.files.pop().file
@@ -567,10 +506,7 @@ class Index:
             sync_directory(self.directory)
 
     def detach_before(self, physical_offset: int) -> list[MappedFile]:
-        """Remove and return the files with messages before a physical offset only, except the last.
-
-        The caller deletes them.
-        """
+        """Remove and return the files with messages before a physical offset only, except the last."""
         detached = []
         while len(self.files) > 1 and self.files[0].end_physical_offset < physical_offset:
             file = self.files.pop(0).file
@@ -579,13 +515,11 @@ class Index:
         return detached
 
     def close(self) -> None:
-        """Close all files."""
         for file in self.files:
             file.file.close()
 
 
 def index_key(topic: str, key: str) -> str:
-    """Return the string that the index hashes for a key of this topic."""
     return f"{topic}#{key}"
 
 
@@ -597,24 +531,17 @@ def index_paths(directory: Path) -> list[Path]:
 
 
 def is_index_name(name: str) -> bool:
-    """Tell whether a name is a time in 17 digits."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def index_file_name(now_ms: int) -> str:
-    """Return the name of a file created at `now_ms`: local time with milliseconds, 17 digits.
-
-    Later times than 17 digits can express, which only a damaged record has, get the latest name.
-    """
+    """Return the local time in 17 digits; the latest possible name for the time of a damaged record."""
     seconds, ms = divmod(min(max(now_ms, 0), _LAST_NAMED_MS), 1000)
     return f"{datetime.fromtimestamp(seconds):%Y%m%d%H%M%S}{ms:03d}"
 
 
 def later_name(name: str, before: str) -> str:
-    """Return `name`, or the next name after `before` if it is not later.
-
-    Two files may be created in one millisecond, or the clock may have been set back.
-    """
+    """Return `name`, or the next name after `before` if it is not later, since clocks may be set back."""
     if name > before:
         return name
     # After 20240501120000999, for example, 20240501120001000.

@@ -1,18 +1,16 @@
 """Kernel flushes: fdatasync of one file, submitted without waiting, its end announced by an eventfd.
 
-A thread that calls fdatasync needs the interpreter lock before and after, and wakes the event loop through a socket;
-the time for which another thread keeps the lock, up to `sys.getswitchinterval`, is added to the latency of the flush.
-Here nothing of this process takes part between the submission and the event:
+A thread that calls fdatasync waits for the interpreter lock before and after, up to `sys.getswitchinterval`. Here
+nothing of this process takes part between the submission and the event:
 
     submit        io_submit with IOCB_CMD_FDSYNC: a kernel worker calls fdatasync
     descriptor    becomes readable when that has returned
     result        its error, if any
 
-One flush is in flight at a time. The kernel holds the file open meanwhile, even if its descriptor is closed.
+One flush is in flight at a time. The kernel holds the file open, even if its descriptor is closed.
 
 Linux 4.18 and newer, on x86-64 and aarch64. Elsewhere, and where a sandbox forbids the calls, `KernelFlush.open`
-returns None or `submit` returns False, and the caller flushes in a thread. io_uring could do the same; containers
-usually forbid it.
+returns None or `submit` returns False, and the caller flushes in a thread. Containers usually forbid io_uring.
 """
 
 from __future__ import annotations
@@ -51,11 +49,10 @@ class KernelFlush:
         self._submit = (ctypes.c_long(submit), self._context, one, pointers)
         self._getevents = (ctypes.c_long(getevents), self._context, ctypes.c_long(0), one, self._event, None)
         self._fd = -1
-        """The descriptor in `_iocb`."""
 
     @classmethod
     def open(cls) -> KernelFlush | None:
-        """Return a new queue; None if the system has none to give."""
+        """Return a new queue; None if the system has none."""
         calls = _CALLS.get(platform.machine())
         if sys.platform != "linux" or calls is None or not hasattr(os, "eventfd") or sys.maxsize < 1 << 32:
             return None
@@ -71,7 +68,7 @@ class KernelFlush:
         return cls(library, calls, context.value, descriptor)
 
     def submit(self, fd: int) -> bool:
-        """Begin fdatasync of a file. False if the kernel refuses; then nothing is in flight."""
+        """Start fdatasync of a file. False if the kernel refuses; then nothing is in flight."""
         if fd != self._fd:
             _IOCB.pack_into(
                 self._iocb, 0, 0, 0, 0, _IOCB_CMD_FDSYNC, 0, fd, 0, 0, 0, 0, _IOCB_FLAG_RESFD, self.descriptor
@@ -80,10 +77,7 @@ class KernelFlush:
         return bool(self._call(*self._submit) == 1)
 
     def result(self) -> OSError | None:
-        """Return the error of the flush that has ended; None if it succeeded.
-
-        Call it when `descriptor` is readable.
-        """
+        """Return the error of the flush that ended, or None. Call it when `descriptor` is readable."""
         os.eventfd_read(self.descriptor)
         if self._call(*self._getevents) != 1:
             number = ctypes.get_errno()
@@ -92,6 +86,6 @@ class KernelFlush:
         return OSError(error, os.strerror(error)) if error else None
 
     def close(self) -> None:
-        """Give the queue back to the kernel; waits for a flush in flight."""
+        """Destroy the queue; waits for a flush in flight."""
         self._call(ctypes.c_long(self._destroy), self._context)
         os.close(self.descriptor)

@@ -8,21 +8,16 @@
            /abort           exists while the store is open, and after a crash
            /lock            locked by the broker that serves the store                     lock
 
-The life of a message:
-
     put        encodes the record into the mapped log and adds a dispatch request to the pending ones
     reput      writes the ConsumeQueue units and index entries of the pending requests, in one batch
     flush      makes the log durable; `checkpoint` also the queues and the index (see `flusher`)
-    get        reads records by queue offset
+    get        reads records by queue offset; like every read it calls `reput` first
 
-Every read calls `reput` first, so a message can be read as soon as its put has returned.
+Any thread may call `flush`, `checkpoint`, `warm` and `delete_expired`; all other methods belong to the owner's thread.
+Only `flush` and `checkpoint` wait for the disk.
 
-Threads: `flush`, `checkpoint`, `warm` and `delete_expired` may be called by any thread while the owner's thread puts
-and reads. All other methods belong to the owner's thread. Only `flush` and `checkpoint` wait for the disk.
-
-A store that is not sure what is on disk, after an fsync error, refuses puts until it is opened again (`write_state`),
-and leaves `abort` behind so that opening recovers. If disk space or descriptors run out, it refuses puts for as long as
-that lasts (`pending`). It serves reads in both cases.
+After an fsync error the store refuses puts until it is opened again (`write_state`), and leaves `abort`, so that it
+recovers. Without disk space or descriptors it refuses puts in the meantime (`pending`). It serves reads in both cases.
 
 Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate difference: an fsync error is never swallowed
 (apache/rocketmq#2706).
@@ -91,8 +86,8 @@ _OFF: Final = MultiDispatch.OFF
 class MessageStore:
     """A message store, opened and closed once; as a context manager, opened at time 0.
 
-    `on_pending` is called by a put that finds no pending request, so that the owner calls `reput` soon. `on_arrival` is
-    called by `reput` with the new units by topic (see `dispatch.ArrivalListener`); it may read from the store.
+    A put that finds no pending request calls `on_pending`, to request a `reput`, which calls `on_arrival` with new
+    units by topic. That may read from the store.
     """
 
     def __init__(
@@ -103,50 +98,42 @@ class MessageStore:
     ) -> None:
         self.config = config
         self.write_state = WriteState(is_slave=config.is_slave)
-        """Whether the store takes puts, and why not."""
         self.replica: Replica | None = None
-        """Appends what the master sends; None unless this is an open store of a slave."""
+        """Appends the master's log; None unless this is an open store of a slave."""
         self._multi_dispatch = config.multi_dispatch
         self._root = Path(config.store_path_root_dir)
         self._store_host = config.store_host
-        """The encoded address that goes into each record."""
         self._on_arrival = on_arrival
         self._on_pending = on_pending
         self._pending: list[DispatchRequest] = []
-        """Requests of messages that were put and not dispatched, in the order of the log."""
         self._next_offsets: QueueOffsets = {}
-        """The queue offset of the next message by (topic, queue id), ahead of the ConsumeQueues by the pending ones."""
         self._put_timestamp = 0
         """The store time of the last put, in milliseconds. The flusher's thread reads it."""
         self._is_full = False
-        """Whether the last put found no space; keeps a full disk from being logged by every put."""
         self._is_open = False
         self.visible_end: int | None = None
         """The physical offset from which on consumers see nothing, set by the owner; None for the end of the log."""
 
     def set_host(self, store_host: bytes) -> None:
-        """Set future records' encoded address: a broker opens its store before binding its port."""
+        """Set the encoded address of future records; a broker opens its store before binding its port."""
         self._store_host = store_host
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
     def open(self, now_ms: int = 0) -> None:
-        """Lock the directory, recover from a crash if there was one, and take puts.
+        """Lock the directory, recover from a crash if there was one, and accept puts.
 
-        Raises StoreLocked if another broker serves the directory, StoreCorrupt if the files contradict each other or
-        the configuration, and StoreError if the operating system refuses something.
+        Raises StoreLocked, StoreCorrupt if the files contradict each other or the configuration, and StoreError.
         """
         config, root = self.config, self._root
         with naming_store(root), ExitStack() as resources:
             check_features(config)
-            # 1. Lock the directory and find out how the last broker stopped.
             make_directory(root)
             resources.callback(DirectoryLock(root, config.commit_log_directory).release)
             remove_temporary_files(root)
             abort = root / "abort"
             after_crash = abort.exists()
             checkpoint = Checkpoint(root / "checkpoint")
-            # 2. Open log, queues and index as they are.
             files = MappedFileQueue.open(
                 config.commit_log_directory,
                 writable=True,
@@ -163,7 +150,7 @@ class MessageStore:
                 slots, entries = config.max_hash_slot_num, config.max_index_num
                 index = Index.open(root / "index", slots, entries, writable=True)
                 resources.callback(index.close)
-            # 3. Recover. `abort` exists from here on: a crash during the recovery starts it again.
+            # `abort` exists from here on: a crash during the recovery starts it again.
             self._dispatcher = CommitLogDispatcher(self._queues, index, delay_levels)
             recovery = Recovery(files, self._dispatcher, checkpoint, self._multi_dispatch, after_crash=after_crash)
             abort.touch(FILE_MODE)
@@ -172,7 +159,7 @@ class MessageStore:
             self._reader = QueueReader(self._log, config)
             self._retention = Retention(config, self._log, self._queues, index)
             self._resources = resources.pop_all()
-        # 4. Start behind the last message. After a crash nothing counts as flushed.
+        # After a crash nothing counts as flushed.
         self._log.flushed_end = self._log.begin if recovery.after_crash else self._log.end
         self.flusher = Flusher(self._log, index, checkpoint, self._fail, lambda: self._put_timestamp)
         self._requests = PendingRequests(
@@ -202,7 +189,6 @@ class MessageStore:
             queue.files.close()
 
     def _restore_queue_state(self, after_crash: bool) -> None:
-        """Take next offsets, store time and dirty queues from the opened queues."""
         dirty = []
         for name, queue in self._queues.items():
             self._next_offsets[name] = queue.max_offset
@@ -212,10 +198,7 @@ class MessageStore:
         self.flusher.mark_dirty(dirty, self._put_timestamp)
 
     def close(self) -> None:
-        """Make everything durable and unlock the directory.
-
-        `abort` stays if the store failed or is stalled. Raises OSError if the last flush fails; unlocks all the same.
-        """
+        """Make everything durable and unlock, even on OSError; `abort` stays if the store failed or is stalled."""
         if not self._is_open:
             return
         self._is_open = False
@@ -249,21 +232,20 @@ class MessageStore:
     # -- putting ------------------------------------------------------------------------------------------------------
 
     def put(self, message: MessageInner, now_ms: int, *, frees_space: bool = False) -> PutResult:
-        """Append one message, stored at `now_ms`, to its queue.
+        """Append one message, stored at `now_ms`, to its queue; it can be read then, but is not on disk (see `flush`).
 
-        With PUT_OK the message can be read; it is not on disk yet (see `flush`). Never raises for the contents of a
-        message. Accepts every message that fits a record and a file: maxMessageSize is a limit of the broker. A put
-        that `frees_space`, since a log file can be deleted after it, is accepted while the disk is too full for others.
+        Never raises for the contents of a message, and accepts every message that fits a record and a file. A put that
+        `frees_space`, since a log file can be deleted after it, is accepted on a full disk.
         """
         state = self.write_state
         if not state.is_writable and not (frees_space and state.status is WriteStatus.DISK_FULL):
             return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
-        # 1. Take the next queue offset. A prepared message is in no queue and has queue offset 0.
+        # A prepared message is in no queue and has queue offset 0.
         commit_log = self._log
         topic, queue_id = name = (message.topic, message.queue_id)
         is_queued = not message.sys_flag & _PREPARED
         queue_offset = self._next_offsets.get(name, 0) if is_queued else 0
-        # 2. Encode for the current end. If the record opens a new file, encode again for its physical offset there.
+        # Encode for the current end. If the record opens a new file, encode again for its physical offset there.
         physical_offset = commit_log.end
         encoded = encode if len(message.body) < LARGE_BODY else encode_parts
         try:
@@ -289,7 +271,7 @@ class MessageStore:
             return PutResult(self._illegal(topic, queue_id, [message.properties], error))
         except OSError as error:
             return PutResult(self._no_room(error))
-        # 3. From here on the put has succeeded.
+        # From here on the put has succeeded.
         self._put_timestamp = now_ms
         if is_queued:
             self._next_offsets[name] = queue_offset + 1
@@ -307,13 +289,11 @@ class MessageStore:
         return PutResult(PUT_OK, physical_offset, queue_offset, size)
 
     def _with_further_offsets(self, message: MessageInner) -> MessageInner:
-        """Return a message with its queue offsets in further queues. Raises InvalidMessage without room for them."""
         own = (message.topic, message.queue_id)
         stored = assign_offsets(message.properties, own, self._multi_dispatch, self._next_offsets)
         return structs.replace(message, properties=stored)
 
     def _has_too_many_lmqs(self, message: MessageInner) -> bool:
-        """Tell whether a message needs new light message queues beyond maxLmqConsumeQueueNum."""
         queues = further_units(message.properties, (message.topic, message.queue_id), self._multi_dispatch)
         new = sum(name not in self._next_offsets for name in queues)
         if not new:
@@ -321,15 +301,12 @@ class MessageStore:
         return new + sum(is_lmq(topic) for topic, _ in self._next_offsets) > self.config.max_lmq_consume_queue_num
 
     def put_position(self) -> tuple[QueueOffsets, int, int] | None:
-        """Return next queue offsets, physical offset and room in the log; None without puts."""
+        """Return next queue offsets, physical offset and room in the log; None if the store refuses puts."""
         end = self._log.end
         return (self._next_offsets, end, self._log.safe_end - end) if self.write_state.is_writable else None
 
     def put_encoded(self, records: bytearray, requests: list[tuple[Any, ...]], ends: QueueOffsets, now_ms: int) -> None:
-        """Append records that were encoded for `put_position`; otherwise like `put`.
-
-        `requests` are the fields of their dispatch requests, `ends` the next queue offsets behind them. Raises OSError.
-        """
+        """Append records encoded for `put_position`; `ends` are the next queue offsets. Raises OSError."""
         self._log.append(records)
         self._put_timestamp = now_ms
         self._next_offsets.update(ends)
@@ -342,10 +319,9 @@ class MessageStore:
         (self._log.begin_collecting if is_collecting else self._log.end_collecting)()
 
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
-        """Append messages for one queue, all or none, contiguous there and in one log file.
+        """Append messages for one queue, all or none, contiguous there and in one log file; otherwise like `put`.
 
-        An empty batch, transaction messages and messages for further queues are refused (MESSAGE_ILLEGAL). Otherwise
-        like `put`.
+        MESSAGE_ILLEGAL for an empty batch, transaction messages and messages for further queues.
         """
         if not self.write_state.is_writable:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
@@ -386,14 +362,12 @@ class MessageStore:
         return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
 
     def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:
-        """Return the status of a message that cannot be encoded; `strings` are its put's properties."""
         log.debug("%s-%d: message refused: %s", topic, queue_id, error)
         if max(map(len, strings)) > MAX_PROPERTIES_SIZE:
             return PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
         return PutMessageStatus.MESSAGE_ILLEGAL
 
     def _no_room(self, error: OSError) -> PutMessageStatus:
-        """Return the status of a put without disk space; log the first in a row."""
         if not self._is_full:
             log.error("no space for a record at %d: %s", self._log.end, error)
         self._is_full = True
@@ -404,22 +378,19 @@ class MessageStore:
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Dispatch the pending requests, call `on_arrival`, and return their number.
 
-        Requests beyond `max_count`, or a quarter of them if that is more, stay pending, and so do those from the first
-        that would need more than `max_new_queues` new ConsumeQueues. Without a descriptor or disk space the store is
-        STALLED, and 0 is returned; the next call continues. Any other OSError makes the store FAILED and is raised.
+        Leaves those beyond `max_count` (or a quarter, if that is more) and from the first that exceeds
+        `max_new_queues`. 0 if STALLED; the next call continues. Another OSError makes the store FAILED.
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
-            max_new_queues = None  # the usual case: no need to look for new queues
+            max_new_queues = None
         self._log.write_collected()
         return self._requests.dispatch(max_count, max_new_queues) if self.has_pending else 0
 
     def _enqueue(self, request: DispatchRequest) -> None:
-        """Add the request of a record that the replica appended."""
         self._pending.append(request)
         self._put_timestamp = request.store_timestamp
 
     def _restart(self, topic: str, queue_id: int) -> None:
-        """Delete a queue that starts at 0 again on the master."""
         self.reput()
         if self.has_pending:
             raise OSError(self._requests.stall)
@@ -428,12 +399,11 @@ class MessageStore:
 
     @property
     def has_pending(self) -> bool:
-        """Whether some put is not dispatched yet."""
         return bool(self._pending) or (self._is_open and self.stall is not None)
 
     @property
     def stall(self) -> str | None:
-        """Why pending requests cannot be dispatched now, and puts are refused; None if they can."""
+        """Why pending requests cannot be dispatched and puts are refused; None if they can."""
         return self._requests.stall
 
     # -- durability ---------------------------------------------------------------------------------------------------
@@ -445,12 +415,10 @@ class MessageStore:
 
     @property
     def max_physical_offset(self) -> int:
-        """The end of the log."""
         return self._log.end
 
     @property
     def min_physical_offset(self) -> int:
-        """The begin of the log."""
         return self._log.begin
 
     @property
@@ -467,7 +435,7 @@ class MessageStore:
         self.flusher.checkpoint(max_queues)
 
     def warm(self, pause: Callable[[], None] | None = None) -> None:
-        """Touch the next puts' pages to avoid page faults. For any thread; see `CommitLog.warm`."""
+        """Prefault the pages of the next puts. For any thread; see `CommitLog.warm`."""
         self._log.warm(pause)
 
     def _fail(self, reason: str) -> None:
@@ -477,15 +445,11 @@ class MessageStore:
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def begin_retention_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
-        """Begin a retention round, and refuse or take puts according to the free disk space.
-
-        `hour` is the local hour; `disks` are the file systems that hold the store.
-        """
+        """Start a retention round, given the local hour and the store's file systems; adjust the write state."""
         self._retention.begin_round(now_ms, hour, disks)
         self.write_state.set_disk_full(self._retention.refusal)
 
     def will_expire(self, now_ms: int) -> bool:
-        """Return whether `expire` would remove the oldest file from the log."""
         return self._retention.will_expire(now_ms)
 
     def expire(self, now_ms: int) -> bool:
@@ -497,14 +461,10 @@ class MessageStore:
         self._retention.delete()
 
     def request_manual_deletion(self) -> None:
-        """Let the next rounds expire files that are old enough at any hour."""
         self._retention.request_manual_deletion()
 
     def delete_queue(self, topic: str, queue_id: int) -> bool:
-        """Delete a queue that has no message left; False if it has any.
-
-        The queue would start at 0 again. Raises OSError.
-        """
+        """Delete a queue without messages, which would start at 0 again; False if it has any. Raises OSError."""
         if (queue := self._queue(topic, queue_id)) is None or queue.min_offset < queue.max_offset:
             return False
         queue.delete()
@@ -528,11 +488,10 @@ class MessageStore:
     ) -> GetResult:
         """Return up to `max_count` records from `queue_offset` on, up to `max_bytes` after the first.
 
-        `accepts` gets the tags code of each message, then `matches` its properties; rejected messages are skipped, and
-        so are damaged units. The result's `next_begin_offset` is where the next get continues; for an offset outside
-        the queue it is the nearest one inside. With `may_hold`, a large record may be HeldBytes for the caller.
+        `accepts` gets the tags code, then `matches` the properties; rejected messages and damaged units are skipped.
+        The next get continues at `next_begin_offset`; from outside the queue it is the nearest offset inside. With
+        `may_hold`, a large record may be HeldBytes for the caller.
         """
-        # 1. An offset outside the queue gets no records, but the offset to continue from.
         queue = self._queue(topic, queue_id)
         if queue is None or queue.max_offset == 0:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, b"", 0)
@@ -545,14 +504,10 @@ class MessageStore:
             elif queue_offset <= queue.max_offset:
                 status, correction = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
             return GetResult(status, correction, begin, end, b"", 0)
-        # 2. Its records.
         return self._reader.read(queue, end, queue_offset, max_count, max_bytes, accepts, matches, may_hold)
 
     def units(self, topic: str, queue_id: int, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
-        """Return (physical offset, size, tags code) of up to `max_count` units from `queue_offset` on.
-
-        The list ends at the end of a queue file, even if the queue has more units; it is empty outside the queue.
-        """
+        """Return (physical offset, size, tags code) of up to `max_count` units, at most to the end of a queue file."""
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return []
@@ -564,27 +519,23 @@ class MessageStore:
         return self._queues[topic, queue_id].units(begin, end)
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> HeldBytes | None:
-        """Return bytes of the log without a copy; see `CommitLog.hold_bytes`."""
         return self._log.hold_bytes(physical_offset, max_size)
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """Return the record that begins at a physical offset, or None if none does."""
         return self._log.record(physical_offset)
 
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:
-        """Return the latest records with the hash of `key`, up to maxMsgsNumBatch and 8 MiB.
+        """Return the latest records with the hash of `key`, up to maxMsgsNumBatch and 8 MiB, below `before`.
 
-        The caller compares the keys. Times are compared in whole seconds. All physical offsets are below `before`, so
-        the first offset of one result continues the query.
+        The caller compares the keys. Times are compared in whole seconds. The first offset continues the query.
         """
         return slices.run(self.query_steps(topic, key, max_count, begin_ms, end_ms, before))
 
     def query_steps(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, before: int
     ) -> Generator[None, None, QueryResult]:
-        """Do the same in small steps."""
         self._reput_unless_stalled()
         index, max_count = self._dispatcher.index, min(max_count, self.config.max_msgs_num_batch)
         if index is None:
@@ -592,7 +543,6 @@ class MessageStore:
         return (yield from query_steps(index, self._log, topic, key, max_count, begin_ms, end_ms, before))
 
     def consume_queues(self) -> list[ConsumeQueue]:
-        """Return every queue."""
         return list(self._queues.values())
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
@@ -624,17 +574,13 @@ class MessageStore:
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first visible message stored at a time.
-
-        If none was, that of the message nearest in time (see `ConsumeQueue.nearest_offset`); 0 for an empty queue.
-        """
+        """Return the queue offset of the visible message stored at a time or nearest to it; 0 for an empty queue."""
         queue = self._queue(topic, queue_id)
         if queue is None or (end := queue.end_before(self.visible_end)) == queue.min_offset:
             return 0
         return min(queue.nearest_offset(timestamp_ms, self._log.store_timestamp), end - 1)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Dispatch what is pending and return a queue with current `min_offset`; None if always empty."""
         if self._pending:
             self._reput_unless_stalled()
         queue = self._queues.get((topic, queue_id))
@@ -643,6 +589,5 @@ class MessageStore:
         return queue
 
     def _reput_unless_stalled(self) -> None:
-        """Dispatch what is pending, but retry no dispatch that lacked a descriptor or disk space."""
         if self._requests.stall is None:
             self.reput()

@@ -3,11 +3,11 @@
     INNER_MULTI_DISPATCH        the names of the queues, joined by commas: `%LMQ%a,%LMQ%b`
     INNER_MULTI_QUEUE_OFFSET    the queue offset of the record in each of them: `7,4`
 
-A put assigns the queue offsets and writes the second property. The queue id is that of the record, and 0 for a light
-message queue, whose name begins with `%LMQ%` (enableLmq). A record has one unit in each queue, and is indexed once.
+A put assigns the queue offsets and writes the second property. The queue id is the record's, and 0 for a light
+message queue, whose name starts with `%LMQ%` (enableLmq). A record has one unit in each queue, and is indexed once.
 
 Corresponds to org.apache.rocketmq.store.MultiDispatch and ConsumeQueue.multiDispatchLmqQueue. Deliberate differences:
-a put takes the names of light message queues only, since permissions are checked for the topic of a message alone; and
+a put accepts only names of light message queues, since permissions are checked for the topic of a message alone; and
 a message that waits, delayed or half of a transaction, gets no units in further queues until it is in its own.
 """
 
@@ -31,15 +31,13 @@ from rucola.message.topics import (
 
 SEPARATOR: Final = ","
 MULTI_DISPATCH_NAME: Final = properties.INNER_MULTI_DISPATCH.encode()
-"""The name of the first property; a record without these bytes has one unit."""
+"""A record without these bytes has one unit."""
 _MAX_DIGITS: Final = 17
 """More than a queue offset that a ConsumeQueue has room for."""
 _WAITING: Final = DUE_TIME_TOPICS | {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC}
 
 
 class MultiDispatch(Enum):
-    """Whether records have units in further queues."""
-
     OFF = "off"
     TOPICS = "enableMultiDispatch"
     """Light message queues have the queue id of the record."""
@@ -48,11 +46,10 @@ class MultiDispatch(Enum):
 
     @classmethod
     def of(cls, *, enable_multi_dispatch: bool, enable_lmq: bool) -> MultiDispatch:
-        """Return the mode of a configuration."""
         return (cls.LMQ if enable_lmq else cls.TOPICS) if enable_multi_dispatch else cls.OFF
 
     def queue_id(self, topic: str, own: int) -> int:
-        """Return the queue id of a further queue, given that of the record."""
+        """Return the queue id of a further queue, given the record's."""
         return 0 if self is MultiDispatch.LMQ and is_lmq(topic) else own
 
 
@@ -60,10 +57,7 @@ _LMQ, _TOPICS = MultiDispatch.LMQ, MultiDispatch.TOPICS
 
 
 def further_units(stored: bytes, own: tuple[str, int], mode: MultiDispatch) -> dict[tuple[str, int], int]:
-    """Return the queue offsets of a record in further queues, by (topic, queue id), given its stored properties.
-
-    Empty for most records, and if the two properties do not fit together.
-    """
+    """Return the queue offsets of a record in further queues; empty if the two properties do not match."""
     if mode is MultiDispatch.OFF or MULTI_DISPATCH_NAME not in stored:
         return {}
     pairs = properties.parse(stored)
@@ -77,7 +71,7 @@ def further_units(stored: bytes, own: tuple[str, int], mode: MultiDispatch) -> d
 
 
 def is_dispatched_to(buffer: Buffer, record: Peek, queue: tuple[str, int], queue_offset: int) -> bool:
-    """Tell whether a record names a further queue, with this queue offset. Whatever the settings of its broker were."""
+    """Return whether a record names a further queue, with this queue offset, under any settings."""
     stored = bytes(buffer[record.properties_begin : record.properties_end])
     own = (record.topic, record.queue_id)
     return any(further_units(stored, own, mode).get(queue) == queue_offset for mode in (_LMQ, _TOPICS))
@@ -86,10 +80,7 @@ def is_dispatched_to(buffer: Buffer, record: Peek, queue: tuple[str, int], queue
 def assign_offsets(
     stored: bytes, own: tuple[str, int], mode: MultiDispatch, next_offsets: Mapping[tuple[str, int], int]
 ) -> bytes:
-    """Return the properties to store of a message that is put in queue `own`, with its offsets in further queues.
-
-    `next_offsets` are those of all queues. Names that `check_names` refuses count as if there were none.
-    """
+    """Return a message's properties with its offsets in further queues, except for names that are refused."""
     pairs = properties.parse(stored)
     pairs.pop(properties.INNER_MULTI_QUEUE_OFFSET, None)
     names = _split(pairs.get(properties.INNER_MULTI_DISPATCH, ""))
@@ -100,7 +91,7 @@ def assign_offsets(
 
 
 def check_names(text: str) -> None:
-    """Raise InvalidMessage unless all names of INNER_MULTI_DISPATCH are those of light message queues."""
+    """Raise InvalidMessage unless INNER_MULTI_DISPATCH names light message queues only."""
     for name in _split(text):
         if not _is_valid_lmq(name):
             raise InvalidMessage(

@@ -1,11 +1,8 @@
-"""Pending dispatch requests: those of messages that were put and have no ConsumeQueue units yet.
+"""Pending dispatch requests, of messages that were put and have no ConsumeQueue units yet.
 
-    put         appends a request
-    `dispatch`  takes a batch of the oldest, and writes its units and index entries (see `dispatch`)
-
-If a dispatch gets no descriptor or no disk space, its batch is kept, and the store is STALLED: it takes no puts, so
-that what is pending stays bounded, and reads find what was dispatched before. Every later call writes the rest of that
-batch first; when one succeeds, the store takes puts again. Any other error makes the store FAILED.
+If a dispatch gets no descriptor or no disk space, its batch is kept, and the store is STALLED: it refuses puts, so that
+the requests stay bounded, and reads find earlier messages. Every later call writes the rest of that batch first; when
+one succeeds, the store accepts puts again. Any other error makes the store FAILED.
 """
 
 from __future__ import annotations
@@ -44,13 +41,11 @@ class PendingRequests:
         self._requests = requests
         """In the order of the log. The store appends to this list; it stays the same object."""
         self._interrupted: list[DispatchRequest] = []
-        """The batch of the last dispatch if that was not complete."""
         self._dispatcher = dispatcher
         self._flusher = flusher
         self._write_state = write_state
         self._on_arrival = on_arrival
         self._fail = fail
-        """Makes the store FAILED, with the reason."""
         self._root = root
         self._is_dispatching = False
         self.stall: str | None = None
@@ -92,7 +87,7 @@ class PendingRequests:
         return len(batch)
 
     def _interrupt(self, batch: list[DispatchRequest], error: OSError) -> None:
-        """Keep an undispatched batch, or raise the error if it does not pass by itself."""
+        """Keep an undispatched batch, or raise the error unless it is temporary."""
         if error.errno not in EXHAUSTED:
             # The log has these messages; the recovery of the next opening dispatches them.
             self._requests.clear()

@@ -1,7 +1,6 @@
 """Queries by key: the latest records that have a key with a given hash.
 
-The index finds their physical offsets, the log their records. Both are done in small steps (see `rucola.slices`), since
-millions of messages may have one key, and records may have megabytes.
+Both steps, in the index and in the log, are small (see `rucola.slices`), since millions of messages may have one key.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
 def query_steps(
     index: Index, log: CommitLog, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, before: int
 ) -> Generator[None, None, QueryResult]:
-    """Find the latest records for a key, a generator of small steps; see `MessageStore.query`."""
     indexed = index.begin_timestamp, index.end_timestamp
     offsets = yield from index.query_steps(topic, key, max_count, begin_ms, end_ms, before)
     if not offsets:
@@ -31,11 +29,7 @@ def query_steps(
 
 
 def latest_records(log: CommitLog, physical_offsets: list[int]) -> Generator[None, None, tuple[list[bytes], list[int]]]:
-    """Return the records at ascending physical offsets, with their offsets.
-
-    Returns as many of the last as fit a response, at least one, whatever its size. Offsets without a record are left
-    out.
-    """
+    """Return the last existing records that fit a response, at least one, with their ascending offsets."""
     file = log.files.find(physical_offsets[0]) if physical_offsets else None
     if speed.read_records is not None and file is not None:
         written = min(log.end, file.end) - file.begin

@@ -1,12 +1,10 @@
 """Reading a batch: the records of consecutive units of a queue, filtered and limited.
 
 A unit is skipped if a filter rejects its tags code or its record's properties, if the log no longer has its record, or
-if it is damaged. A unit is damaged if its record does not state the same size, queue offset and physical offset, nor
-names the queue as a further one with this queue offset; other bytes would be worse for a consumer than a missing
-message.
+if it is damaged: its record states another size, queue offset or physical offset, and does not name the queue as a
+further one with this queue offset. Other bytes would be worse for a consumer than a missing message.
 
-Corresponds to the loop in DefaultMessageStore.getMessage of org.apache.rocketmq.store, which returns whatever a unit
-points at.
+Corresponds to the loop in DefaultMessageStore.getMessage of org.apache.rocketmq.store, which does not check the record.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ logger = logging.getLogger(__name__)
 _FOUND, _NO_MATCHED_MESSAGE = GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE
 
 LARGE_SIZE: Final = 64 * 1024
-"""The size in bytes from which on a record may be held."""
+"""Bytes from which on a record may be held."""
 _MIN_UNITS: Final = 16_000 // UNIT_SIZE
-"""A read with a filter looks at this many units at least, so that one that rejects most makes progress (Apache's)."""
+"""Units that a filtered read looks at, at least, so that it makes progress (Apache's)."""
 _NO_OFFSET: Final = -1 << 63
 """Less than every physical offset that a unit can have."""
 
@@ -58,20 +56,16 @@ class QueueReader:
         matches: Callable[[Mapping[str, str]], bool] | None,
         may_hold: bool,
     ) -> GetResult:
-        """Return records from `queue_offset` on, which is before the visible `end`.
-
-        The other parameters are those of `MessageStore.get`.
-        """
+        """Read from `queue_offset` on, which is before the visible `end`; otherwise like `MessageStore.get`."""
         log, config, begin = self._log, self._config, queue.min_offset
-        # 1. The units to look at, up to the end of their file; none if the file is gone. Without a filter, the first
-        #    ones are enough for the accelerator.
+        # The units to look at, up to the end of their file; none if it is deleted. Without a filter, the first ones are
+        # enough for the accelerator.
         wanted = max(1, min(max_count, config.max_transfer_count_on_message_in_memory))
         most = min(max(_MIN_UNITS, wanted), end - queue_offset)
         are_first = accepts is None and matches is None and speed.read_units is not None
         units = queue.units_in_file(queue_offset, min(wanted, most) if are_first else most)
         if not units:
             return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.end_of_file(queue_offset), begin, end, b"", 0)
-        # 2. The limits depend on the distance of the first record to the end of the log.
         physical_offset, size, _ = first_unit(units)
         count_limit, bytes_limit, suggests_slave = config.transfer_limits(log.end - physical_offset)
         max_count, max_bytes = min(max_count, count_limit), bytes_limit if max_bytes is None else max_bytes
@@ -79,11 +73,10 @@ class QueueReader:
             held = _hold_large(log, units, queue_offset, max_bytes, accepts, matches)
             if held is not None:
                 return GetResult(_FOUND, queue_offset + 1, begin, end, held, 1, suggests_slave)
-        # 3. One call of the accelerator, if all records are intact and in one log file.
+        # One call of the accelerator, if all records are intact and in one log file.
         found = None
         if matches is None:
             found = read_usual(log, units, physical_offset, queue_offset, max_count, max_bytes, accepts)
-        # 4. Otherwise one record after the other.
         if found is None:
             if are_first:
                 units = queue.units_in_file(queue_offset, most)
@@ -95,7 +88,6 @@ class QueueReader:
         return GetResult(status, following, begin, end, joined, count, suggests_slave)
 
     def _report_damaged_unit(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Log that a queue has a damaged unit, once per queue."""
         if queue in self._damaged:
             return
         self._damaged.add(queue)
@@ -121,36 +113,33 @@ def read_batch(
 ) -> tuple[GetMessageStatus, int, bytes, int]:
     """Return (status, queue offset to continue from, records one after the other, their number).
 
-    `units` begin at `queue_offset` of `queue`, (topic, queue id). At most `max_count` records are returned, after the
-    first at most `max_bytes`. `accepts` gets a tags code, `matches` the properties, `on_damage` the queue offset of
-    each damaged unit.
+    `units` start at `queue_offset` of `queue`. At most `max_count` records, after the first at most `max_bytes`.
+    `on_damage` gets the queue offset of each damaged unit.
     """
     status, skip_before = _NO_MATCHED_MESSAGE, _NO_OFFSET
     records: list[bytes] = []
-    # The log file of the last record: its bytes, its begin, and the number of bytes that are written.
+    # The log file of the last record: its bytes, its start, and the number of bytes that are written.
     mapped: mmap | bytes = b""
     total, following, begin, written = 0, queue_offset, 0, 0
     for physical_offset, size, tags_code in iter_units(units):
         at, following = following, following + 1
-        # 1. Skip the rest of a deleted log file, once a unit pointed into it.
+        # Skip the rest of a deleted log file, once a unit pointed into it.
         if physical_offset < skip_before:
             continue
-        # 2. Stop before the record that exceeds a limit. The first is always returned: a consumer must get past it.
+        # Stop before the record that exceeds a limit. The first is always returned: a consumer must get past it.
         if records and (len(records) >= max_count or total + size > max_bytes):
             return status, at, b"".join(records), len(records)
-        # 3. Filter by tags code, which the unit has, and only then by properties, which are in the record.
+        # Filter by tags code, which the unit has, and only then by properties, which are in the record.
         if (accepts is not None and not accepts(tags_code)) or (
             matches is not None and not log.matches(physical_offset, matches)
         ):
             if not records:
                 status = _NO_MATCHED_MESSAGE
             continue
-        # 4. Find the log file, unless the record is in the same file as the last one.
         position = physical_offset - begin
         if not 0 <= position <= written - size and (file := log.files.find(physical_offset)) is not None:
             mapped, begin, written = file.map, file.begin, min(log.end, file.end) - file.begin
             position = physical_offset - begin
-        # 5. Copy the record, if it is the one that the unit claims.
         if (
             0 <= position <= written - size
             and size >= MIN_RECORD_SIZE
@@ -163,7 +152,7 @@ def read_batch(
             total += size
             status = _FOUND
             skip_before = _NO_OFFSET
-        # 6. Otherwise its file is deleted, or the unit is damaged.
+        # Its file is deleted, or the unit is damaged.
         elif 0 <= physical_offset < log.begin:
             if not records:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
@@ -176,7 +165,6 @@ def read_batch(
 def _is_further(
     mapped: mmap | bytes, position: int, place: tuple[int, int], queue: tuple[str, int], queue_offset: int
 ) -> bool:
-    """Tell whether the record at a position has the place, (size, physical offset), and names a further queue."""
     try:
         record = peek(mapped, position)
     except InvalidMessage:
@@ -193,10 +181,7 @@ def read_usual(
     max_bytes: int,
     accepts: Callable[[int], bool] | None,
 ) -> tuple[GetMessageStatus, int, bytes, int] | None:
-    """Return the result of `read_batch` if all records are intact and in one log file.
-
-    None otherwise, and without the accelerator. `physical_offset` is that of the first unit.
-    """
+    """Return the result of `read_batch` if all records are intact and in one file; None without the accelerator."""
     if speed.read_units is None or (file := log.files.find(physical_offset)) is None:
         return None
     written = min(log.end - file.begin, file.size)
@@ -215,10 +200,7 @@ def _hold_large(
     accepts: Callable[[int], bool] | None,
     matches: Callable[[Mapping[str, str]], bool] | None,
 ) -> HeldBytes | None:
-    """Return the first record, held in its file, or None.
-
-    Only if it fills a batch alone, and is wanted. For records of LARGE_SIZE and more.
-    """
+    """Return the first record, held in its file, if it fills a batch alone and no filter rejects it."""
     physical_offset, size, tags_code = first_unit(units)
     if size < max_bytes or (accepts is not None and not accepts(tags_code)):
         return None

@@ -1,42 +1,36 @@
 """Recovery: find the log's end when a store opens; dispatch what queues and index lack.
 
 After a clean stop everything was dispatched and flushed. After a crash (`abort` exists) the tail of the log, the
-ConsumeQueues and the index can each have lost what the others kept. The log decides; the others are rebuilt from it:
+ConsumeQueues and the index can each have lost data. The log decides; the others are rebuilt from it:
 
-1. Choose where to scan from. Up to the checkpoint everything is on disk, so the scan begins with the newest log file
-   whose first record is not younger than the checkpoint minus three seconds. After a clean stop it is the last file.
-2. Rewind the queues: after a crash to the begin of the scan, after a clean stop to the end of the log. The units stay
-   in their files until it is known which of them the log confirms, so that intact queues are not written to.
-   After a crash, delete the index files that the checkpoint does not cover. The last one that stays says how far the
-   index goes; if a crash came between the keys of one message, its entries at the end show how many it has.
-3. Read the log from the earlier of the two ends and give each valid record the unit and the entries that it lacks.
-   The first invalid record is the end of the log: zeros, damage, or a queueOffset that does not follow the last one of
-   its queue. The CRC covers the body only, so a record also counts as torn if its properties contain a sector of
-   zeros, or end in zeros with nothing after them. Erase everything after the end, so that no old record reappears when
-   the log grows over it.
-4. If the end of a queue does not match the log (a deleted directory, a store of which only the log is left, units that
-   a crash lost from before the scan), or if a file in the middle of a queue is missing, rebuild all queues from the
-   first record of the log.
+1. Choose the scan point: the newest log file whose first record is not younger than the checkpoint minus three seconds,
+   since everything up to the checkpoint is on disk. After a clean stop it is the last file.
+2. Rewind the queues, after a crash to the scan point, after a clean stop to the end of the log. Their units stay in the
+   files until the log confirms them, so that intact queues are not written to. After a crash, delete the index files
+   that the checkpoint does not cover. The end of the last one that stays shows how many keys of its message it has.
+3. Read the log from the earlier of the two ends and write the missing units and entries. The first invalid record is
+   the end of the log: zeros, damage, or a queueOffset that does not follow the last one of its queue. The CRC covers
+   the body only, so a record is also torn if its properties contain a sector of zeros, or end in zeros with nothing
+   after them. Erase everything after the end, so that no old record reappears when the log grows over it.
+4. If the end of a queue does not match the log (a deleted directory, units before the scan point that were lost in the
+   crash), or a file in the middle of a queue is missing, rebuild all queues from the first record of the log.
 
 For example, a crash with log files at 0, 1000 and 2000 (of 1,000 bytes), a checkpoint at 12:00:05, and first records
 from 12:00:00, 12:00:01 and 12:00:04:
 
-    scan from          1000      the file at 2000 begins later than 12:00:02
+    scan from          1000      the first record at 2000 is later than 12:00:02
     queues             rewound to the first unit that points at 1000 or after it
     index              the last file that is full and covered ends with the record at 900
     read from          900       entries from 900 on, units from 1000 on
     end of the log     2400      zeros; units and entries of records after 2400 are dropped
 
-A stop counts as clean only if the queues agree: each ends with a unit that points at its own record, and together they
-have as many units as the last file has records for them. So a queue that was deleted with its directory is found as
-long as the last file has a message of it; after that only `check` finds it.
+A stop is clean only if each queue ends with a unit that points at its record, and all queues together have as many
+units as the last file has records for them. A deleted queue without a message there is found by `check` only.
 
-Damage before the begin of the scan is left as it is, for `check` to report. In the scan, damage counts as a torn tail
-only after the last record that is known to have been on disk: after a clean stop the last one with a unit, after a
-crash the last one with a unit that the checkpoint covers. Before that a changed body is skipped, and if the way from
-record to record is lost, opening stops with StoreCorrupt: nothing that was durable is cut off.
-
-An interrupted recovery starts again from the same facts, since `abort` still exists. A long one logs its progress.
+Damage before the scan point is left for `check` to report. In the scan, damage is a torn tail only after the last
+record that was certainly on disk: after a clean stop the last one with a unit, after a crash the last one whose unit
+the checkpoint covers. Before that a changed body is skipped, and if the way to the next record is lost, opening raises
+StoreCorrupt: nothing durable is cut off. An interrupted recovery starts again, since `abort` still exists.
 
 Corresponds to CommitLog.{recoverNormally, recoverAbnormally} and ConsumeQueue.recover of org.apache.rocketmq.store.
 Deliberate differences: Apache rebuilds only from the checkpoint's file on, loses the last index file for good, and
@@ -71,10 +65,8 @@ _SECTOR: Final = 512
 """The bytes that a disk writes atomically."""
 
 _NEVER: Final = 1 << 63
-"""A physical offset beyond every record."""
 
 _STEP: Final = 256 << 20
-"""Bytes of the log between two progress messages of a recovery."""
 
 
 class _QueueGap(Exception):
@@ -102,13 +94,11 @@ class Recovery:
         self.after_crash = after_crash
         """Whether flushed data may be missing. `run` sets it if a stop turns out not to have been clean."""
         self._valid_end = 0
-        """The physical offset up to which the log is known to be valid; 0 after a crash, before the scan."""
+        """The end of the log that needs no scan; 0 after a crash."""
         self._durable_end = 0
         """The physical offset up to which the log was on disk once: damage before it is no torn tail."""
         self._expected_units = 0
-        """The number of units that the records in the last file must have; set after a clean stop only."""
         self._next_progress = 0
-        """The physical offset at which the next progress message is due."""
 
     def run(self) -> int:
         """Recover and return the log's end. Raises StoreCorrupt, and OSError if the disk is full."""
@@ -119,16 +109,14 @@ class Recovery:
             return self._run()
 
     def _run(self) -> int:
-        # 1. Choose where to scan from. The killed process may not have flushed the names of its new files.
+        # The killed process may not have flushed the directory entries of its new files.
         if self.after_crash:
             self._files.files[-1].mark_name_unsynced()
             sync_names(self._queues.directory)
         scan_begin = self._scan_begin()
-        # 2. Rewind the queues.
         units_begin = self._units_begin(scan_begin)
         if not self.after_crash and not self._queues_are_valid(scan_begin):
             return self._run_as_after_crash()
-        # 3. Read the log; 4. or read all of it, if the queues do not match.
         try:
             self._check_gaps()
             end = self._read(scan_begin, units_begin, *self._index_end())
@@ -139,7 +127,6 @@ class Recovery:
             end = self._read(scan_begin, self._files.begin, *self._index_end())
         if end < self._valid_end:
             return self._run_as_after_crash()
-        # 5. Erase what follows the end, in the log, the queues and the index.
         self._files.truncate(end)
         for queue in self._queues.values():
             queue.rewind_to_physical_offset(end)
@@ -149,13 +136,11 @@ class Recovery:
         return end
 
     def _check_gaps(self) -> None:
-        """Raise _QueueGap for a queue of which a file in the middle is missing."""
         for queue in self._queues.values():
             if queue.gap is not None:
                 raise _QueueGap(f"{queue.files.directory} lacks the file {file_name(queue.gap)}")
 
     def _queues_are_valid(self, scan_begin: int) -> bool:
-        """Tell whether every queue's last unit points at its record, and no unit is missing."""
         queues = [queue for queue in self._queues.values() if queue.max_offset > queue.min_offset]
         if not all(queue.is_valid_at(queue.max_offset - 1, self._files) for queue in queues):
             return False
@@ -167,11 +152,7 @@ class Recovery:
         return self._run()
 
     def _truncate_index(self, end: int) -> None:
-        """Delete index files with entries at or after `end`.
-
-        Indexes again the messages before it that those files had. The disk may have got pages of the index before those
-        of the log.
-        """
+        """Delete index files with entries from `end` on, and index their earlier messages again."""
         index = self._index
         if index is not None and index.files and index.end_physical_offset >= end:
             while index.files and index.end_physical_offset >= end:
@@ -181,7 +162,6 @@ class Recovery:
     # -- where to begin -----------------------------------------------------------------------------------------------
 
     def _scan_begin(self) -> int:
-        """Return the begin of the file from which on the log is scanned."""
         for file in reversed(self._files.files):
             first = _first_timestamp(file)
             if first is not None and (not self.after_crash or 0 < first <= self._checkpoint.min_timestamp):
@@ -189,7 +169,6 @@ class Recovery:
         return self._files.begin
 
     def _units_begin(self, scan_begin: int) -> int:
-        """Rewind the queues, and return the physical offset from which on records need units."""
         queues = self._queues.values()
         if self.after_crash:
             self._durable_end = max([self._durable_end_of(queue, scan_begin) for queue in queues], default=0)
@@ -204,11 +183,7 @@ class Recovery:
         return max(min(begin, end), self._files.begin)
 
     def _rewind(self, queue: ConsumeQueue, scan_begin: int) -> None:
-        """Rewind a queue to its first unit at or after `scan_begin`, and past torn units.
-
-        A unit may cross two pages. If the disk got only the second, the upper bytes of the physical offset are zeros,
-        so it is too small by a multiple of 4 GiB. For example 0x1_2345_6789 (torn after 4 bytes) reads 0x2345_6789.
-        """
+        """Rewind past torn units: with only its second page on disk, 0x1_2345_6789 reads 0x2345_6789."""
         queue.rewind(queue.first_at_or_after(scan_begin))
         while queue.max_offset > queue.min_offset:
             last = queue.max_offset - 1
@@ -235,7 +210,6 @@ class Recovery:
         return end
 
     def _count_further_units(self, run: RecordRun, count: int) -> int:
-        """Return the number of units in further queues of the first `count` records of a run."""
         if self._multi_dispatch is MultiDispatch.OFF or not count:
             return 0
         # Searching the bytes for the name finds the few records to look at.
@@ -252,10 +226,6 @@ class Recovery:
         return found
 
     def _durable_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
-        """Return the end of the last record that a queue's units and the checkpoint cover.
-
-        0 if that is before the scan.
-        """
         covered_ms = self._checkpoint.min_timestamp
         for queue_offset in range(queue.max_offset - 1, queue.first_at_or_after(scan_begin) - 1, -1):
             physical_offset, size, _ = queue.unit(queue_offset)
@@ -267,11 +237,10 @@ class Recovery:
         return 0
 
     def _index_end(self) -> tuple[int, int]:
-        """Delete unreliable index files; return the last indexed record's physical offset and entry count."""
         index = self._index
         if index is None:
             return _NEVER, 0
-        # 1. After a crash only full files that the checkpoint covers are reliable, after a clean stop all valid ones.
+        # After a crash only full files that the checkpoint covers are reliable, after a clean stop all valid ones.
         kept = 0
         if self.after_crash:
             covered_ms = self._checkpoint.index_timestamp
@@ -288,7 +257,7 @@ class Recovery:
         index.delete_from(kept)
         if not index.files or index.end_physical_offset < self._files.begin:
             return self._files.begin, 0
-        # 2. Count the entries of the last record, from the end; they may span two files.
+        # Count the entries of the last record, from the end; they may span two files.
         last, count = index.end_physical_offset, 0
         for file in reversed(index.files):
             offsets = file.entries()["physical_offset"]
@@ -299,10 +268,7 @@ class Recovery:
         return last, count
 
     def _reset_empty_store(self) -> None:
-        """Empty queues and index: a store without a log has no messages.
-
-        Raises StoreCorrupt if units say otherwise.
-        """
+        """Empty queues and index; raises StoreCorrupt if units contradict an empty log."""
         for queue in self._queues.values():
             if queue.max_offset > queue.min_offset:
                 raise StoreCorrupt(
@@ -319,11 +285,7 @@ class Recovery:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, scan_begin: int, units_begin: int, index_begin: int, entries_there: int) -> int:
-        """Dispatch what is missing and return the end of the log.
-
-        Units are written from `units_begin` on, entries from `index_begin` on; the record at `index_begin` has
-        `entries_there` entries already. Damage before `scan_begin` is skipped; from there on it is the end.
-        """
+        """Dispatch what is missing and return the log's end; skips damage before `scan_begin`."""
         begin = min(units_begin, index_begin)
         self._next_progress = min(begin, scan_begin) + _STEP
         if begin < scan_begin:
@@ -343,14 +305,12 @@ class Recovery:
         return end.physical_offset
 
     def _runs(self, begin: int) -> Iterator[RecordRun | ScanEnd]:
-        """Scan from `begin` to the log's end, skipping bodies that were durable and have changed."""
         while True:
             for item in scan(self._files, begin):
                 if isinstance(item, ScanEnd):
                     break
                 yield item
             assert isinstance(item, ScanEnd)
-            # A torn tail, or zeros: the end of the log.
             if item.damage is None or item.physical_offset >= self._durable_end:
                 yield item
                 return
@@ -364,7 +324,6 @@ class Recovery:
             begin = damaged.end
 
     def _damaged_durable(self, end: ScanEnd) -> StoreCorrupt:
-        """Return the error for a damaged record that was on disk once."""
         file = self._files.find(end.physical_offset)
         assert file is not None
         return StoreCorrupt(
@@ -375,7 +334,6 @@ class Recovery:
         )
 
     def _read_old_files(self, begin: int, end: int, units_begin: int, index_begin: int, entries_there: int) -> None:
-        """Dispatch from `begin`, a record's start, up to `end`, a file's start. Truncates nothing."""
         offset = begin
         while offset < end:
             file = self._files.find(offset)
@@ -397,10 +355,7 @@ class Recovery:
     def _dispatch(
         self, run: RecordRun, units_begin: int, index_begin: int, entries_there: int, *, tail: bool
     ) -> ScanEnd | None:
-        """Write the units and entries that the records of a run lack.
-
-        In the `tail` of the log the first invalid record ends it, returned as a ScanEnd; before, raises StoreCorrupt.
-        """
+        """Write missing units and entries; damage ends the log in its `tail`, elsewhere it raises StoreCorrupt."""
         self._log_progress(run.end)
         units: list[DispatchRequest] = []
         entries: list[DispatchRequest] = []
@@ -408,10 +363,9 @@ class Recovery:
         end, begin = None, run.file.begin
         for position in run.positions.tolist():
             physical_offset = begin + position
-            # 1. Skip records that need neither unit nor entry.
             if physical_offset < units_begin and physical_offset < index_begin:
                 continue
-            # 2. Check what the scan does not: the queue's name, torn properties, the queue offset.
+            # Check what the scan does not: the queue's name, torn properties, the queue offset.
             damage = None
             try:
                 request, *others = read_dispatch_requests(run.file.map, position, self._multi_dispatch)
@@ -424,7 +378,6 @@ class Recovery:
                     damage = self._continue_queue(request, units, expected, units_begin)
                     if damage is None:
                         self._continue_further_queues(others, units, expected, units_begin)
-            # 3. Damage ends the log in its tail, and is an error before it.
             if damage is not None:
                 if not tail:
                     raise StoreCorrupt(run.file.path, position, f"{damage}; run `rucola store check` on the directory")
@@ -432,7 +385,7 @@ class Recovery:
                 break
             if physical_offset >= index_begin:
                 entries.append(request)
-        # 4. Write both for the whole run. The index may have a part of the first record's entries.
+        # The index may have a part of the first record's entries.
         self._dispatcher.add_units(units, set())
         if self._index is not None and entries:
             self._dispatcher.add_entries(entries, entries_there if entries[0].physical_offset == index_begin else 0)
@@ -445,10 +398,7 @@ class Recovery:
         expected: dict[tuple[str, int], int],
         units_begin: int,
     ) -> str | None:
-        """Append a record to `units` if it continues its queue; otherwise return why not.
-
-        `expected` has the next queue offset of each queue seen in this run.
-        """
+        """Append a record to `units` if it continues its queue; otherwise return why not."""
         name, queue_offset = (request.topic, request.queue_id), request.queue_offset
         if name not in expected:
             expected[name] = self._expected_offset(name, queue_offset, units_begin)
@@ -470,10 +420,7 @@ class Recovery:
         expected: dict[tuple[str, int], int],
         units_begin: int,
     ) -> None:
-        """Append the requests of a record for further queues to `units`; those that do not continue theirs get no unit.
-
-        They do not end the log: the record is valid, and its own queue has it.
-        """
+        """Append requests that continue their queues; the others do not end the log, since the record is valid."""
         for request in requests:
             why = None
             try:
@@ -485,10 +432,7 @@ class Recovery:
                 log.warning("%s: the record at %d: %s", self._files.directory, request.physical_offset, why)
 
     def _expected_offset(self, name: tuple[str, int], queue_offset: int, units_begin: int) -> int:
-        """Return the queue offset to continue with, given that of the first record to dispatch.
-
-        Raises _QueueGap if the queue has lost units from before `units_begin`.
-        """
+        """Return the next queue offset. Raises _QueueGap if units before `units_begin` are lost."""
         queue = self._queues.get(name)
         max_offset = queue.max_offset if queue is not None else 0
         # Queue offset 0 is no gap: the topic was created again (see `_continue_queue`).
@@ -496,7 +440,7 @@ class Recovery:
             raise _QueueGap(f"{name[0]}-{name[1]} ends at {max_offset}, but the log continues with {queue_offset}")
         if queue is not None and queue.files.files:
             return max_offset
-        # If the first records of the log are deleted, a queue may begin at any offset.
+        # If the first records of the log are deleted, a queue may start at any offset.
         return queue_offset if self._files.begin > 0 else 0
 
     def _log_progress(self, physical_offset: int) -> None:
@@ -508,10 +452,7 @@ class Recovery:
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Suspend cyclic garbage collection.
-
-    A recovery creates no cycles, and collections take a third of its time.
-    """
+    """Suspend garbage collection: there are no cycles, and collections cost a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -522,11 +463,7 @@ def _without_gc() -> Iterator[None]:
 
 
 def _is_torn(file: MappedFile, position: int, request: DispatchRequest) -> bool:
-    """Tell whether a part of a record's properties was never written.
-
-    The CRC ends with the body and does not tell. Properties contain a zero byte only if an application put it there, so
-    most records are done after one search.
-    """
+    """Return whether a part of the properties was never written, which the CRC does not cover."""
     size, properties = request.size, request.properties
     if b"\0" not in properties:
         return False
@@ -539,14 +476,12 @@ def _is_torn(file: MappedFile, position: int, request: DispatchRequest) -> bool:
 
 
 def _store_timestamp(file: MappedFile, position: int) -> int:
-    """Return the store time of an unchecked record at `position`."""
     is_v6 = int.from_bytes(file.map[position + 36 : position + 40], "big") & sysflag.BORN_HOST_V6
     position += 68 if is_v6 else 56
     return int.from_bytes(file.map[position : position + 8], "big", signed=True)
 
 
 def _first_timestamp(file: MappedFile) -> int | None:
-    """Return the store time of a file's first record; None without a valid one."""
     for item in scan_file(file, 0, check_crc=False):
         if isinstance(item, RecordRun):
             return int(item.store_timestamps[0])

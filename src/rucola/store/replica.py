@@ -1,22 +1,18 @@
 """The replica of a master's log on a slave, equal to it byte for byte.
 
-The master sends pieces of its log that may begin and end anywhere, each with its physical offset. The replica appends
-them there and, as soon as a record is complete, queues it for dispatch. It checks everything it gets:
+The master sends pieces of its log, each with its physical offset; they may start and end anywhere. The replica appends
+them and queues complete records for dispatch. It checks everything:
 
-* A piece begins at the end of this log, or before it. Bytes that the log has already must be equal. After a
-  reconnection the slave asks the master to begin a little before the end (`begin`), so that the comparison detects a
-  master whose log is another one: it lost its newest records with its disk, or it is the wrong master.
-* The first piece of an empty log begins where a file begins. That may be any file: the queues then begin with the
-  queue offsets of their first records.
+* A piece starts at or before the end of this log, and repeated bytes must be equal. After a reconnection the slave
+  requests a few bytes again (`begin`), to detect a master that lost its newest records or is the wrong master.
+* The first piece of an empty log starts at any file; the queues then start at the queue offsets of their first records.
 * Every record states its own physical offset, and is the next of its queue or the first of a queue that starts at 0
   again, because its topic was deleted and created again.
 
-The first byte that violates this is an error. After it, `truncate` ends the log with its last complete record, and
-nothing may be appended before that.
+The first violation is an error; `truncate` must end the log with its last complete record before anything is appended.
 
-Corresponds to DefaultMessageStore.appendToCommitLog and the part of ReputMessageService that a slave needs, of
-org.apache.rocketmq.store. Deliberate difference: Apache appends what it is sent if its offset is the end of the log,
-and only logs what is no record.
+Corresponds to DefaultMessageStore.appendToCommitLog and a part of ReputMessageService of org.apache.rocketmq.store.
+Deliberate difference: Apache checks only that the offset is the end of the log, and logs invalid records.
 """
 
 from __future__ import annotations
@@ -54,25 +50,20 @@ class Replica:
         self._log = commit_log
         self._multi_dispatch = multi_dispatch
         self._next_offsets = next_offsets
-        """The store's next queue offset by (topic, queue id); the replica advances it."""
+        """The store's next queue offsets, which the replica advances."""
         self._enqueue = enqueue
         """Called with every complete record, in the order of the log."""
         self._restart = restart
         """Called with the topic and queue id of a queue that starts at 0 again."""
         self._complete_end = commit_log.end
-        """The end of the last complete record or blank."""
         self._last_record = max(
             [queue.unit(queue.max_offset - 1)[0] for queue in queues if queue.max_offset > queue.min_offset], default=0
         )
-        """The physical offset of the last record that is known; after opening the last one with a unit."""
+        """The physical offset of the last record; after opening the last one with a unit."""
 
     @property
     def begin(self) -> int:
-        """The physical offset from which the master shall send.
-
-        A little before the end, if the log has any bytes. It is 0 only for an empty log that begins at 0; the master
-        then chooses (haTransferFrom).
-        """
+        """The physical offset to request, a little before the end; 0 (haTransferFrom) only for an empty log at 0."""
         log = self._log
         # From the last record on, but not more than MAX_OVERLAP before the end.
         return log.end if log.end == log.begin else max(self._last_record, log.end - MAX_OVERLAP, log.begin, 1)
@@ -83,7 +74,7 @@ class Replica:
         Raises StoreError if the bytes do not belong to this log, and OSError; `truncate` must follow.
         """
         log = self._log
-        # 1. An empty log begins with the first file that the master sends.
+        # An empty log starts with the first file that the master sends.
         if log.end == log.begin and log.end != physical_offset:
             if physical_offset % log.files.file_size:
                 raise StoreError(
@@ -92,26 +83,20 @@ class Replica:
                 )
             log.start_at(physical_offset)
             self._complete_end = physical_offset
-        # 2. Compare the bytes that the log has, append the others.
         overlap = log.end - physical_offset
         if overlap < 0:
             raise StoreError(f"this log ends at {log.end}, but the master sends bytes from {physical_offset} on")
         if overlap:
             self._compare(physical_offset, data[:overlap])
         log.copy(data[overlap:])
-        # 3. Queue the records that are complete now.
         self._enqueue_complete_records()
 
     def truncate(self) -> None:
-        """End the log with its last complete record; durable on return. Raises OSError.
-
-        For any thread, while nothing is appended.
-        """
+        """End the log with its last complete record, durably, while nothing is appended. Raises OSError."""
         if self._log.end > self._complete_end:
             self._log.truncate(self._complete_end)
 
     def _compare(self, physical_offset: int, data: memoryview) -> None:
-        """Raise StoreError unless the log has these bytes at this physical offset."""
         compared = 0
         while compared < len(data):
             held = self._log.hold_bytes(physical_offset + compared, len(data) - compared)
@@ -129,7 +114,6 @@ class Replica:
                 )
 
     def _enqueue_complete_records(self) -> None:
-        """Walk from the last complete record to the log's end, and queue complete records."""
         log = self._log
         while self._complete_end + FRAME.size <= log.end:
             begin = self._complete_end
@@ -160,7 +144,6 @@ class Replica:
             self._complete_end = begin + size
 
     def _enqueue_further(self, requests: list[DispatchRequest], begin: int) -> None:
-        """Queue the requests of a record for further queues, except those that do not continue theirs."""
         for request in requests:
             try:
                 check_queue_name(request.topic, request.queue_id)
@@ -171,10 +154,7 @@ class Replica:
                 self._enqueue(request)
 
     def _advance_queue(self, request: DispatchRequest, begin: int) -> None:
-        """Advance the queue of a record.
-
-        Raises StoreError unless the record is at its own offset and the next of its queue.
-        """
+        """Raise StoreError unless the record is at its own offset and the next of its queue."""
         if request.physical_offset != begin:
             raise StoreError(f"the record that the master sent at {begin} belongs at {request.physical_offset}")
         if request.sys_flag & sysflag.TRANSACTION_PREPARED:

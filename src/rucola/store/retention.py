@@ -1,7 +1,7 @@
 """Retention: deletion of log files, and refusal of messages when the disk is too full.
 
 The oldest file may be deleted once the log has records in a later one. Every cleanResourceInterval (10 s) a round
-begins:
+starts:
 
     the disk is above                 then
     diskMaxUsedSpaceRatio (75 %)      files are deleted if all their messages are older than fileReservedTime (72
@@ -12,16 +12,9 @@ begins:
 
 With deleteOnlyArchived, a file that is not completely archived is never deleted (see `archive_progress`).
 
-A file is deleted in two steps, so that the owner thread never waits for the disk:
-
-1. `expire` detaches the oldest file from the log, with the files of queues and index that point only at deleted
-   records. From then on they cannot be read.
-2. `delete`, in another thread, removes them from disk: first the log's, durably. So a crash in between leaves queues
-   that begin before the log, which is valid, and never a log whose queues are gone.
-
-A held file, and all that follow it, wait up to destroyMapedFileIntervalForcibly. A round deletes at most ten log files.
-
-The caller passes the disks' figures, the time and the hour; this module asks no clock.
+`expire` detaches the oldest file and the files of queues and index that point only at deleted records. Then `delete`,
+in a thread, removes them, first the log's, durably: a crash never leaves a log whose queues are missing. A held file,
+and all that follow it, wait up to destroyMapedFileIntervalForcibly. A round deletes at most ten log files.
 
 Corresponds to DefaultMessageStore.{CleanCommitLogService, CleanConsumeQueueService} of org.apache.rocketmq.store.
 Deliberate differences: the age of a file is the store time of the record after it, not its modification time, which a
@@ -88,19 +81,13 @@ class Retention:
         self.refusal: str | None = None
         """Why the disk is too full for messages; None if it is not."""
         self._manual_rounds = 0
-        """The number of rounds left that a manual deletion permits at any hour."""
         self._may_expire = 0
-        """The number of log files that this round may still expire."""
         self._forced = False
-        """Whether this round ignores the age of files."""
         self._kept: Path | None = None
-        """The file that was last kept because it is not archived; logged once."""
         self._detached: deque[MappedFile] = deque()
         """Files to be deleted, in this order. `expire` appends, `delete` removes; both ends of a deque are atomic."""
         self._detached_ms = 0
-        """The time of the last `expire` that detached a file."""
         self._delete_lock = threading.Lock()
-        """Held by `delete`, so that two threads do not delete the same file."""
         self._detached += self._detach_dependents()  # a stop in the middle of a round leaves some
 
     def begin_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
@@ -122,18 +109,13 @@ class Retention:
             log.info("%s is %d %% full; messages are accepted again", fullest.path, percent)
 
     def request_manual_deletion(self) -> None:
-        """Let the next rounds expire files that are old enough at any hour."""
         self._manual_rounds = MANUAL_ROUNDS
 
     def will_expire(self, now_ms: int) -> bool:
-        """Return whether `expire` would detach the oldest log file."""
         return not self._detached and self._may_expire > 0 and self._may_expire_oldest(now_ms)
 
     def expire(self, now_ms: int) -> bool:
-        """Detach the oldest log file if this round permits it.
-
-        Tells whether there is a file to `delete` now.
-        """
+        """Detach the oldest log file if this round permits it; True if there is a file to `delete`."""
         if self.will_expire(now_ms):
             self._may_expire -= 1
             self._detached_ms = now_ms
@@ -156,18 +138,17 @@ class Retention:
                 self._detached.popleft()
 
     def _may_expire_oldest(self, now_ms: int) -> bool:
-        """Tell whether the oldest log file may be deleted: by position, by age, by archive."""
-        # 1. The file that is written to stays.
+        # The file that is written to stays.
         following = self._log.next_file_begin(self._log.begin)
         if following >= self._log.end:
             return False
-        # 2. All its messages are older than the first record of the next file.
+        # All its messages are older than the first record of the next file.
         if not self._forced:
             record = self._log.record(following)
             reserved_ms = self._config.file_reserved_time * _HOUR_MS
             if record is None or now_ms - peek(record).store_timestamp < reserved_ms:
                 return False
-        # 3. The archive, which costs a `stat` per file of the lake, comes last.
+        # The archive, which costs a `stat` per file of the lake, comes last.
         if self._config.delete_only_archived and following > archived_physical_offset(self._config, self._log):
             if self._kept != (path := self._log.files.files[0].path):
                 log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)
@@ -182,7 +163,6 @@ class Retention:
         return True
 
     def _detach_dependents(self) -> list[MappedFile]:
-        """Detach and return the queue and index files that point at deleted records only."""
         begin = self._log.begin
         detached: list[MappedFile] = []
         for queue in self._queues.values():
@@ -192,7 +172,6 @@ class Retention:
         return detached + (self._index.detach_before(begin) if self._index is not None else [])
 
     def _refusal(self, disk: DiskUsage) -> str:
-        """Return the reason for refusing messages."""
         config = self._config
         reason = (
             f"the disk of {disk.path} is {disk.percent} % full: {disk.used / _GIB:.2f} of {disk.total / _GIB:.2f} GiB. "
@@ -209,10 +188,7 @@ class Retention:
 
 
 def _hours(when: str) -> frozenset[int]:
-    """Return the hours of deleteWhen, such as "04" or "04;16".
-
-    An impossible hour, such as 99, means never.
-    """
+    """Return the hours of deleteWhen, such as "04" or "04;16"; an impossible one such as 99 means never."""
     try:
         hours = frozenset(int(hour) for hour in when.split(";") if hour.strip())
     except ValueError:

@@ -1,19 +1,16 @@
 """Scan: read a CommitLog from front to back without trusting any byte.
 
-Records follow each other without gaps, so the size of each leads to the next; there is no other way through a log. A
-file ends with a blank, whose first 8 bytes say how much of the file is unused; then the log continues in the next file.
-Bytes that were never written are zeros.
+Records follow each other without gaps, so the size of each leads to the next. A file ends with a blank, whose first
+8 bytes say how much of the file is unused; then the log continues in the next file. Unwritten bytes are zeros.
 
 A record is valid if its magic and its sizes are consistent (see `rucola.message.record`), its physicalOffset is its
 position in the log, and its body matches its CRC. The CRC does not cover the other fields; callers check that the
 queueOffsets of each queue are consecutive (`recovery`, `tools.check`).
 
-Only the walk from size to size is a Python loop. All other checks are done for a megabyte of records at once: numpy
-gathers their fixed fields into one structured array and compares columns. `RecordRun` returns these columns.
+Only the walk from size to size is a Python loop; numpy checks the fixed fields of a megabyte of records at once.
 
 Corresponds to org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize. Deliberate difference: Apache allocates as
-many bytes as a record claims before it checks them, and dies of a size of 0x7fffffff; here the size is first compared
-with the file.
+many bytes as a record claims before it checks them; here the size is first compared with the file.
 """
 
 from __future__ import annotations
@@ -47,11 +44,9 @@ _RUN_SIZE: Final = 1 << 20
 
 @dataclass(slots=True)
 class RecordRun:
-    """Consecutive valid records of one file, in columns of shape (n,).
+    """Consecutive valid records of one file: positions and fixed fields (`record.HEAD`), shape (n,).
 
-    `positions` are the positions of the records in `file`, and `heads` a copy of their fixed fields (`record.HEAD`). In
-    the head of a record with IPv6 hosts, the fields after born_timestamp are shifted; `store_timestamps` is always
-    right.
+    In heads with IPv6 hosts, fields after born_timestamp are shifted; `store_timestamps` is always right.
     """
 
     file: MappedFile
@@ -61,26 +56,19 @@ class RecordRun:
 
     @property
     def end(self) -> int:
-        """The end of the last record, as a physical offset."""
         return int(self.file.begin + self.positions[-1] + self.heads["size"][-1])
 
 
 @dataclass(slots=True)
 class ScanEnd:
-    """The physical offset where a scan ended: the log's end or first invalid record.
-
-    `damage` describes the invalid record; None if the log ends there, in zeros or after its last file.
-    """
+    """The physical offset where a scan ended: the log's end, or an invalid record with its `damage`."""
 
     physical_offset: int
     damage: str | None
 
 
 def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
-    """Yield the valid records from physical offset `begin`, a record's start, and finally one ScanEnd.
-
-    The log ends at an offset that is in no file.
-    """
+    """Yield the valid records from physical offset `begin`, a record's start, and finally one ScanEnd."""
     offset = begin
     while (file := log.find(offset)) is not None:
         stop = None
@@ -98,14 +86,11 @@ def scan(log: MappedFileQueue, begin: int, *, check_crc: bool = True) -> Iterato
 
 
 def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Iterator[RecordRun | ScanEnd]:
-    """Yield the valid records of one file from `position` on, and finally one ScanEnd.
-
-    If a blank takes the rest of the file, the ScanEnd is the end of the file.
-    """
+    """Yield the valid records from `position` on, and a ScanEnd: the end of the file if it has a blank."""
     mapped, size = file.map, file.size
     unpack = FRAME.unpack_from
     while True:
-        # 1. Walk from size to size through a copy of the next megabyte, and collect where records begin.
+        # Walk from size to size through a copy of the next megabyte, and collect the starts of records.
         data = mapped[position : min(position + _RUN_SIZE, size)]
         begins, end, limit = [], 0, len(data) - MIN_RECORD_SIZE
         while end <= limit:
@@ -114,8 +99,8 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
                 break
             begins.append(end)
             end += record_size
-        # 2. A record that exceeds the copy begins the next run. If it is the only one, copy all of it, but not before
-        # its head is checked: a damaged size must not allocate a gigabyte.
+        # A record that exceeds the copy starts the next run. If it is the only one, copy all of it, but not before its
+        # head is checked: a damaged size must not allocate a gigabyte.
         if end > len(data):
             end = begins.pop()
             if not begins and record_size <= size - position and _damage_without_crc(file, position) is None:
@@ -124,7 +109,7 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
         if not begins:
             yield _scan_end(file, position)
             return
-        # 3. Check all of them at once. The first invalid one ends the scan.
+        # Check all of them at once. The first invalid one ends the scan.
         run, damage = _valid_run(file, position, begins, data, check_crc)
         if len(run.positions):
             yield run
@@ -135,10 +120,6 @@ def scan_file(file: MappedFile, position: int, *, check_crc: bool = True) -> Ite
 
 
 def _scan_end(file: MappedFile, position: int) -> ScanEnd:
-    """Return the end of a scan at `position`, where no record begins.
-
-    This is the end of the file, the end of the log, or damage.
-    """
     left = file.size - position
     at = file.begin + position
     if left < FRAME.size:
@@ -159,26 +140,20 @@ def _scan_end(file: MappedFile, position: int) -> ScanEnd:
 def _valid_run(
     file: MappedFile, first: int, begins: list[int], copy: bytes, check_crc: bool
 ) -> tuple[RecordRun, str | None]:
-    """Return the valid records before the first invalid one, and its damage, or None.
-
-    `copy` has the bytes of the file from position `first` on; records begin in it at `begins`. A record:
-
-        relative       relative + 88 (HEAD_SIZE)   topic_at                     properties_at
-        fixed fields   body                        topic size (1), topic        properties size (2), properties
-    """
+    """Return the valid records before the first invalid one, and its damage; `copy` starts at position `first`."""
     view = memoryview(copy)
     data = np.frombuffer(view, np.uint8)
     relative = np.array(begins, np.int64)
     at = relative + first
-    # 1. Gather the fixed fields: an array of overlapping heads, one from each byte, indexed by the records' begins.
+    # Gather the fixed fields: an array of overlapping heads, one from each byte, indexed by the records' starts.
     heads = np.ndarray((len(data) - HEAD_SIZE + 1,), HEAD, view, strides=(1,))[relative]
     sizes = heads["size"].astype(np.int64)
     body_sizes = heads["body_size"].astype(np.int64)
     store_timestamps = heads["store_timestamp"].astype(np.int64)
     crcs = heads["body_crc"]
     v6 = (heads["sys_flag"] & sysflag.HOSTS_V6) != 0
-    # 2. Check the sizes of all records at once. Where a size is wrong, its successors are read at position 0 of the
-    # copy (np.where), so that no index leaves the array; `valid` is False there already.
+    # Where a size is wrong, its successors are read at position 0 of the copy (np.where), so that no index leaves the
+    # array; `valid` is False there already.
     topic_at = relative + HEAD_SIZE + body_sizes
     valid = (body_sizes >= 0) & (topic_at + 3 <= relative + sizes) & ~v6
     safe_topic = np.where(valid, topic_at, 0)
@@ -190,7 +165,7 @@ def _valid_run(
         np.minimum(safe_properties + 1, len(data) - 1)
     ]
     valid &= (properties_sizes <= MAX_PROPERTIES_SIZE) & (properties_at + 2 + properties_sizes == relative + sizes)
-    # 3. Records with IPv6 hosts have longer heads; they are rare and checked one by one.
+    # Records with IPv6 hosts have longer heads; they are rare and checked one by one.
     body_begins, body_ends = relative + HEAD_SIZE, topic_at
     for k in np.flatnonzero(v6):
         try:
@@ -200,11 +175,9 @@ def _valid_run(
         valid[k] = True
         store_timestamps[k] = outline.store_timestamp
         body_begins[k], body_ends[k] = outline.body_begin, outline.body_end
-    # 4. Find the first invalid record, and why it is.
     valid &= heads["physical_offset"] == at + file.begin
     count = len(begins) if valid.all() else int(np.argmin(valid))
     damage = None if count == len(begins) else _damage_without_crc(file, first + begins[count])
-    # 5. Compare the CRCs of the bodies before it.
     if check_crc:
         found = body_crcs(view, body_begins[:count], body_ends[:count])
         wrong = np.flatnonzero(found != crcs[:count])
@@ -215,7 +188,6 @@ def _valid_run(
 
 
 def _damage_without_crc(file: MappedFile, position: int) -> str | None:
-    """Return why no valid record is at `position`, the CRC aside; None if one is."""
     try:
         outline = peek(file.map, position)
     except InvalidMessage as error:

@@ -1,8 +1,8 @@
-"""The write state of a store: whether it takes puts, and if not, why.
+"""The write state of a store: whether it accepts puts, and if not, why.
 
     state       puts      set by                                            left by
     CLOSED      refused   construction, `close`                             `open`
-    WRITABLE    taken     `open`, the end of the conditions below           any of the others
+    WRITABLE    accepted  `open`, the end of the conditions below           any of the others
     SLAVE       refused   `open` of a slave                                 `fail`, `close`
     DISK_FULL   refused   `set_disk_full(reason)`                           `set_disk_full(None)`, `fail`, `close`
     STALLED     refused   `set_stalled(reason)`: a dispatch got no          `set_stalled(None)`, `fail`, `close`
@@ -11,12 +11,8 @@
                           or becomes it
     FAILED      refused   `fail`: bytes may not have reached the disk       opening the store again
 
-FAILED is final: after an fsync error the store cannot know what is on disk, and only the recovery of the next opening
-finds out. A later `close` or a disk with free space keeps it. A full disk and a stall pass, each on its own: the next
-round of retention that finds space, and the next dispatch that succeeds, make the store writable again. Reads are
-served in every state but CLOSED.
-
-Corresponds to org.apache.rocketmq.store.RunningFlags.
+FAILED stays after `close`: only the recovery of the next opening finds out what is on disk. Reads are served in every
+state but CLOSED. Corresponds to org.apache.rocketmq.store.RunningFlags.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ CLOSED_REASON: Final = "the store is closed"
 
 
 class WriteStatus(Enum):
-    """The states of the table above."""
-
     CLOSED = "closed"
     WRITABLE = "writable"
     SLAVE = "slave"
@@ -42,11 +36,7 @@ class WriteStatus(Enum):
 
 
 class WriteState:
-    """The write state of one store.
-
-    Any thread may read the attributes or call `fail`, as the flusher's thread does after an fsync error. The lock
-    makes transitions atomic: without it `set_disk_full(None)` could undo a concurrent `fail`.
-    """
+    """The write state; any thread may read it or call `fail`, so a lock makes transitions atomic."""
 
     __slots__ = ("_disk_full", "_fenced", "_is_slave", "_lock", "_stalled", "is_writable", "reason", "status")
 
@@ -55,7 +45,7 @@ class WriteState:
         self.reason: str | None = "the store is not open"
         """Why puts are refused, for responses and logs; None if WRITABLE."""
         self.is_writable = False
-        """Whether the status is WRITABLE; an attribute of its own because each put reads it."""
+        """An attribute because each put reads it."""
         self._is_slave = is_slave
         self._disk_full: str | None = None
         self._stalled: str | None = None
@@ -64,12 +54,12 @@ class WriteState:
 
     @property
     def failure(self) -> str | None:
-        """Why the store takes no puts until reopened (CLOSED, FAILED); None in other states."""
+        """Why the store accepts no puts until reopened (CLOSED, FAILED); None in other states."""
         with self._lock:
             return self.reason if self._is_final() else None
 
     def open(self) -> None:
-        """Take puts, unless the store is a slave's."""
+        """Accept puts, unless the store is a slave's."""
         with self._lock:
             self._set_open()
 
@@ -85,20 +75,14 @@ class WriteState:
             self._set(WriteStatus.FAILED, reason)
 
     def set_disk_full(self, reason: str | None) -> None:
-        """Refuse puts while the disk is too full; None ends that.
-
-        No effect if CLOSED or FAILED.
-        """
+        """Refuse puts while the disk is too full; None ends that. No effect if CLOSED or FAILED."""
         with self._lock:
             self._disk_full = reason
             if not self._is_final():
                 self._set_open()
 
     def set_stalled(self, reason: str | None) -> None:
-        """Refuse puts while messages cannot be dispatched; None ends that.
-
-        No effect if CLOSED or FAILED.
-        """
+        """Refuse puts while messages cannot be dispatched; None ends that. No effect if CLOSED or FAILED."""
         with self._lock:
             self._stalled = reason
             if not self._is_final():

@@ -8,18 +8,14 @@
                   only zeros
     index         slots and chains lead to earlier entries of the same slot; every entry points at a record; the counts
                   in the header are right
-    epochs        the epoch file has its checksum; its epochs ascend, and begin in the log, at a record
+    epochs        the epoch file has its checksum; its epochs ascend, and start in the log, at a record
     other files   the checkpoint is not ahead of the log; there are no temporary or unknown files; the store was closed
                   cleanly
 
-A diverged tail (see `diverged_tail`) is a log alone: only that is checked.
+Of a diverged tail (see `diverged_tail`) only the log is checked. Nothing is written, and no lock is taken.
 
-If a broker serves the store, its unfinished writes would look like damage. Then the check ends at the last dispatched
-message, before which everything is complete: later bytes, the index file that is being filled, the checkpoint and
-temporary files are not checked. A finding counts only if it is found three times, as ranges move meanwhile (dispatch,
-retention). Nothing is written, and no lock is taken.
-
-The idea is bbolt's `check`, which ends each of its tests, as it does here.
+If a broker serves the store, the check ends at the last dispatched message; the index file that is being filled, the
+checkpoint and temporary files are not checked. A finding counts only if it is found three times, as ranges move.
 """
 
 from __future__ import annotations
@@ -48,10 +44,8 @@ from rucola.store.multi_dispatch import MultiDispatch, further_units
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
 
 MAX_FINDINGS: Final = 1000
-"""The check ends after this many findings."""
 
 _SERVED_ROUNDS: Final = 3
-"""How often a store that is being served must show a finding."""
 
 
 class CheckFinding(NamedTuple):
@@ -66,19 +60,15 @@ class CheckFinding(NamedTuple):
 
 
 class _LogSummary:
-    """The records of a log, as the checks of queues and index need them."""
-
     def __init__(self, files: MappedFileQueue, served_end: int | None, multi_dispatch: MultiDispatch) -> None:
         self.files = files
         self.multi_dispatch = multi_dispatch
         self.served_end = served_end
-        """The end of the last dispatched record if a broker serves the store; bytes after it are not checked."""
+        """The end of the last dispatched record if a broker serves the store; later bytes are not checked."""
         self.end = files.begin
         self.last_timestamp = 0
         self.offsets: list[int] = []
-        """The physical offsets of all records, ascending."""
         self.timestamps: list[int] = []
-        """The store times of all records, in the same order."""
         self.queues: dict[tuple[str, int], dict[int, int]] = {}
         """{(topic, queue id): {queue offset: physical offset}} of all records that need a unit."""
 
@@ -86,10 +76,9 @@ class _LogSummary:
 def check(
     path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> list[CheckFinding]:
-    """Return everything wrong with the store at `path`; an empty list if nothing is.
+    """Return everything wrong with the store at `path`; raises StoreError if that is no directory.
 
-    `index_slots` is that of `reader.StoreReader`. `progress` gets (bytes done, bytes in total) of the log. Raises
-    StoreError if `path` is no directory.
+    `index_slots` is as for `StoreReader`. `progress` gets (bytes done, bytes in total) of the log.
     """
     store = local_path(path)
     if not store.is_dir():
@@ -101,7 +90,7 @@ def check(
     for _ in range(_SERVED_ROUNDS):
         try:
             found = _collect(store, index_slots, progress, served=True)
-        except FileNotFoundError:  # retention has deleted a file meanwhile
+        except FileNotFoundError:  # retention has deleted a file in the meantime
             found = _collect(store, index_slots, progress, served=True)
         lasting = found if lasting is None else [finding for finding in lasting if finding in found]
         if not lasting:
@@ -122,7 +111,6 @@ def _collect(
 
 
 def _dispatched_end(store: Path) -> int:
-    """Return the end of the last record with a unit; 0 if there is none."""
     end = 0
     for topic, queue_id, directory in queue_directories(store / "consumequeue"):
         try:
@@ -234,7 +222,6 @@ def _check_log(log: _LogSummary, progress: Callable[[int, int], None] | None) ->
 
 
 def _scan_past_changed_bodies(file: MappedFile) -> Iterator[RecordRun | ScanEnd | CheckFinding]:
-    """Scan a log file, continuing after records of which only the body has changed."""
     position = 0
     while True:
         for item in scan_file(file, position):
@@ -278,7 +265,6 @@ def _add_run(log: _LogSummary, run: RecordRun) -> Iterator[CheckFinding]:
 
 
 def _add_unit(expected: dict[int, int], queue: tuple[str, int], queue_offset: int, physical_offset: int) -> str | None:
-    """Add the unit that a record needs to those of its queue; return why it does not continue the queue."""
     what = None
     if queue_offset == 0 and expected:
         expected.clear()  # the topic was deleted and created again
@@ -318,7 +304,7 @@ def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -
         return
     try:
         queue = ConsumeQueue(topic, queue_id, files)
-        # 1. Every unit points at its record. Found records are removed, so that 2. those without a unit are left.
+        # Every unit points at its record. Found records are removed, so that those without a unit are left.
         for queue_offset in range(queue.min_offset, queue.max_offset):
             physical_offset, size, _ = queue.unit(queue_offset)
             if physical_offset < log.files.begin:
@@ -379,9 +365,8 @@ def _check_index(log: _LogSummary, directory: Path, slot_count: int) -> Iterator
 def _check_index_file(
     index: IndexFile, offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64], begin: int
 ) -> Iterator[CheckFinding]:
-    """Check header, slots and entries against a log from `begin` with records at `offsets`."""
     path = index.file.path
-    # 1. The counts in the header, on which all else depends.
+    # The counts in the header, on which all else depends.
     if not 1 <= index.count <= index.max_count:
         yield CheckFinding(path, 36, f"indexCount is {index.count}; the file has room for {index.max_count}")
         return
@@ -389,15 +374,12 @@ def _check_index_file(
     used = np.flatnonzero(slots)
     if len(used) != index.slots_used:
         yield CheckFinding(path, 32, f"hashSlotCount is {index.slots_used}, but {len(used)} slots are in use")
-    # 2. The slots.
     outside = (slots < 0) | (slots >= index.count)
     for slot in np.flatnonzero(outside)[:10].tolist():
         yield CheckFinding(path, HEADER_SIZE + 4 * slot, f"the slot points at entry {slots[slot]} of {index.count - 1}")
     if outside.any() or not len(entries):
         return
-    # 3. The entries and their chains.
     yield from _check_entries(index, entries, slots[used], offsets, begin)
-    # 4. The ends that the header states.
     for position, name, stated, entry in (
         (16, "beginPhyOffset", index.begin_physical_offset, 0),
         (24, "endPhyOffset", index.end_physical_offset, -1),
@@ -416,12 +398,11 @@ def _check_entries(
     offsets: npt.NDArray[np.int64],
     begin: int,
 ) -> Iterator[CheckFinding]:
-    """Check all entries at once: each in exactly one chain, leading back within one slot."""
     numbers = np.arange(1, index.count)
     previous = entries["previous"].astype(np.int64)
     hashes = entries["hash"].astype(np.int64)
     wrong = (previous < 0) | (previous >= numbers)
-    # Count what points at each entry: a slot or a later entry. Entry 0 means the end of a chain.
+    # Count the references to each entry, from a slot or a later entry. Entry 0 means the end of a chain.
     reached = np.zeros(index.count, np.int64)
     np.add.at(reached, used_slots, 1)
     np.add.at(reached, previous[~wrong], 1)
@@ -445,10 +426,7 @@ def _check_entries(
 
 
 def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which values are among the ascending ones.
-
-    The isin of numpy would hash all of these for every index file.
-    """
+    """A faster isin for ascending values."""
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     found: npt.NDArray[np.bool_] = ascending[np.searchsorted(ascending, values).clip(max=len(ascending) - 1)] == values
@@ -458,7 +436,6 @@ def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> n
 def _check_index_times(
     index: IndexFile, entries: npt.NDArray[np.void], offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
 ) -> Iterator[CheckFinding]:
-    """Compare an index file's times with those of the records still in the log."""
     at = np.searchsorted(offsets, entries["physical_offset"])
     known = _is_in(entries["physical_offset"], offsets)
     stored = times[np.where(known, at, 0)] if len(times) else np.zeros(len(entries), np.int64)

@@ -5,7 +5,7 @@
     storedBodyLength storedBodySha256 tagsCode cq
 
 Properties are sorted by name. Length and SHA-256 of the body are given twice: decompressed, and as stored. tagsCode and
-cq ("topic|queueId|queueOffset") are those of the ConsumeQueue unit that points at the record; null if none does. A body
+cq ("topic|queueId|queueOffset") are from the ConsumeQueue unit that points at the record; null if none does. A body
 that cannot be decompressed counts as stored, and a further field bodyError has the reason.
 """
 
@@ -32,8 +32,8 @@ def dump(
 ) -> Iterator[dict[str, Any]]:
     """Yield all of the store's messages as dicts with the fields above, in that order.
 
-    `body_fields` returns further fields for a body. `progress` gets (bytes done, bytes in total) of the
-    log. If the log is damaged, raises StoreCorrupt after all messages before the damage.
+    `body_fields` returns further fields for a body. `progress` gets (bytes done, bytes in total) of the log. Raises
+    StoreCorrupt after all messages before any damage.
     """
     with StoreReader(path) as reader:
         units = _units_by_record(reader)
@@ -63,7 +63,6 @@ def dump_lines(path: str | Path) -> Iterator[str]:
 
 
 def _units_by_record(reader: StoreReader) -> dict[int, tuple[str, int]]:
-    """Return {physical offset: (cq, tags code)} of every unit in the store."""
     found: dict[int, tuple[str, int]] = {}
     for (topic, queue_id), (begin, end) in reader.queues().items():
         units = reader.units(topic, queue_id, begin, end)
@@ -78,10 +77,7 @@ def message_row(
     unit: tuple[str, int] | None,
     body_fields: Callable[[bytes], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields above for a message with its body as stored.
-
-    `unit` is its (cq, tags code), if it has one.
-    """
+    """Return the fields above for a message with its body as stored, and its unit's (cq, tags code)."""
     body, body_error = read_body(message.body, message.sys_flag)
     row: dict[str, Any] = {
         "commitLogOffset": message.physical_offset,

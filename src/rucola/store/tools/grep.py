@@ -1,19 +1,16 @@
 """Grep: search a store by topic, queue, tag, key, store time and body text.
 
-The access path depends on the query:
-
     key and topic    the index finds the messages with that hash, if it covers the whole log
-    topic            the ConsumeQueues list its messages; units with another tags code are skipped, and the begin of the
+    topic            the ConsumeQueues list its messages; units with another tags code are skipped, and the start of the
                      time window is found by bisection, since store times rise along a queue
-    otherwise        the whole log is read, from the file before the one in which the time window begins; also if the
-                     store has no ConsumeQueues, as the tail of a log that was cut off (`rucola.store.diverged_tail`)
+    otherwise        the whole log is read, from one file before the start of the time window; this includes stores
+                     without ConsumeQueues (`rucola.store.diverged_tail`)
 
 `exhaustive` always reads the whole log. It also finds messages without a unit (half messages, rolled-back ones, those
 not dispatched yet) and keys that are missing from a damaged index.
 
-Index entries have whole seconds and hashes only, so every condition is compared with the message itself. Bodies are
-compared after decompression: text as its UTF-8 bytes, a regular expression on the bytes. One that cannot be
-decompressed is compared as stored.
+Every condition is compared with the message itself. Bodies are compared after decompression, or as stored if it fails:
+text as its UTF-8 bytes, a regular expression on the bytes.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ _STEP = 4096
 
 @dataclass(slots=True)
 class SearchQuery:
-    """The conditions of a search, all of which a message must meet.
-
-    Times are in milliseconds, `end_ms` exclusive.
-    """
+    """The conditions of a search, all of which a message must meet. Times in milliseconds, `end_ms` exclusive."""
 
     topic: str | None = None
     queue_id: int | None = None
@@ -55,7 +49,6 @@ class SearchQuery:
     exhaustive: bool = False
 
     def matches(self, message: MessageExt) -> bool:
-        """Tell whether a message, with its body as stored, meets all conditions."""
         return (
             self.topic in (None, message.topic)
             and self.queue_id in (None, message.queue_id)
@@ -67,14 +60,10 @@ class SearchQuery:
 
     @property
     def searches_bodies(self) -> bool:
-        """Whether the query has a condition on bodies."""
         return self.text is not None or self.pattern is not None
 
     def match(self, body: bytes) -> tuple[int, int] | None:
-        """Return begin and end of the first match in a decompressed body.
-
-        None if the body does not meet both conditions. With a pattern and a text, the match is that of the pattern.
-        """
+        """Return the range of the first match in a body, the pattern's if there is one; None unless both match."""
         found: tuple[int, int] | None = None
         if self.text is not None:
             text = self.text.encode()
@@ -94,10 +83,9 @@ def body_of(message: MessageExt) -> bytes:
 
 
 def grep(reader: StoreReader, query: SearchQuery, progress: ProgressCallback | None = None) -> Iterator[MessageExt]:
-    """Yield the messages that match, each once, with their bodies as stored.
+    """Yield each matching message once, with its body as stored, in log order or queue by queue.
 
-    They come in the order of the log, or queue by queue if the ConsumeQueues are used. `progress` gets (done, total) in
-    bytes of the log or in units. Raises StoreCorrupt at damage in the part that is read.
+    `progress` gets (done, total) in bytes of the log or in units. Raises StoreCorrupt.
     """
     if query.topic is None or query.exhaustive or not any(first < end for first, end in reader.queues().values()):
         yield from _in_log(reader, query, progress)
@@ -120,10 +108,7 @@ def _by_index(reader: StoreReader, query: SearchQuery) -> Iterator[MessageExt]:
 
 
 def _index_covers_log(reader: StoreReader) -> bool:
-    """Tell whether the index covers the whole log, as far as its ends show.
-
-    After the message that was indexed last there may be only messages without keys.
-    """
+    """Return whether at most messages without keys follow the last indexed one, and the index starts with the log."""
     files = reader.index.files
     if not files or files[0].begin_physical_offset > reader.min_physical_offset:
         return False
@@ -160,10 +145,7 @@ def _in_queues(reader: StoreReader, query: SearchQuery, progress: ProgressCallba
 
 
 def _first_in_time(reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, begin_ms: int) -> int:
-    """Return the first queue offset whose message was stored at `begin_ms` or later, minus 1,000.
-
-    Store times rise along a queue unless a clock was set back; the margin makes up for a small step.
-    """
+    """Return the first queue offset in the time window, minus 1,000 in case a clock was set back."""
     low, high = begin, end
     while begin_ms > 0 and low < high:
         middle = (low + high) // 2
@@ -198,10 +180,7 @@ def _in_log(reader: StoreReader, query: SearchQuery, progress: ProgressCallback 
 
 
 def _begin_in_time(reader: StoreReader, begin_ms: int) -> int:
-    """Return the scan's begin: one file before the last that begins at `begin_ms` or earlier.
-
-    The additional file makes up for a clock that was set back.
-    """
+    """Return the scan's start: one file before the time window, in case a clock was set back."""
     files = reader.commit_log_files
     for number in range(len(files) - 1, 0, -1):
         first = next(reader.runs(files[number].begin))

@@ -5,15 +5,14 @@
     plan_index_files       computes which log files hold the entries of each index file, from the numbers of entries
     write_index_file       writes one index file from the log files that hold its entries
 
-A unit depends on its record alone, and a queue only on the order of its units. An index file depends on its number, the
-order of its entries, and the last entry before it. Entry k of the log is in index file k // (maxIndexNum - 1), so the
-entries are counted first; then each index file can be written independently. For example, with maxIndexNum=11:
+Entry k of the log is in index file k // (maxIndexNum - 1), so the entries are counted first; then each index file can
+be written independently, given the last entry before it. For example, with maxIndexNum=11:
 
     log file        entries    first entry          index file    entries     log files to read
     0               7          0                    0             0 to 9      0, 1073741824
     1073741824      8          7                    1             10 to 14    1073741824
 
-`rebuild.build` does the same in one pass and one process; `rucola.spark.jobs.rebuild` runs the pieces in Spark.
+`rebuild.build` does the same in one process; `rucola.spark.jobs.rebuild` runs the pieces in Spark.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class UnitRun(NamedTuple):
 
 
 class ScannedLogFile(NamedTuple):
-    """The summary of one log file.
-
-    Its records end at `end`; with `is_last` the log ends there too.
-    """
+    """The summary of one log file, whose records end at `end`; with `is_last` the log ends there too."""
 
     begin: int
     end: int
@@ -69,22 +65,18 @@ class ScannedLogFile(NamedTuple):
 
 
 class IndexSource(NamedTuple):
-    """A log file with entries of an index file: its begin and first entry's number."""
+    """A log file with entries of an index file: its start and first entry's number."""
 
     begin: int
     first_entry: int
 
 
 def log_files(log: Path) -> list[Path]:
-    """Return the files of a log, in order."""
     return file_paths(log)
 
 
 def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[UnitRun | ScannedLogFile]:
-    """Yield the units of the log file at physical offset `begin`, and finally its summary.
-
-    Raises StoreCorrupt if the file is damaged.
-    """
+    """Yield the units of the log file at `begin`, and finally its summary. Raises StoreCorrupt."""
     files = MappedFileQueue.open(log)
     try:
         dispatcher = _dispatcher(settings)
@@ -103,10 +95,9 @@ def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[Unit
 
 
 def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settings: StoreConfig) -> int:
-    """Write the files of one queue under `target/consumequeue`; return its number of units.
+    """Write the files of one queue, durably, and return its number of units; `runs` are in log order.
 
-    Durable on return. `runs` are all units of the queue, in the order of the log. Files of an earlier attempt are
-    deleted. Raises StoreCorrupt if the queue offsets are not consecutive.
+    Replaces files of an earlier attempt. Raises StoreCorrupt if the queue offsets are not consecutive.
     """
     files = MappedFileQueue.open(log)
     queues = ConsumeQueues(target / "consumequeue", settings.mapped_file_size_consume_queue)
@@ -139,10 +130,9 @@ def write_consume_queue(log: Path, target: Path, runs: Iterable[UnitRun], settin
 
 
 def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSource], settings: StoreConfig) -> int:
-    """Write index file `number`, counted from 0; return its first message's store time.
+    """Write index file `number`, counted from 0, durably; return its first message's store time.
 
-    Durable on return. `parts` are the log files, in order, that hold its entries and the entry before them. A file of
-    an earlier attempt is deleted.
+    `parts` are the log files that hold its entries and the entry before. Replaces a file of an earlier attempt.
     """
     path.unlink(missing_ok=True)
     begin, end = (_entries_a_file(settings) * each for each in (number, number + 1))
@@ -153,7 +143,7 @@ def write_index_file(log: Path, path: Path, number: int, parts: Sequence[IndexSo
         for part in parts:
             at = part.first_entry
             for hashes, physical_offsets, timestamps in _entries(files, part.begin):
-                # File 1 of 100 entries each has entries 100 to 199. A batch of 50 that begins with entry 80 has 100 to
+                # File 1 of 100 entries each has entries 100 to 199. A batch of 50 that starts with entry 80 has 100 to
                 # 129 of them, from 20 to 50, and `before` is its entry 19.
                 first, last = max(begin - at, 0), min(max(end - at, 0), len(hashes))
                 if first > 0:
@@ -202,7 +192,6 @@ def _entries_a_file(settings: StoreConfig) -> int:
 
 
 def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
-    """Yield the index entries of one log file in batches."""
     for item in _batches(files, begin, MultiDispatch.OFF):
         if isinstance(item, ScanEnd):
             return
@@ -210,10 +199,7 @@ def _entries(files: MappedFileQueue, begin: int) -> Iterator[Entries]:
 
 
 def _batches(files: MappedFileQueue, begin: int, mode: MultiDispatch) -> Iterator[list[DispatchRequest] | ScanEnd]:
-    """Yield one log file's records in batches, in order, and finally their end.
-
-    In a batch the queue offsets of each queue are consecutive: a batch ends before a queue starts over.
-    """
+    """Yield one log file's records and end, in batches that end before a queue starts over."""
     file = files.find(begin)
     assert file is not None, "the file was there when the work was planned"
     for item in scan_file(file, 0):

@@ -1,14 +1,12 @@
 """Placeholders: queue offsets that a damaged log lost, and the holes in which their messages are replaced.
 
 The queue offsets of a queue rise by one in the order of the log. Each missing offset between two records gets a
-placeholder in a hole between them; so do lost offsets at both ends of a queue, which only surviving units know.
+placeholder in a hole between them; so do lost offsets at both ends of a queue, which only surviving units show.
 
-The CRC of a record covers its body only, so a record that looks intact may state a wrong queue or queue offset. Nothing
-is guessed about such a record: per queue, the longest rising sequence of queue offsets is kept, and a record that is
-not in it becomes a hole. Of two records that state the same queue offset, the one is kept at which a unit points. If
-a gap has no hole with room, the record after it becomes one as well.
-
-For example, queue T-0, as queueOffset@physicalOffset in the order of the log:
+The CRC covers the body only, so an intact record may state a wrong queue or queue offset. Nothing is guessed about it:
+per queue, the longest rising sequence of queue offsets is kept, and any other record becomes a hole. Of two records
+with the same queue offset, the one at which a unit points is kept. If a gap has no hole with room, the record after it
+becomes one as well. For example, queue T-0, as queueOffset@physicalOffset in the order of the log:
 
     stated    0@0   1@100   7@200             3@300   (hole 400 to 500)   5@500
     kept      0@0   1@100                     3@300                       5@500     0 1 3 5 is longer than 0 1 7
@@ -35,14 +33,11 @@ from rucola.store.tools.salvage import Hole, QueueName, QueueRecords, SalvagedLo
 
 _BEFORE: Final = -1
 _AFTER: Final = 1 << 62
-"""Physical offsets before and after everything else."""
 _CONTRADICTS: Final = "which the other records of its queue contradict"
 _NO_ROOM: Final = "and messages before it are lost for whose queue offsets no hole has room"
 
 
 class LostMessage(NamedTuple):
-    """A message that the log lacks: its queue and queue offset."""
-
     queue: QueueName
     queue_offset: int
 
@@ -52,10 +47,7 @@ class LostMessage(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """The holes of a log in order, those of dropped records included, and the lost messages.
-
-    Both tables are by the physical offset of a hole; `lost` also by that of the log's end.
-    """
+    """The holes of a log, with dropped records, and the lost messages; by the hole's offset or the log's end."""
 
     holes: list[Hole]
     placeholders: dict[int, list[LostMessage]] = field(default_factory=dict)
@@ -107,14 +99,14 @@ _NO_UNITS: Final = _Units(0, np.empty(0, np.int64))
 def plan_placeholders(found: SalvagedLog, consume_queues: Path) -> Plan:
     """Return the changes after which every queue of the log is consecutive."""
     units = dict(_surviving_units(consume_queues))
-    # 1. Keep the records of each queue that are in order; the others become holes.
+    # Keep the records of each queue that are in order; the others become holes.
     kept: dict[QueueName, _Parts] = {queue: [] for queue in units}
     holes = list(found.holes)
     for queue, records in found.queues.items():
         kept[queue], strays = _in_order(records, units.get(queue, _NO_UNITS))
         holes += [_hole_of(queue, stray, _CONTRADICTS, found) for stray in strays]
-    # 2. Find holes for the lost queue offsets. Without one, the record after them becomes a hole; only the first such
-    # record, since the others may have room in it.
+    # Without a hole, the record after the gap becomes one; only the first such record, since the others may have room
+    # in it.
     missing: dict[QueueName, _Missing] = {}
     while True:
         plan = Plan(sorted(holes))
@@ -134,7 +126,7 @@ def _place(plan: Plan, missing: dict[QueueName, _Missing]) -> tuple[QueueName, _
     left = {hole.begin: hole.end - hole.begin for hole in plan.holes}
     begins = [hole.begin for hole in plan.holes]
     named = {LostMessage(queue, offset): at for queue, each in missing.items() for offset, at in each.in_holes.items()}
-    # The gap that ends first is filled first, and from its begin: no order of filling fills more.
+    # The gap that ends first is filled first, and from its start: no order of filling fills more.
     for gap in sorted((gap for each in missing.values() for gap in each.gaps), key=lambda gap: (gap.before, gap.after)):
         need = MIN_RECORD_SIZE + len(gap.queue[0].encode())
         between = begins[bisect_right(begins, gap.after) : bisect_left(begins, gap.before)]
@@ -161,10 +153,9 @@ def _missing(queue: QueueName, parts: _Parts, units: _Units, holes: list[Hole], 
 
 
 def _gaps(queue: QueueName, parts: _Parts, in_holes: dict[int, int], found: SalvagedLog) -> Iterator[_Gap]:
-    """Yield the gaps of a queue, those of lost messages at its ends included."""
     after, expected = _BEFORE, 0
     in_log = {queue_offset for queue_offset, at in in_holes.items() if at < found.end}
-    if found.begin or not parts:  # the first files may be deleted: what the units know is all there is to know
+    if found.begin or not parts:  # the first files may be deleted: only units show their messages
         expected = parts[0][0].queue_offset if parts else min(in_log, default=0) if found.begin else 0
         while expected - 1 in in_log:
             expected -= 1
@@ -199,7 +190,6 @@ def _units_of_lost(holes: list[Hole], found: SalvagedLog, parts: _Parts, units: 
 
 
 def _in_order(records: QueueRecords, units: _Units) -> tuple[_Parts, list[_Record]]:
-    """Return the records to keep, in one part for each time that the topic was created, and the others."""
     every = list(map(_Record, records.queue_offsets, records.physical_offsets, records.sizes))
     offsets = np.array(records.queue_offsets)
     if (np.diff(offsets) == 1).all():
@@ -212,14 +202,7 @@ def _in_order(records: QueueRecords, units: _Units) -> tuple[_Parts, list[_Recor
 
 
 def _longest_rising(records: list[_Record], units: _Units) -> list[_Record]:
-    """Return the longest subsequence with rising queue offsets; of equal ones, that at which the unit points.
-
-    `ends[k]` is the smallest queue offset that a rising subsequence of length k + 1 can end with, so it rises, too, and
-    each record finds by bisection the longest subsequence that it continues:
-
-        offsets      0      1       7          3          5
-        ends         [0]    [0 1]   [0 1 7]    [0 1 3]    [0 1 3 5]
-    """
+    """Return the longest subsequence with rising queue offsets, preferring records with a unit: patience sorting."""
     confirmed = {r.queue_offset for r in records if units.at(r.queue_offset) == r.physical_offset}
     ends: list[int] = []
     chains: list[Any] = []
@@ -244,7 +227,6 @@ def _hole_of(queue: QueueName, record: _Record, why: str, found: SalvagedLog) ->
 
 
 def _surviving_units(directory: Path) -> Iterable[tuple[QueueName, _Units]]:
-    """Yield the units of the ConsumeQueues of a damaged store, which may be damaged or missing themselves."""
     for topic, queue_id, path in queue_directories(directory):
         try:
             files = MappedFileQueue.open(path)

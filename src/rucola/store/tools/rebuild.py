@@ -1,13 +1,9 @@
 """Rebuild: write ConsumeQueues and index again, from nothing but the log.
 
-Units and index entries are derived from the records by the broker's own `CommitLogDispatcher`, so one pass over the log
-writes the same bytes as a broker.
+The broker's own `CommitLogDispatcher` derives units and index entries, so a pass over the log writes the same bytes.
 
 In place, the new directories are written to `rebuild.tmp/` and flushed. Then each exchanges its name with the old one
-in one system call (RENAME_EXCHANGE), so that at no moment a directory is missing or incomplete. The next run deletes
-the `rebuild.tmp/` that an interrupted one left.
-
-The log is only read and must be intact; otherwise StoreCorrupt is raised, and `repair` is the tool to use.
+in one system call (RENAME_EXCHANGE), so that no directory is ever missing or incomplete.
 
 No counterpart in Apache RocketMQ: there one deletes the directories and starts a broker, which rebuilds only from the
 file of its checkpoint on.
@@ -42,7 +38,7 @@ from rucola.system_calls import exchange_names
 
 @dataclass(slots=True)
 class RebuildResult:
-    """Counts of what a rebuild has read and written; directory `path` holds the new files."""
+    """Counts of a rebuild's input and output; directory `path` holds the new files."""
 
     path: Path
     messages: int = 0
@@ -71,8 +67,8 @@ def rebuild(
         progress: called as the log is read.
         builder: does the work instead of `build`, for example as a Spark job.
 
-    Raises StoreCorrupt if the log is damaged, StoreError if there is none, and OSError; then the old files are
-    unchanged. In place, the directory is locked: raises StoreLocked if a broker serves it.
+    Raises StoreCorrupt if the log is damaged, StoreError if there is none, StoreLocked in place if a broker serves it,
+    and OSError; then the old files are unchanged.
     """
     store, builder = local_path(store), builder or build
     check_store_directory(store)
@@ -91,8 +87,8 @@ def rebuild(
             shutil.rmtree(staging)
         rebuilt = builder(log, staging, settings, progress)
         for name in DERIVED_DIRECTORIES:
-            # Each exchange is one step. A crash between the two leaves new queues and the old index, both complete, and
-            # the other files in the staging directory, which the next rebuild deletes.
+            # A crash between the two exchanges leaves new queues and the old index, both complete, and the other files
+            # in the staging directory, which the next rebuild deletes.
             _exchange(staging / name, store / name)
         sync_directory(store)
         shutil.rmtree(staging)
@@ -141,17 +137,13 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
 
 
 class _Feeder:
-    """Feeder of log records to a CommitLogDispatcher, with a check that each continues its queue."""
-
     def __init__(self, files: MappedFileQueue, dispatcher: CommitLogDispatcher, multi_dispatch: MultiDispatch) -> None:
         self._files = files
         self._dispatcher = dispatcher
         self._multi_dispatch = multi_dispatch
         self._next: dict[tuple[str, int], int] = {}
-        """The next queue offset by (topic, queue id)."""
 
     def feed(self, run: RecordRun) -> int:
-        """Dispatch the records of a run and return their number."""
         batch: list[DispatchRequest] = []
         for position in run.positions.tolist():
             try:
@@ -166,9 +158,8 @@ class _Feeder:
         return len(run.positions)
 
     def _continue_queue(self, request: DispatchRequest, batch: list[DispatchRequest]) -> None:
-        """Check that a request continues its queue; dispatch `batch` before a queue that starts over."""
         name, queue_offset = (request.topic, request.queue_id), request.queue_offset
-        # A log whose first files are deleted may begin in the middle of a queue; a whole one begins with 0.
+        # A log whose first files are deleted may start in the middle of a queue; a whole one starts with 0.
         expected = self._next.get(name, queue_offset if self._files.begin else 0)
         if queue_offset == 0 and expected:
             # The topic was deleted and created again: its queue starts over.
@@ -182,10 +173,7 @@ class _Feeder:
 
 
 def detect_config(store: Path, *, index: bool = True) -> StoreConfig:
-    """Return a configuration with a store's own file sizes and multi-dispatch, and defaults for missing ones.
-
-    Raises StoreCorrupt if an index file does not tell the number of its slots. With `index` False the index is ignored.
-    """
+    """Return the configuration that a store's files show; StoreCorrupt if its `index` lacks the number of slots."""
     settings = StoreConfig(store)
     mode = detect_multi_dispatch(store)
     settings.enable_multi_dispatch, settings.enable_lmq = mode is not MultiDispatch.OFF, mode is MultiDispatch.LMQ

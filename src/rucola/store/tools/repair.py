@@ -1,10 +1,10 @@
 """Repair: write an intact copy of a damaged store. The source is only read.
 
-Every valid record keeps its bytes and its physical offset, so offsetMsgIds stay valid, and its queue offset, so
-consumer offsets keep their meaning. The log of a store without damage is copied unchanged.
+Every valid record keeps its bytes, its physical offset and its queue offset, so offsetMsgIds and consumer offsets stay
+valid. The log of a store without damage is copied unchanged.
 
 Nothing is inferred: a record that fails a check, or contradicts the other records of its queue, is listed and not
-corrected (see `salvage` and `placeholders`). What is lost is replaced:
+corrected (see `salvage` and `placeholders`). Lost bytes are replaced:
 
     a hole within a file       by records of the same total size, so that any broker can walk the log. First
                                placeholders for lost messages whose queue offset is known, so that all others keep
@@ -15,15 +15,14 @@ corrected (see `salvage` and `placeholders`). What is lost is replaced:
     a hole up to a file's end  by placeholders and a blank
     everything after the last valid record    by zeros: the log ends there
 
-For example, records of T-0 with queue offsets 3, 4 and 5 follow each other, and that with 4 is damaged:
+For example, records of T-0 with queue offsets 3, 4 and 5 follow each other, and the one with 4 is damaged:
 
     before    record 3    damaged record                                      record 5
     after     record 3    placeholder 4 (REPAIRED)    filler (rolled back)    record 5
 
-ConsumeQueues and index are built from the new log. The checkpoint covers all of it and there is no `abort`, so Rucola
-and Apache's broker open the copy as after a clean stop. Config files are copied byte by byte; a damaged one is replaced
-by its .bak. Only `coordination.json` is left out: a copy that lacks messages must not entitle its broker to be elected.
-The copy gets its final name only when all of it is on disk.
+ConsumeQueues and index are built from the new log. The checkpoint covers all of it and there is no `abort`. Config
+files are copied, or replaced by their .bak. Only `coordination.json` is left out: a copy that lacks messages must not
+entitle its broker to be elected. The copy gets its final name only when all of it is on disk.
 
 No counterpart in Apache RocketMQ, which skips damage in old files and cuts off the log at damage in new ones.
 """
@@ -64,15 +63,13 @@ HOLE_TOPIC: Final = "REPAIRED"
 _MAX_FILLER: Final = 4 << 20
 """A limit, since brokers and tools may load a record as a whole."""
 _SMALLEST: Final = MIN_RECORD_SIZE + 1
-"""The size of a record with a topic of one letter."""
 
 
 @dataclass(slots=True)
 class LostRange:
-    """A range of physical offsets that the copy lacks, why, and the lost messages.
+    """A range of physical offsets that the copy lacks, why, and the lost messages that are known.
 
-    Messages whose queue offset is known are listed, as "topic|queueId|queueOffset": those between others of their
-    queue, and those with a unit. After the end of the log the latter may be of an earlier recovery.
+    These are "topic|queueId|queueOffset"; after the end of the log they may be of an earlier recovery.
     """
 
     begin: int
@@ -113,13 +110,10 @@ def repair(
     settings: StoreConfig | None = None,
     progress: ProgressCallback | None = None,
 ) -> RepairResult:
-    """Write an intact copy of the store `source` to `out`, and return what was done.
-
-    `out` must be missing or empty.
+    """Write an intact copy of the store `source` to `out`, which must be missing or empty.
 
     Args:
-        settings: file sizes and delay levels; by default the sizes of the existing files, or Apache's defaults if the
-            index is too damaged to tell.
+        settings: file sizes and delay levels; by default the sizes of the existing files, or Apache's defaults.
         progress: called as the log is read, copied and dispatched.
 
     Raises StoreError if there is no log to repair or `out` is not empty, and OSError; then `out` does not exist.
@@ -135,11 +129,9 @@ def repair(
             f"{source} has light message queues, whose queue offsets a repair cannot keep; read its messages with "
             "`rucola store dump` or `grep`"
         )
-    # 1. Find the intact records, and what is missing between them.
     file_size = settings.mapped_file_size_commit_log if settings else 0
     found = salvage(source / "commitlog", file_size, _step(progress, 0))
     plan = plan_placeholders(found, source / "consumequeue")
-    # 2. Write log, queues, index, checkpoint and config files to a temporary directory.
     staging = out.with_name(out.name + ".tmp")
     if staging.exists():
         shutil.rmtree(staging)
@@ -151,7 +143,6 @@ def repair(
     kept = found.messages - (len(plan.holes) - len(found.holes))
     result = RepairResult(source, out, found.begin, found.end, kept, rebuilt)
     result.config = list(_copy_config(source / "config", staging / "config"))
-    # 3. Give it its name.
     if out.exists():
         out.rmdir()
     staging.rename(out)
@@ -162,7 +153,6 @@ def repair(
 
 
 def _step(progress: ProgressCallback | None, number: int) -> ProgressCallback | None:
-    """Return a callback for one of a repair's three steps, each through the whole log."""
     if progress is None:
         return None
     return lambda done, total: progress(number * total + done, 3 * total)
@@ -185,7 +175,6 @@ def _left_out(found: SalvagedLog, plan: Plan) -> Iterator[LostRange]:
 
 
 def _write_log(source: Path, target: Path, found: SalvagedLog, plan: Plan, progress: ProgressCallback | None) -> None:
-    """Copy the log file by file, and write placeholders and fillers over the holes of the copies."""
     begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
     for number, begin in enumerate(begins, 1):
         end = begin + found.file_size
@@ -205,18 +194,16 @@ def _write_log(source: Path, target: Path, found: SalvagedLog, plan: Plan, progr
 
 
 def _copy(path: Path, file: MappedFile, size: int) -> None:
-    """Copy the first `size` bytes of a file."""
     with MappedFile.open(path).opened() as source, file.opened() as target:
         copy_bytes(source, target, size)
 
 
 def _fill(file: MappedFile, hole: Hole, placeholders: list[LostMessage], found: SalvagedLog) -> None:
-    """Write placeholders and fillers over a hole, or a blank if it ends its file."""
     at, to_file_end = hole.begin, hole.end == file.end
     timestamp = hole.timestamp or found.first_timestamp
     host = found.store_host or bytes(8)
-    # 1. Placeholders with the reason, cut so that the following ones fit. The bytes after the last one must have
-    # room for a filler or a blank; otherwise the last one takes them.
+    # Placeholders with the reason, cut so that the following ones fit. The bytes after the last one must have room for
+    # a filler or a blank; otherwise they become part of it.
     rest = BLANK_SIZE if to_file_end else _SMALLEST
     needed = [MIN_RECORD_SIZE + len(lost.queue[0].encode()) for lost in placeholders]
     for number, lost in enumerate(placeholders):
@@ -225,13 +212,12 @@ def _fill(file: MappedFile, hole: Hole, placeholders: list[LostMessage], found: 
         if number == len(placeholders) - 1 and left - size < rest:
             size = left
         at += _put(file, at, _record(*lost.queue, lost.queue_offset, hole, at, size, timestamp, host))
-    # 2. A blank up to the end of the file.
     if to_file_end:
         file.map[at - file.begin : file.size] = bytes(file.end - at)
         if at < file.end:
             FRAME.pack_into(file.map, at - file.begin, file.end - at, BLANK_MAGIC)
         return
-    # 3. Or fillers. The last but one leaves room for the smallest record.
+    # Or fillers. The last but one leaves room for the smallest record.
     while at < hole.end:
         size = hole.end - at
         if size > _MAX_FILLER:
@@ -243,10 +229,7 @@ def _fill(file: MappedFile, hole: Hole, placeholders: list[LostMessage], found: 
 def _record(
     topic: str, queue_id: int, queue_offset: int | None, hole: Hole, at: int, size: int, timestamp: int, host: bytes
 ) -> bytes:
-    """Return a record of `size` bytes: a placeholder for `queue_offset`, or without it a filler.
-
-    Its properties are the reason, cut or padded with blanks; the body of a filler takes the rest, as zeros.
-    """
+    """Return a placeholder for `queue_offset`, or without it a filler, padded to `size` bytes."""
     hosts = 2 * (len(host) - 8)
     room = size - MIN_RECORD_SIZE - hosts - len(topic.encode())
     if room < 0:  # IPv6 hosts that the hole has no room for
@@ -272,7 +255,6 @@ def _reason(hole: Hole) -> bytes:
 
 
 def _put(file: MappedFile, at: int, record: bytes) -> int:
-    """Write a record and return its size."""
     file.map[at - file.begin : at - file.begin + len(record)] = record
     return len(record)
 
@@ -308,7 +290,6 @@ def _copy_config(source: Path, target: Path) -> Iterator[str]:
 
 
 def _json(path: Path) -> bytes | None:
-    """Return a file's bytes if they are JSON as fastjson writes it, otherwise None."""
     try:
         data = path.read_bytes()
         fastjson.loads(data)  # an empty file is no JSON
@@ -318,7 +299,6 @@ def _json(path: Path) -> bytes | None:
 
 
 def _detect_config(source: Path) -> StoreConfig:
-    """Return the sizes of the existing files, without the index if it is damaged."""
     try:
         return detect_config(source)
     except StoreCorrupt:

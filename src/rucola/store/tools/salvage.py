@@ -1,15 +1,15 @@
 """Salvage: find every intact record of a damaged log, and the holes between them.
 
-The log is scanned up to the first invalid record. From there the bytes are searched for the magic number of a record;
-the scan continues at the first one that belongs to a valid record: it states its own physical offset, its sizes are
-consistent, and its body matches its CRC. The bytes in between are a hole. For example, with 100-byte records:
+From an invalid record on, the bytes are searched for the magic number of a record; the scan continues at the first
+valid one: it states its own physical offset, its sizes are consistent, and its body matches its CRC. The bytes in
+between are a hole. For example, with 100-byte records:
 
     0         100       200            300       400
     valid     valid     CRC differs    valid     valid         hole: 200 to 300
 
-After the end of a log there may be records that a recovery cut off long ago, since Apache's broker leaves them on disk.
-Therefore, in the last file that is not empty, records after a hole are skipped if they are older than those before it.
-(Compared with the smaller store time of the last two records before the hole, as one of them could be damaged, too.)
+After the end of a log there may be records that a recovery cut off, since Apache's broker leaves them on disk.
+Therefore, in the last file that is not empty, records after a hole are skipped if they are older than those before it
+(by the smaller store time of the last two, as one of them could be damaged, too).
 
 Queues are not checked here; see `placeholders`.
 """
@@ -33,17 +33,13 @@ from rucola.store.scan import ScanEnd, scan_file
 from rucola.store.tools.progress import ProgressCallback
 
 QueueName = tuple[str, int]
-"""(topic, queue id)."""
 
 _MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
 _ZEROS: Final = "zeros"
 
 
 class Hole(NamedTuple):
-    """A range of physical offsets, in one file, without an intact record, and why.
-
-    `timestamp` is the store time of the last record before it, 0 if there is none.
-    """
+    """A range of one file without an intact record, and why; `timestamp` is the previous record's, or 0."""
 
     begin: int
     end: int
@@ -72,7 +68,6 @@ class SalvagedLog:
     last_timestamp: int = 0
     store_host: bytes = b""
     holes: list[Hole] = field(default_factory=list)
-    """The holes before `end`, in order."""
     queues: dict[QueueName, QueueRecords] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     """Physical offsets of records that an earlier recovery had cut off."""
@@ -81,10 +76,9 @@ class SalvagedLog:
 
 
 def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | None = None) -> SalvagedLog:
-    """Read the log in `directory` from front to back.
+    """Read the log in `directory`, with about 20 bytes of memory per message.
 
-    Needs about 20 bytes of memory per message. With `file_size` 0 it is the distance between two file names, or the
-    size of the only file. Raises StoreError if there is no log.
+    `file_size` 0 detects it by file names or the only file. Raises StoreError if there is no log.
     """
     paths = {int(path.name): path for path in file_paths(directory)}
     if not paths:
@@ -105,13 +99,10 @@ def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | No
 class _Salvager:
     def __init__(self, paths: dict[int, Path], found: SalvagedLog, progress: ProgressCallback | None) -> None:
         self._paths = paths
-        """The existing files by the physical offset of their first byte; a missing one is a hole."""
         self._found = found
         self._progress = progress
         self._times = [0, 0]
-        """The store times of the last two valid records."""
         self._last_begin = 0
-        """The begin of the last file that is not all zeros."""
 
     def run(self) -> SalvagedLog:
         found = self._found
@@ -129,7 +120,6 @@ class _Salvager:
         return found
 
     def _last_used(self) -> int:
-        """Return the begin of the last file that is not all zeros."""
         for begin in sorted(self._paths, reverse=True):
             file = MappedFile.open(self._paths[begin])
             try:
@@ -140,7 +130,6 @@ class _Salvager:
         return self._found.begin
 
     def _file(self, begin: int) -> Iterator[Hole]:
-        """Record the valid records of one file, and yield its holes."""
         file_end = begin + self._found.file_size
         path = self._paths.get(begin)
         if path is None:
@@ -174,7 +163,6 @@ class _Salvager:
             yield Hole(file.begin + size, file_end, why, self._times[1])
 
     def _add_run(self, file: MappedFile, position: int) -> ScanEnd:
-        """Add the valid records from `position` on, and return where and why they end."""
         for item in scan_file(file, position):
             if isinstance(item, ScanEnd):
                 return item
@@ -200,7 +188,6 @@ class _Salvager:
             queue.sizes.append(message.store_size)
 
     def _next_valid(self, file: MappedFile, position: int) -> int | None:
-        """Return the next valid record's position after the invalid one at `position`, or None."""
         # In the last file, an older record than those before is from a tail that an earlier recovery had cut off.
         floor = min(self._times) if file.begin == self._last_begin else -(1 << 63)
         # No hole is smaller than the smallest record with a topic, since it held one.
@@ -219,7 +206,7 @@ class _Salvager:
 
 
 def _intact_record(file: MappedFile, position: int, file_size: int, *, check_crc: bool = True) -> MessageExt:
-    """Return the record at `position`, its body as stored. Raises InvalidMessage for what no broker stores."""
+    """Return the record at `position`, its body as stored. Raises InvalidMessage for unstorable ones."""
     message = decode(file.map, position, decompress=False, check_crc=check_crc)
     if message.physical_offset != file.begin + position:
         raise InvalidMessage(f"the record states physical offset {message.physical_offset}")

@@ -1,9 +1,8 @@
 """Stat: a store directory in numbers: log, queues, index files, and wasted space.
 
-Sizes count bytes in use; `allocated` is what the file system has allocated, which is less if files are sparse, and more
-if blocks are reserved ahead. The log wastes the blanks at the ends of its files, and the bytes after its end.
-
-A damaged log is counted up to the first invalid record, which `damage` describes.
+Sizes count bytes in use; `allocated` is from the file system: less if files are sparse, more if blocks are reserved.
+The log wastes the blanks at the ends of its files, and the bytes after its end. A damaged log is counted up to the
+first invalid record, which `damage` describes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ from rucola.store.scan import RecordRun, ScanEnd
 
 @dataclass(slots=True)
 class RecordCounts:
-    """Counts over records: messages, bytes, first and last store time, keys.
-
-    `keys` are the index entries of the records: one for a unique key and one for each word of KEYS.
-    """
+    """Counts over records: messages, bytes, first and last store time, keys (index entries)."""
 
     messages: int = 0
     size: int = 0
@@ -42,7 +38,6 @@ class RecordCounts:
     keys: int = 0
 
     def add(self, size: int, timestamp: int, keys: int) -> None:
-        """Count one record."""
         self.messages += 1
         self.size += size
         self.first_timestamp = min(self.first_timestamp or timestamp, timestamp)
@@ -68,10 +63,7 @@ class LogStat:
 
 @dataclass(slots=True)
 class QueueStat:
-    """A queue: its half-open range of queue offsets, files, and records in the log.
-
-    `in_log.messages` differs from `max_offset - min_offset` if messages are not dispatched yet or units are damaged.
-    """
+    """A queue: its range of queue offsets, files, and records in the log, which may not all be dispatched."""
 
     topic: str
     queue_id: int
@@ -106,18 +98,16 @@ class StoreStat:
     checkpoint: tuple[int, int, int]
     """physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp."""
     epochs: tuple[Epoch, ...]
-    """The masterships that wrote the log; none if no master knew epochs."""
+    """The masterships that wrote the log; none without epochs."""
     abort: bool
     """Whether the store is open, or was not closed cleanly."""
     features: list[Feature]
-    """What other brokers and versions keep in the directory."""
 
 
 def stat(path: str | Path, *, index_slots: int = 0, progress: Callable[[int, int], None] | None = None) -> StoreStat:
     """Count everything in the store at `path`, in one walk through its log.
 
-    `index_slots` is that of `reader.StoreReader`. Raises StoreError if there is no store, and StoreCorrupt if its files
-    contradict each other.
+    `index_slots` is as for `StoreReader`. Raises StoreError without a store, and StoreCorrupt.
     """
     store = local_path(path)
     with StoreReader(store, index_slots=index_slots) as reader:
@@ -168,7 +158,6 @@ def _log(
 
 
 def _blank(log: LogStat, begin: int) -> None:
-    """Count the blank bytes between the last record and the one at `begin`."""
     if begin > log.end:
         log.blanks += 1
         log.blank_size += begin - log.end
